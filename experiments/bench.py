@@ -24,7 +24,8 @@ from experiments.app.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, Stage, TensorParallel
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload

@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -195,6 +196,14 @@ class Section:
     def keys(self) -> list[str]:
         """All keys, in the order of the file."""
         return list(self._data)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Where what is made from the mapping refuses it, the error names the mapping."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{self.where}: {error}") from None
 
     def fail(self, key: str, rule: str) -> NoReturn:
         """Refuse the value of `key` for breaking `rule` (which ends in the remedy)."""

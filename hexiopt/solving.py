@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.pricer import PricerFeatures as PricerFeatures
 from hexiopt.errors import InputError, quoted
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -74,7 +74,10 @@ class Pricer(Protocol):
     """
 
     problem: Problem
-    sends_occupy_stages: bool  # whether a stage's messages to the next take its own time, rather than overlap
+
+    @property
+    def features(self) -> PricerFeatures:
+        """What it can do beyond this; searches ask that, never its class."""
 
     def tp_group(self, devices: tuple[int, ...]) -> Any:
         """The site of a TP group."""
@@ -178,5 +181,5 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
         given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
         allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
         raise InputError(f"solver: {name}: {given} are more than the {allowed} {searched}; use {instead}")
-    if able.pricers == "cost_model" and pricer is not None and not isinstance(pricer, PlanPricer):
+    if able.pricers == "cost_model" and pricer is not None and pricer.features.exact is None:
         raise InputError(f"solver: {name}: its bounds hold for our own cost model only; use {instead}")

@@ -1,23 +1,21 @@
 """Hypothesis strategies: small random clusters, models, problems, and valid asymmetric plans of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from hexiopt.plan.plan import (
-    Pipeline,
-    Plan,
+from hexiopt.plan.parallelism import (
+    ORDERS,
     Replica,
     Replicated,
     SequenceGroup,
-    SequenceLayout,
-    Sharding,
-    Stage,
+    SequenceParallel,
     StageParallelism,
     TensorParallel,
-    held_by,
 )
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -290,7 +288,7 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
             few = 1 if plain or draw(st.booleans()) else layers[s]
             policy = st.sampled_from(recompute_policies(workload))
             recompute = tuple(draw(st.lists(policy, min_size=few, max_size=few)))
-            stages.append(Stage(held_by(replicas), ((ends[s], ends[s + 1]),), recompute))
+            stages.append(Stage.of_replicas(replicas, ((ends[s], ends[s + 1]),), recompute))
         pipelines.append(Pipeline(tuple(stages), workload.global_batch // sum(sizes), size))
     schedule = draw(st.sampled_from([s for s in schedules(workload) if s.lockstep]))
     plan = Plan(tuple(pipelines), schedule)
@@ -328,7 +326,7 @@ def stages_of(
             total = sum(end - first for first, end in ranges)
             policies = tuple(draw(st.lists(policy, min_size=total, max_size=total)))
         replicas = tuple(Replica(devices, own) for devices, own in zip(groups, samples, strict=True))
-        stages.append(Stage(held_by(replicas), ranges, policies))
+        stages.append(Stage.of_replicas(replicas, ranges, policies))
     return tuple(stages)
 
 
@@ -347,38 +345,50 @@ def roomy_problems_with_plans(draw: st.DrawFn) -> tuple[Problem, Plan]:
 
 
 @st.composite
-def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
+def format_plans(draw: st.DrawFn, cluster: Cluster, max_layers: int = 12) -> Plan:
     """A plan with any feature of the file format, priced or not; it need not be valid for any problem."""
-    device = st.integers(0, cluster.num_devices - 1)
-    devices = st.lists(device, min_size=1, max_size=4).map(tuple)
-    whole = st.integers(0, 5000)
-    some = st.lists(whole, min_size=1, max_size=4).map(tuple)
-    positive = st.integers(1, 10**7)
-    alone = st.builds(TensorParallel, devices, st.none() | some)
-    replicas = st.lists(st.builds(Replica, devices, positive, st.none() | some), min_size=1, max_size=3)
-    group = st.builds(SequenceGroup, devices, some, some)
-    layout = st.builds(
-        SequenceLayout,
-        st.lists(group, min_size=1, max_size=3).map(tuple),
-        st.sampled_from(("contiguous", "zigzag")),
-    )
-    ranges = st.lists(st.tuples(whole, whole), min_size=1, max_size=3).map(tuple)
-    policies = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=4).map(tuple)
-    parallelism: st.SearchStrategy[StageParallelism] = st.one_of(
-        alone, replicas.map(lambda many: Replicated(tuple(many))), layout
-    )
-    stage = st.builds(Stage, parallelism, ranges, policies)
-    pipeline = st.builds(Pipeline, st.lists(stage, min_size=1, max_size=3).map(tuple), positive, positive)
-    sharding = st.builds(
-        Sharding,
-        st.integers(0, 3),
-        st.sampled_from(("all", "machine")) | st.lists(devices, max_size=3).map(tuple),
-    )
-    return draw(
-        st.builds(
-            Plan,
-            st.lists(pipeline, min_size=1, max_size=2).map(tuple),
-            st.sampled_from(SCHEDULES),
-            sharding,
-        )
-    )
+    devices = draw(st.permutations(range(cluster.num_devices)))
+    schedule = draw(st.sampled_from(SCHEDULES))
+    num_layers = draw(st.integers(6, max_layers))
+    pipelines = []
+    for own in _dealt(draw, devices, draw(st.integers(1, 2))):
+        slots = _dealt(draw, own, draw(st.integers(1, min(3, len(own)))))
+        chunks = draw(st.integers(1, 2)) if schedule.chunked and len(slots) > 1 else 1
+        size, count = draw(st.integers(4, 10**7)), draw(st.integers(1, 10**6)) * len(slots)
+        lengths = draw(compositions(num_layers, len(slots) * chunks))
+        ends = [sum(lengths[: k + 1]) for k in range(len(lengths))]
+        stages = []
+        for s, group in enumerate(slots):
+            ranges = tuple((ends[k] - lengths[k], ends[k]) for k in range(s, len(ends), len(slots)))
+            few = draw(st.sampled_from((1, sum(end - first for first, end in ranges))))
+            policies = tuple(draw(st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=few, max_size=few)))
+            stages.append(Stage(draw(_parallelisms(group, size, sequence=chunks == 1)), ranges, policies))
+        pipelines.append(Pipeline(tuple(stages), count, size))
+    plan = Plan(tuple(pipelines), schedule)
+    sharding = Sharding(draw(st.integers(0, 3)), draw(sharding_groups(plan)))
+    return plan if sharding.broken_rule(plan.pipelines, schedule) else replace(plan, sharding=sharding)
+
+
+def _dealt(draw: st.DrawFn, devices: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """Devices cut into so many parts, in order; some of the last may be left out."""
+    widths = draw(compositions(draw(st.integers(parts, len(devices))), parts))
+    return [tuple(devices[sum(widths[:k]) : sum(widths[: k + 1])]) for k in range(parts)]
+
+
+@st.composite
+def _parallelisms(draw: st.DrawFn, devices: tuple[int, ...], size: int, *, sequence: bool) -> StageParallelism:
+    """Any parallelism of a stage on some of the devices that takes `size` sequences of a micro-batch."""
+    numbers = st.integers(1, 5000)
+    kind = draw(st.sampled_from(("tensor", "replicas", "sequence") if sequence else ("tensor", "replicas")))
+    groups = _dealt(draw, devices, draw(st.integers(1, min(3, len(devices)))))
+
+    def each(group: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(draw(st.lists(numbers, min_size=len(group), max_size=len(group))))
+
+    if kind == "sequence":
+        parts = tuple(SequenceGroup(group, each(group), each(group)) for group in groups)
+        return SequenceParallel(parts, draw(st.sampled_from(ORDERS)))
+    heads = [each(group) if draw(st.booleans()) else None for group in groups]
+    if kind == "tensor":
+        return TensorParallel(groups[0], heads[0])
+    return Replicated(tuple(map(Replica, groups, draw(compositions(size, len(groups))), heads)))

@@ -24,7 +24,8 @@ from experiments.validation.rules import (
 )
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel, irregular, misaligned
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
@@ -150,27 +151,26 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
     if len(counts) != d.pp or sum(counts) != problem.model.num_layers or min(counts) < d.vpp:
         raise InexpressibleError("layers do not divide into the stages")
     ranges = layer_ranges(counts, d.vpp)
-    pipelines = tuple(
-        Pipeline(
-            tuple(
-                Stage(
-                    TensorParallel(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),
-                    ranges[s],
-                    recompute_of(row, policy, counts[s]),
-                )
-                for s in range(d.pp)
-            ),
-            problem.workload.global_batch // d.dp // size,
-            size,
+    try:
+        pipelines = tuple(
+            Pipeline(
+                tuple(
+                    Stage(
+                        TensorParallel(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),
+                        ranges[s],
+                        recompute_of(row, policy, counts[s]),
+                    )
+                    for s in range(d.pp)
+                ),
+                problem.workload.global_batch // d.dp // size,
+                size,
+            )
+            for p in range(d.dp)
         )
-        for p in range(d.dp)
-    )
-    _check_machines(problem.cluster, pipelines)
-    plan = Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
-    wrong = misaligned(plan) or next((found[1] for p in pipelines if (found := irregular(p, plan.schedule))), None)
-    if wrong is not None:
-        raise InexpressibleError(wrong)
-    return plan
+        _check_machines(problem.cluster, pipelines)
+        return Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
+    except InputError as error:
+        raise InexpressibleError(str(error)) from None
 
 
 def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:

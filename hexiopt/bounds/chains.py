@@ -27,7 +27,7 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.kernel import SLACK, Ends, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
+from hexiopt.bounds.kernel import SLACK, BoxArrays, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cores import usable_cores
 from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
@@ -166,7 +166,7 @@ class Chains:
 
         def fill(first: int, end: int) -> None:
             at, own = turns[first:end], found.some(slice(first, end))
-            each = Ends(boxes.low_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
+            each = BoxArrays(boxes.low_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
             if weights is None:
                 least_prices_finely(task, each, _PARTS, own)
             else:

@@ -51,7 +51,7 @@ class Modes:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BoundColumn:
     """A chain with the mode of each stage's machine, and whether the stage shares layers with other machines."""
 
     chain: Chain
@@ -66,21 +66,21 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ColumnTable:
     """Columns with numbers of micro-batches: the sequences that they process, and their use of the program's rows."""
 
     micro_batches: Floats  # [columns]
     usage: Floats  # [rows, columns]
 
 
-class Columns:
+class BoundColumns:
     """The columns found so far; where `micro_batches` is given, all pipelines have that many."""
 
     def __init__(self, types: StageTypes, micro_batches: int | None = None) -> None:
         self.types, self.modes, self._micro_batches = types, Modes(types), micro_batches
         self._shape = (len(types.supply), len(self.modes))
-        self._columns: dict[tuple[object, ...], Column] = {}
-        self._stages: _Stages | None = None
+        self._columns: dict[tuple[object, ...], BoundColumn] = {}
+        self._stages: _ColumnStages | None = None
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -105,14 +105,14 @@ class Columns:
     def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> bool:
         """Keep new chains, given with numbers of micro-batches at which they seemed cheap, that process more than
         `gain` times their price; returns whether there were any."""
-        new: dict[tuple[object, ...], Column] = {}
+        new: dict[tuple[object, ...], BoundColumn] = {}
         for chain, m in found:
             column = self._column(chain, m, prices, step_s)
             if column.key not in self._columns:
                 new[column.key] = column
         if not new:
             return False
-        table = _Stages(self.types, self.modes, list(new.values())).table(step_s, self._micro_batches)
+        table = _ColumnStages(self.types, self.modes, list(new.values())).table(step_s, self._micro_batches)
         price = self._vector(prices) @ table.usage
         # the better of both numbers of micro-batches
         earned = (table.micro_batches - gain * price).reshape(2, -1).max(axis=0)
@@ -122,11 +122,13 @@ class Columns:
             self._stages = None
         return bool(kept)
 
-    def _column(self, chain: Chain, m: float, prices: Multipliers, step_s: float) -> Column:
+    def _column(self, chain: Chain, m: float, prices: Multipliers, step_s: float) -> BoundColumn:
         """The column of `chain` in the cheapest modes with m micro-batches."""
         types, count = self.types, len(self.modes)
         own, shared = np.empty(count), np.empty(count)
-        rows = _Stages(types, self.modes, [Column(chain, np.zeros(len(chain.types), np.int64), chain.types >= 0)])
+        rows = _ColumnStages(
+            types, self.modes, [BoundColumn(chain, np.zeros(len(chain.types), np.int64), chain.types >= 0)]
+        )
         slack_s = step_s * (1 + 1e-9) - rows.busy_s(np.array([m]))
         modes, shares = [], []
         for row, n, slack in zip(chain.types.tolist(), chain.layers.tolist(), slack_s.tolist(), strict=True):
@@ -144,7 +146,7 @@ class Columns:
                 shared[self.modes.tail_s[types.kind[row]] > slack] = np.inf
             shares.append(bool(shared.min() < own.min()))
             modes.append(int((shared if shares[-1] else own).argmin()))
-        return Column(chain, np.array(modes), np.array(shares))
+        return BoundColumn(chain, np.array(modes), np.array(shares))
 
     def _vector(self, prices: Multipliers) -> Floats:
         return np.concatenate([prices.device.ravel(), prices.slot.ravel(), prices.longest.ravel(), [prices.holder]])
@@ -154,7 +156,7 @@ class Columns:
         if not self._columns:
             return 0.0, self.first_prices
         if self._stages is None:
-            self._stages = _Stages(self.types, self.modes, list(self._columns.values()))
+            self._stages = _ColumnStages(self.types, self.modes, list(self._columns.values()))
         table = self._stages.table(step_s, self._micro_batches)
         if table.micro_batches.max() <= 0.0:
             return 0.0, self.first_prices
@@ -191,10 +193,10 @@ class Columns:
         return self._multipliers(device, slot, longest, float(duals[3 * cells]))
 
 
-class _Stages:
+class _ColumnStages:
     """The stages of many columns, one array element per stage."""
 
-    def __init__(self, types: StageTypes, modes: Modes, columns: Sequence[Column]) -> None:
+    def __init__(self, types: StageTypes, modes: Modes, columns: Sequence[BoundColumn]) -> None:
         self._types, self._modes = types, modes
         chains = [column.chain for column in columns]
         self._sizes = np.array([len(chain.types) for chain in chains])
@@ -242,7 +244,7 @@ class _Stages:
         found = np.minimum.reduceat(np.where(np.isfinite(self._t), most, 0.0), self._starts)
         return np.asarray(self._multiple * np.floor(np.maximum(found, 0.0) / self._multiple))
 
-    def table(self, step_s: float, micro_batches: int | None) -> Table:
+    def table(self, step_s: float, micro_batches: int | None) -> ColumnTable:
         """Every column twice: with the most micro-batches, and with as many as leave time for the sync of many holders.
         Where `micro_batches` is given, with that many or none."""
         each = [
@@ -251,7 +253,7 @@ class _Stages:
         ]
         if micro_batches is not None:
             each = [np.where(most >= micro_batches, float(micro_batches), 0.0) for most in each]
-        return Table(np.concatenate(each), np.hstack([self._usage(step_s, m) for m in each]))
+        return ColumnTable(np.concatenate(each), np.hstack([self._usage(step_s, m) for m in each]))
 
     def _usage(self, step_s: float, m: Floats) -> Floats:
         types, kinds, modes = self._types, len(self._types.supply), len(self._modes)

@@ -54,7 +54,7 @@ class Task(NamedTuple):
     prices: Multipliers
 
 
-class Ends(NamedTuple):
+class BoxArrays(NamedTuple):
     """Boxes: least micro-batches, least and most Σ, and the highest price of interest, each [boxes]."""
 
     low_m: Floats
@@ -76,7 +76,7 @@ class Found(NamedTuple):
         return Found(self.least[boxes], self.counts[boxes], self.chains[boxes])
 
 
-class _Stages(NamedTuple):
+class _BoxStages(NamedTuple):
     """Stages of a box: the most layers of every type [types] that its micro-batches allow, and prices up to there.
 
     `own_price` is [types, layers + 1]; `shared_price` [types, layers + 1, modes] is that of the cheapest mode up to
@@ -117,7 +117,7 @@ def stage_prices(
 @numba.njit(cache=True, nogil=True)
 def _no_stages(task: Task) -> Any:
     num_rows, lengths, num_modes = len(task.rows.kind), task.rows.many.shape[2], len(task.prices.most_shared)
-    return _Stages(
+    return _BoxStages(
         np.zeros(num_rows, np.int64),
         np.empty((num_rows, lengths)),
         np.empty((num_rows, lengths, num_modes)),
@@ -127,7 +127,7 @@ def _no_stages(task: Task) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _price_lengths(m: float, task: Task, stages: _Stages) -> Any:
+def _price_lengths(m: float, task: Task, stages: _BoxStages) -> Any:
     """Fill the values that do not depend on the following stages: longest, own and shared prices."""
     rows, prices, layers = task.rows, task.prices, task.rows.many.shape[2] - 1
     num_modes = len(prices.most_shared)
@@ -150,7 +150,7 @@ def _price_lengths(m: float, task: Task, stages: _Stages) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _price_stages(
-    after: int, m: float, low_s: float, high_s: float, most_price: float, task: Task, stages: _Stages
+    after: int, m: float, low_s: float, high_s: float, most_price: float, task: Task, stages: _BoxStages
 ) -> Any:
     """Fill value and journey of stages followed by `after` stages. Returns the most layers of any."""
     limit_s, rows, prices = task.limit_s, task.rows, task.prices
@@ -200,7 +200,7 @@ def _price_stages(
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices(task: Task, boxes: Ends, weights: Floats, found: Found) -> Any:
+def least_prices(task: Task, boxes: BoxArrays, weights: Floats, found: Found) -> Any:
     """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the row with the best bound counts."""
     least_stages, most_stages = task.shape[2], task.shape[3]
     num_rows, layers, num_weights = len(task.rows.kind), task.rows.many.shape[2] - 1, len(weights)
@@ -263,7 +263,7 @@ def least_prices(task: Task, boxes: Ends, weights: Floats, found: Found) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices_finely(task: Task, boxes: Ends, parts: int, found: Found) -> Any:
+def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) -> Any:
     """Like `least_prices`, but instead of pricing Σ by multipliers the recursion tracks it in `parts` of its maximum,
     rounding down each stage's share."""
     least_stages, most_stages = task.shape[2], task.shape[3]

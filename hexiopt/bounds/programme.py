@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.bounds.chains import Boxes, Chain, Chains, ScheduleFamily
-from hexiopt.bounds.columns import Columns
+from hexiopt.bounds.columns import BoundColumns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.pricer import PlanPricer
@@ -61,7 +61,7 @@ def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float
         kinds.setdefault(shape.micro_batches, []).append(shape)
     # The pipelines of a plan are of one kind, so the lowest bound of all kinds holds: raise the lowest up to the next.
     programs = [ChainProgram(types, shapes) for shapes in kinds.values()]
-    bounds_s, prices, stuck = [lower_s] * len(programs), Columns(types).first_prices, False
+    bounds_s, prices, stuck = [lower_s] * len(programs), BoundColumns(types).first_prices, False
     while (now_s := time.perf_counter()) < deadline_s:
         level_s = min(bounds_s) * (1 + _TOLERANCE)
         low = [k for k, bound_s in enumerate(bounds_s) if bound_s <= level_s]
@@ -103,7 +103,7 @@ class ChainProgram:
         self.types, self._batch = types, types.global_batch
         self._shapes, self._doubtful = list(shapes), set[ScheduleFamily]()
         self._chains: dict[ScheduleFamily, Chains] = {}
-        self._columns = Columns(types, shapes[0].micro_batches)
+        self._columns = BoundColumns(types, shapes[0].micro_batches)
         self._prices = self._columns.first_prices
         self._searched = False  # for columns, which are searched only once
         self._began_s = self._until_s = time.perf_counter()

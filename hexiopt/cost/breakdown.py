@@ -10,7 +10,8 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.stage_model import Contention, TpGroup
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan, SequenceParallel, Stage
+from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.plan import Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)

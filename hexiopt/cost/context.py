@@ -5,16 +5,14 @@ a TP group, or slices of a layer, differ in it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hexiopt.cost.executors.stage_model import Contention, StageModel
-from hexiopt.errors import InputError
-from hexiopt.plan.holders import sharding_groups, slices
+from hexiopt.plan.holders import slices
 from hexiopt.plan.parallelism import SequenceParallel
-from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.problem import Problem
 
 Holders = tuple[float, ...]  # devices over which a copy's states are spread: one number for all layers, or one each
 
@@ -41,26 +39,30 @@ class PipelineContext(NamedTuple):
     contention: Contention
 
 
-def plan_context(plan: Plan, problem: Problem, stages: StageModel) -> list[PipelineContext]:
-    """The context of each pipeline of `plan`. Raises InputError for layers that the model does not have."""
-    return [
-        PipelineContext(sharding, contention)
-        for sharding, contention in zip(_shardings(plan, problem), contentions(plan, stages), strict=True)
-    ]
+def plan_context(
+    plan: Plan, groups: Sequence[int] | None, model: ModelSpec, stages: StageModel
+) -> Sequence[PipelineContext]:
+    """The context of each pipeline of `plan`; `groups` from `sharding_groups`."""
+    sharding, count = plan.sharding, len(plan.pipelines)
+    shared = contentions(plan, stages)
+    if sharding.stage and (sharding.groups != "all" or any(len(stage.parameter_copies) > 1 for stage in _stages(plan))):
+        each: Sequence[PipelineSharding] = state_sharding(plan, groups, model)
+    else:
+        each = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count
+        if not any(shared):
+            return [PipelineContext(each[0], ())] * count
+    return list(map(PipelineContext, each, shared))
 
 
-def refuse_layers_beyond(pipeline: Pipeline, model: ModelSpec) -> None:
-    """Raises InputError where a stage has a layer that `model` lacks."""
-    for s, stage in enumerate(pipeline.stages):
-        for first, end in stage.layers:
-            if end > model.num_layers or first < 0:
-                said = f"plan: stage {s} has layers {first} to {end - 1}, the model has {model.num_layers}"
-                raise InputError(f"{said}; choose layers from 0 to {model.num_layers - 1}")
+def _stages(plan: Plan) -> Iterator[Stage]:
+    return (stage for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
-def contentions(plan: Plan, stages: StageModel) -> list[Contention]:
+def contentions(plan: Plan, stages: StageModel) -> Sequence[Contention]:
     """The network resources that several sequence-parallel stages of the plan use and each pipeline crosses, with how
     many stages use each."""
+    if not any(isinstance(stage.parallelism, SequenceParallel) for stage in _stages(plan)):
+        return [()] * len(plan.pipelines)
     each = [
         [
             stages.sequence_stage(stage.parallelism, pipeline.micro_batch_size).crossed
@@ -75,25 +77,15 @@ def contentions(plan: Plan, stages: StageModel) -> list[Contention]:
     ]
 
 
-def _shardings(plan: Plan, problem: Problem) -> Sequence[PipelineSharding]:
-    count, sharding = len(plan.pipelines), plan.sharding
-    if not sharding.stage:
-        return [PipelineSharding()] * count
-    unreplicated = all(len(stage.copies) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
-    if unreplicated and sharding.groups == "all":
-        return [PipelineSharding(sharding.stage, count)] * count
-    return state_sharding(plan, sharding_groups(plan, problem.cluster), problem.model)
-
-
 def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -> list[PipelineSharding]:
-    """How the states of each pipeline are sharded, layer by layer; `groups` from `sharding_groups`."""
+    """How the states of each pipeline are sharded, layer by layer; `groups` from `sharding_groups`.
+
+    Layers that the model does not have are left out.
+    """
     members: list[list[tuple[int, ...]]] = [[] for _ in range(model.num_layers)]  # who holds a layer
-    for pipeline in plan.pipelines:
-        refuse_layers_beyond(pipeline, model)
-        for stage in pipeline.stages:
-            for first, end in stage.layers:
-                for layer in range(first, end):
-                    members[layer] += stage.copies
+    for stage in _stages(plan):
+        for layer in _layers(stage, model):
+            members[layer] += stage.parameter_copies
     distinct = set(map(tuple, members))
     counted = {own: _num_holders(own, groups) for own in distinct}
     of_layer = [counted[tuple(own)] for own in members]
@@ -102,14 +94,18 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -
             plan.sharding.stage,
             by_layer=tuple(
                 tuple(
-                    tuple(of_layer[layer][devices] for first, end in stage.layers for layer in range(first, end))
-                    for devices in stage.copies
+                    tuple(of_layer[layer][devices] for layer in _layers(stage, model))
+                    for devices in stage.parameter_copies
                 )
                 for stage in pipeline.stages
             ),
         )
         for pipeline in plan.pipelines
     ]
+
+
+def _layers(stage: Stage, model: ModelSpec) -> Iterator[int]:
+    return (layer for first, end in stage.layers for layer in range(max(first, 0), min(end, model.num_layers)))
 
 
 def _num_holders(copies: tuple[tuple[int, ...], ...], groups: Sequence[int] | None) -> dict[tuple[int, ...], float]:

@@ -2,18 +2,17 @@
 
 from dataclasses import dataclass
 
-from hexiopt.cost.executors.executor import ChunkTimes, ExecutorCost, ParameterCopy
+from hexiopt.cost.executors.executor import ChunkTimes, ExecutorCost, MemoryUse, ParameterCopy, fullest_of
 from hexiopt.cost.executors.memory import Memory
-from hexiopt.cost.sharing import longest_s
 from hexiopt.plan.check import Violation, check
-from hexiopt.plan.messages import Message
+from hexiopt.plan.messages import Message, longest_s
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
-class StageCost:
+class StageCost(MemoryUse):
     """One stage per micro-batch: its executors, which are its replicas, or one TP group or sequence layout alone.
 
     As a whole it takes the seconds of its slowest executor and the bytes of its fullest device.
@@ -30,20 +29,19 @@ class StageCost:
 
     @property
     def copies(self) -> tuple[ParameterCopy, ...]:
-        """All copies of the stage's parameters, in the order of `Stage.copies`."""
+        """All copies of the stage's parameters, in the order of `Stage.parameter_copies`."""
         return tuple([copy for executor in self.executors for copy in executor.copies])
+
+    @property
+    def fullest(self) -> ParameterCopy:
+        """As of `MemoryUse`."""
+        return fullest_of(self.copies)
 
     @property
     def slowest(self) -> ExecutorCost:
         """The executor whose forward and backward take longest."""
         own = self.executors
         return own[0] if len(own) == 1 else max(own, key=lambda one: one.forward_s + one.backward_s)
-
-    @property
-    def fullest(self) -> ParameterCopy:
-        """The copy of the parameters with the least room."""
-        own = self.executors
-        return own[0].fullest if len(own) == 1 else max(self.copies, key=lambda one: one.excess_bytes)
 
     @property
     def forward_s(self) -> float:
@@ -59,26 +57,6 @@ class StageCost:
     def chunk_s(self) -> tuple[ChunkTimes, ...]:
         """Forward and backward seconds of each layer range of the slowest executor."""
         return self.slowest.chunk_s
-
-    @property
-    def memory(self) -> Memory:
-        """Bytes on the fullest device."""
-        return self.fullest.memory
-
-    @property
-    def limit_bytes(self) -> float:
-        """Usable bytes of the fullest device."""
-        return self.fullest.limit_bytes
-
-    @property
-    def num_params(self) -> float:
-        """Parameters on the fullest device."""
-        return self.fullest.num_params
-
-    @property
-    def excess_bytes(self) -> float:
-        """Bytes beyond the limit on the fullest device; negative where there is room."""
-        return self.fullest.excess_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +136,7 @@ def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
         return found
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
+            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
                 if one.excess_bytes > 0:
                     name = problem.cluster.device_name(devices[0])
                     found.append(

@@ -6,25 +6,41 @@ coupling between pipelines are priced again.
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import StageModel, TpGroup
 from hexiopt.cost.lockstep import in_lockstep
-from hexiopt.cost.pipelines import NetworkModel, StaticShares
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
+from hexiopt.cost.sharing import NetworkModel, StaticShares
 from hexiopt.cost.step import step_cost
-from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Sharding, Stage, misaligned, unpriced
+from hexiopt.plan.holders import sharding_groups
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
 
 _KEPT = 50_000  # pipelines
+
+
+@dataclass(frozen=True, slots=True)
+class PricerFeatures:
+    """What a pricer says of itself: what it can do beyond what every pricer does. The defaults promise nothing.
+
+    `exact`: our pricer, if the prices are its own, so that `hexiopt.bounds` hold and proofs may take them apart.
+    `stages`: our model of single stages, if seconds, bytes and routes of stages are its own, so that searches may ask
+    it for recompute policies layer by layer, and share the network among messages.
+    `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage's messages to
+    the next take its own time, rather than overlap.
+    """
+
+    exact: "PlanPricer | None" = None
+    stages: StageModel | None = None
+    replicas: bool = False
+    sends_occupy_stages: bool = False
 
 
 class PlanPricer:
@@ -32,8 +48,6 @@ class PlanPricer:
 
     `stages` prices what one stage takes and holds; `network` says when pipelines end that share the network.
     """
-
-    sends_occupy_stages = False
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, network: NetworkModel | None = None
@@ -44,15 +58,23 @@ class PlanPricer:
         self.network: NetworkModel = network or StaticShares()
         self._placed = Memo(self._place, _KEPT)
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
+        # What searches ask any pricer about stages, the stage model answers.
+        self.tp_group, self.max_layers = self.stages.tp_group, self.stages.max_layers
+        self.message_s, self.policies = self.stages.message_s, self.stages.policies
+
+    @property
+    def features(self) -> PricerFeatures:
+        """As of `Pricer`: all."""
+        return PricerFeatures(exact=self, stages=self.stages, replicas=True)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
 
-        Raises InputError for what the format allows but is not priced yet, for what no schedule can run, and for layers
-        that the model does not have.
+        Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
-        priced = pipelines or self.pipelines(plan)
-        return step_cost(plan.sharding.stage, priced, self.rings(plan), self.problem, self.framework)
+        groups = sharding_groups(plan, self.problem.cluster)
+        priced = pipelines or self.network(self._placed_in(plan, groups))
+        return step_cost(plan.sharding.stage, priced, self._rings_in(plan, groups), self.problem, self.framework)
 
     def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
         """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
@@ -60,26 +82,28 @@ class PlanPricer:
 
     def placed(self, plan: Plan) -> Sequence[PlacedPipeline]:
         """Each pipeline of `plan` on its devices, before they share the network. Raises as `price`."""
-        feature = unpriced(plan)
-        if feature is not None:
-            raise InputError(f"{feature} is part of the plan format but not priced yet")
-        wrong = misaligned(plan)
-        if wrong is not None:
-            raise InputError(wrong)
-        contexts = plan_context(plan, self.problem, self.stages)
-        placed = [self._placed[own, plan.schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
+        return self._placed_in(plan, sharding_groups(plan, self.problem.cluster))
+
+    def rings(self, plan: Plan) -> GradientRings:
+        """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""
+        return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
+
+    def _placed_in(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
+        contexts = plan_context(plan, groups, self.problem.model, self.stages)
+        schedule, known = plan.schedule, self._placed
+        placed = [known[own, schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
         if plan.sharding.stage < 2:
             return placed
-        return in_lockstep(plan, placed, [at.contention for at in contexts], self.rings(plan), self.stages)
+        return in_lockstep(plan, placed, self._rings_in(plan, groups), self.problem.workload, self.framework)
 
     def _place(self, key: tuple[Pipeline, Schedule, PipelineContext]) -> PlacedPipeline:
         return place(*key, self.stages)
 
-    def rings(self, plan: Plan) -> GradientRings:
-        """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""
+    def _rings_in(self, plan: Plan, groups: Sequence[int] | None) -> GradientRings:
         stages = tuple([pipeline.stages for pipeline in plan.pipelines])
         if self._rings is None or self._rings[:2] != (stages, plan.sharding):
-            self._rings = stages, plan.sharding, gradient_rings(plan, self.problem.model, self.problem.cluster)
+            rings = gradient_rings(plan, groups, self.problem.model, self.problem.cluster)
+            self._rings = stages, plan.sharding, rings
         return self._rings[2]
 
     def with_network(self, network: NetworkModel) -> "PlanPricer":
@@ -95,35 +119,8 @@ class PlanPricer:
         self.stages.forget_stages()
         self._rings = None
 
-    # ---------------------------------------------------------------- what searches ask of any pricer
-
-    def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
-        """As of `Pricer`."""
-        return self.stages.tp_group(devices)
-
     def stage_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
-        """As of `Pricer`."""
+        """As of `Pricer`: with one policy for all layers."""
         return self.stages.stage_s(tp_group, num_layers, first, last, micro_batch_size, (policy,))
-
-    def max_layers(
-        self,
-        tp_group: TpGroup,
-        first: bool,
-        last: bool,
-        micro_batch_size: int,
-        policy: str,
-        held: InFlight,
-        shards: StateSharding,
-    ) -> int:
-        """As of `Pricer`."""
-        return self.stages.max_layers(tp_group, first, last, micro_batch_size, policy, held, shards)
-
-    def message_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
-        """As of `Pricer`."""
-        return self.stages.message_s(senders, receivers, micro_batch_size)
-
-    def policies(self) -> tuple[str, ...]:
-        """As of `Pricer`."""
-        return self.stages.policies()

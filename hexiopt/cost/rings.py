@@ -10,13 +10,12 @@ section 3.2.2).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
-from hexiopt.calibration.coefficients import LAST_BUCKET
 from hexiopt.cost.executors.collectives import tree_depth
-from hexiopt.plan.holders import Floats, Ints, ParameterHolders, parameter_holders, sharding_groups, slices
+from hexiopt.plan.holders import Floats, Ints, ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -82,50 +81,23 @@ class RingTimes:
     def _pairs(cluster: Cluster, codes: Ints, volume: Floats) -> tuple[Floats, Floats]:
         """Per edge (source · devices + target) carrying `volume` parameters: seconds per byte of a parameter,
         shared, and latency."""
-        network, machine_of, size = cluster.network, cluster.machine_of, cluster.num_devices
+        path, size = cluster.network.path, cluster.num_devices
         load: dict[int, float] = {}
-        ways: list[tuple[int, ...]] = []
-        latency_s = np.empty(len(codes))
-        for k, (code, params) in enumerate(zip(codes.tolist(), volume.tolist(), strict=True)):
+        ways: list[tuple[tuple[int, float], ...]] = []
+        latency_s: list[float] = []
+        for code, params in zip(codes.tolist(), volume.tolist(), strict=True):
             a, b = divmod(code, size)
-            latency_s[k] = network.pair_latency(a, b)
-            if machine_of[a] == machine_of[b]:
-                way: tuple[int, ...] = (-1 - a,)  # the sender's port
-                load[way[0]] = load.get(way[0], 0.0) + params / network.pair_bandwidth(a, b)
-            else:
-                way = network.route(a, b)
-                for resource in way:
-                    load[resource] = load.get(resource, 0.0) + params / float(network.capacity[resource])
-            ways.append(way)
-        return np.array([max(load[r] for r in way) for way in ways]), latency_s
+            pair_latency_s, link_bytes_per_s, shared = path(a, b)
+            shared = shared or ((-1 - a, link_bytes_per_s),)  # inside a machine the sender's port
+            for resource, bytes_per_s in shared:
+                load[resource] = load.get(resource, 0.0) + params / bytes_per_s
+            latency_s.append(pair_latency_s)
+            ways.append(shared)
+        return np.array([max([load[resource] for resource, _ in way]) for way in ways]), np.array(latency_s)
 
     def ring_pass_s(self, bytes_per_param: float) -> list[Floats]:
         """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""
         return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]
-
-
-def after_all_reduce(
-    sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, overlap_s: Floats | None = None
-) -> tuple[Floats, Floats | None]:
-    """When each parameter copy has finished all its ring collectives [copies], and what is left of `overlap_s`.
-
-    A ring starts when its last member is ready; `start` [copies]. It makes `passes` over `num_bytes` a parameter each.
-    `copy_of` [devices] numbers the copy that each device holds. Up to `overlap_s` seconds [copies] of each ring are
-    hidden by compute, except its last bucket.
-    """
-    if not passes or not sync.groups.count:
-        return start, overlap_s
-    ended = start.copy()
-    left = None if overlap_s is None else overlap_s.copy()
-    for holders, duration in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
-        at = copy_of[holders]
-        seconds = passes * duration
-        if overlap_s is not None and left is not None:
-            np.minimum.at(left, at, np.maximum(overlap_s[at] - seconds[:, None], 0.0))
-            seconds = np.maximum(seconds - overlap_s[at].min(axis=1), LAST_BUCKET * seconds)
-        done = start[at].max(axis=1) + seconds
-        np.maximum.at(ended, at, done[:, None])
-    return ended, left
 
 
 @dataclass(frozen=True)
@@ -166,29 +138,24 @@ class GradientRings:
     """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between groups.
 
     `copy_of` [devices]: the number of the parameter copy that each device holds, in the order of the plan.
+    `sharding_group` [devices]: as `sharding_groups` has it.
     """
 
     within_group: RingTimes
     between_groups: RingTimes
     copy_of: Ints
+    sharding_group: Sequence[int] | None
 
 
-def gradient_rings(plan: Plan, model: ModelSpec, cluster: Cluster) -> GradientRings:
-    """The rings of `plan`. Raises InputError where its pipelines do not hold the same layers."""
-    times = RingTimes(parameter_holders(plan.pipelines, model), cluster)
+def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster) -> GradientRings:
+    """The rings of `plan`; `groups` from `sharding_groups`. Raises InputError where its pipelines do not hold the same
+    layers."""
+    holders = parameter_holders(plan.pipelines, model)
+    within, between = (holders, ParameterHolders((), ())) if groups is None else _divided(holders, groups)
+    copies = [devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.parameter_copies]
     copy_of = np.zeros(cluster.num_devices, np.int64)
-    copies = (devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.copies)
-    for k, devices in enumerate(copies):
-        copy_of[list(devices)] = k
-    return GradientRings(*divided_rings(times, sharding_groups(plan, cluster), cluster), copy_of)
-
-
-def divided_rings(holders: RingTimes, groups: Sequence[int] | None, cluster: Cluster) -> tuple[RingTimes, RingTimes]:
-    """The rings of `holders` inside sharding groups, and between them; `groups` from `sharding_groups`."""
-    if groups is None:
-        return holders, RingTimes(ParameterHolders((), ()), cluster)
-    within, between = _divided(holders.groups, groups)
-    return RingTimes(within, cluster), RingTimes(between, cluster)
+    copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
+    return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)
 
 
 def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:

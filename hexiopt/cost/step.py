@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hexiopt.calibration.coefficients import LAST_BUCKET
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.rings import GradientRings, after_all_reduce
+from hexiopt.cost.rings import GradientRings, RingTimes
+from hexiopt.plan.holders import Floats, Ints
 from hexiopt.problem.problem import Problem
 
 
@@ -58,3 +60,27 @@ def step_cost(
         excess_bytes=max([copy.excess_bytes for copy in copies]),
         pipelines=tuple(pipelines),
     )
+
+
+def after_all_reduce(
+    sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, overlap_s: Floats | None = None
+) -> tuple[Floats, Floats | None]:
+    """When each parameter copy has finished all its ring collectives [copies], and what is left of `overlap_s`.
+
+    A ring starts when its last member is ready; `start` [copies]. It makes `passes` over `num_bytes` a parameter each.
+    `copy_of` [devices] numbers the copy that each device holds. Up to `overlap_s` seconds [copies] of each ring are
+    hidden by compute, except its last bucket.
+    """
+    if not passes or not sync.groups.count:
+        return start, overlap_s
+    ended = start.copy()
+    left = None if overlap_s is None else overlap_s.copy()
+    for holders, duration in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
+        at = copy_of[holders]
+        seconds = passes * duration
+        if overlap_s is not None and left is not None:
+            np.minimum.at(left, at, np.maximum(overlap_s[at] - seconds[:, None], 0.0))
+            seconds = np.maximum(seconds - overlap_s[at].min(axis=1), LAST_BUCKET * seconds)
+        done = start[at].max(axis=1) + seconds
+        np.maximum.at(ended, at, done[:, None])
+    return ended, left

@@ -1,15 +1,16 @@
-"""Checks a plan against a problem, rule by rule, without trusting whoever made it."""
+"""Checks a plan against a problem, rule by rule, without trusting whoever made it.
 
-from collections import Counter
+What needs no problem to judge, the plan's constructors have refused before.
+"""
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hexiopt.plan.parallelism import SequenceParallel
-from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
+from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
-from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -28,39 +29,30 @@ def check(problem: Problem, plan: Plan) -> list[Violation]:
     found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
-        found += _regular(problem, p, pipeline, plan.schedule)
+        found += _chunks(problem, p, pipeline)
         found += _sequences(problem, p, pipeline)
-    whole = all(stage.all_devices() for pipeline in plan.pipelines for stage in pipeline.stages)
-    feature = unpriced(plan) if whole else None
     if not found:
-        found += [*_sharding(problem, plan), *_switches(problem, plan)]
-    if feature is not None:
-        found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
+        found += _switches(problem, plan)
+    for p, pipeline in enumerate(plan.pipelines):
+        if feature := unpriced(pipeline):
+            found.append(Violation("unpriced", f"pipeline {p}: {feature}"))
     return found
 
 
 def _devices(problem: Problem, plan: Plan) -> list[Violation]:
     cluster, usable, found = problem.cluster, set(problem.usable_devices), []
-    for device, times in Counter(plan.devices()).items():
-        if not 0 <= device < cluster.num_devices:
+    for device in plan.devices():
+        if device >= cluster.num_devices:
             found.append(Violation("device", f"device {device} is not in the cluster"))
-            continue
-        if device not in usable:
+        elif device not in usable:
             found.append(Violation("exclude", f"device {cluster.device_name(device)} is excluded"))
-        if times > 1:
-            found.append(Violation("device", f"device {cluster.device_name(device)} is used {times} times"))
     if found:
         return found
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if not stage.all_devices():
-                found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
-                continue
             for replica in stage.replicas:
                 machines = {int(cluster.machine_of[d]) for d in replica.devices}
-                if not replica.devices:
-                    found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
-                elif len(machines) > 1:
+                if len(machines) > 1:
                     names = ", ".join(cluster.machines[m].name for m in sorted(machines))
                     found.append(
                         Violation(
@@ -80,12 +72,8 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
 
 def _batch(problem: Problem, plan: Plan) -> list[Violation]:
     workload, found = problem.workload, []
-    if not plan.pipelines:
-        return [Violation("batch", "the plan has no pipeline")]
     sizes = problem.space.micro_batch_sizes(workload.global_batch)
     for p, pipeline in enumerate(plan.pipelines):
-        if pipeline.num_micro_batches < 1:
-            found.append(Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1"))
         if pipeline.micro_batch_size not in sizes:
             allowed = ", ".join(map(str, sizes))
             found.append(
@@ -149,24 +137,9 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
 
 
 def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
-    total, at = problem.model.num_layers, 0
-    if not pipeline.stages:
-        return [Violation("layers", f"pipeline {p} has no stage")]
-    if any(len(stage.layers) != pipeline.num_chunks for stage in pipeline.stages):
-        return []  # `_regular` says so
-    for turn in range(pipeline.num_chunks):
-        for s, stage in enumerate(pipeline.stages):
-            first, end = stage.layers[turn]
-            if first != at or end <= first:
-                return [
-                    Violation(
-                        "layers",
-                        f"stage {s} of pipeline {p} holds layers [{first}, {end}); expected a range from {at}",
-                    )
-                ]
-            at = end
-    if at != total:
-        return [Violation("layers", f"pipeline {p} holds {at} layers, the model has {total}")]
+    if pipeline.num_layers != problem.model.num_layers:
+        said = f"pipeline {p} holds {pipeline.num_layers} layers, the model has {problem.model.num_layers}"
+        return [Violation("layers", said)]
     equal = layer_ranges([stage.num_layers for stage in pipeline.stages], pipeline.num_chunks)
     for s, (stage, ranges) in enumerate(zip(pipeline.stages, equal, strict=True)):
         lengths, expected = ([end - first for first, end in each] for each in (stage.layers, ranges))
@@ -180,16 +153,13 @@ def _listed(numbers: Iterable[int]) -> str:
     return " + ".join(map(str, numbers))
 
 
-def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: Schedule) -> list[Violation]:
-    """What replicas, layer ranges and policies break together."""
-    if not pipeline.stages:
-        return []
+def _chunks(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    """The limit on layer ranges."""
     most = problem.space.max_chunks
-    if pipeline.num_chunks > most:
-        said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
-        return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
-    wrong = irregular(pipeline, schedule)
-    return [Violation(wrong[0], f"pipeline {p}: {wrong[1]}")] if wrong else []
+    if pipeline.num_chunks <= most:
+        return []
+    said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
+    return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
 
 
 def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
@@ -203,12 +173,6 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
             wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
             found += [Violation("sequence", f"{where}: {wrong}")] if wrong else []
     return found
-
-
-def _sharding(problem: Problem, plan: Plan) -> list[Violation]:
-    """What stated groups, ZeRO-2 and ZeRO-3 ask of the plan."""
-    wrong = misaligned(plan, problem.cluster.device_name)
-    return [Violation("sharding", wrong)] if wrong else []
 
 
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:

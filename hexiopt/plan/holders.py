@@ -15,7 +15,6 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -51,14 +50,14 @@ def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
 
 
 def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> ParameterHolders:
-    """Who holds what together."""
+    """Who holds what together. All pipelines hold the same layers, as those of a plan do."""
     table_rows: list[tuple[int, ...]] = []
     holds = []  # per pipeline: the end of each range of layers, in order, and the rows of the replicas that hold it
     for pipeline in pipelines:
         rows_of = []
         for stage in pipeline.stages:
             start = len(table_rows)
-            table_rows += stage.copies
+            table_rows += stage.parameter_copies
             rows_of.append(range(start, len(table_rows)))
         holds.append(
             [
@@ -90,9 +89,6 @@ def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> Parame
         for k, ranges in enumerate(holds):
             if ranges[at[k]][0] <= first:
                 at[k] += 1
-                if at[k] == len(ranges):
-                    said = f"plan: pipeline {k} ends at layer {first}, another at layer {cuts[-1]}"
-                    raise InputError(f"{said}; give every pipeline all layers")
             members += ranges[at[k]][1]
         add(members, float(model.layer_params) * (end - first))
     heads = [m for ranges in holds for m in ranges[0][1]]

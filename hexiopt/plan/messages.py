@@ -16,7 +16,8 @@ from hexiopt.plan.plan import Pipeline
 class Message:
     """The messages of one direction from an executor of `stage` to one of the next stage (before, if `backward`).
 
-    `sender` and `receiver` number the executors of their stages; `samples` of a micro-batch go over.
+    `sender` and `receiver` number the executors of their stages; `samples` of a micro-batch go over, from
+    `first_sample` on.
     """
 
     backward: bool
@@ -24,6 +25,7 @@ class Message:
     sender: int
     receiver: int
     samples: int
+    first_sample: int = 0
 
     def target(self, num_stages: int) -> int:
         """The stage that receives it."""
@@ -62,9 +64,11 @@ def messages_of(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[Mess
     found = []
     for s in range(count if wraps else count - 1):
         t = (s + 1) % count
+        at = 0
         for a, b, common in sample_overlaps(samples[s], samples[t]):
-            found.append(Message(False, s, a, b, common))
-            found.append(Message(True, t, b, a, common))
+            found.append(Message(False, s, a, b, common, at))
+            found.append(Message(True, t, b, a, common, at))
+            at += common
     return tuple(found)
 
 
@@ -78,3 +82,18 @@ def executor_links(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[t
             for one in messages_of(samples, wraps)
         ]
     )
+
+
+def longest_s(
+    messages: Sequence[Message], message_s: Sequence[float], num_stages: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The longest message ahead and the longest back at each boundary [stages − 1], in seconds.
+
+    Messages between the last stage and the first are left out.
+    """
+    ahead, back = [0.0] * num_stages, [0.0] * num_stages
+    for one, seconds in zip(messages, message_s, strict=True):
+        longest, boundary = (back, one.stage - 1) if one.backward else (ahead, one.stage)
+        if seconds > longest[boundary]:
+            longest[boundary] = seconds
+    return tuple(ahead[: num_stages - 1]), tuple(back[: num_stages - 1])

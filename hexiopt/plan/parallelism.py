@@ -5,11 +5,51 @@ Where they differ in kind (files, checks, costs, layouts of processes, reports),
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Union
+from typing import ClassVar, Union
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, quoted
 
 Devices = tuple[int, ...]
+ORDERS = ("contiguous", "zigzag")  # of the shards of a sequence layout
+
+
+def make_tuple(owner: object, name: str) -> None:
+    """Turn the field `name` of a frozen object into a tuple, so that equal plans are equal and hash alike.
+
+    Raises InputError where it is no list.
+    """
+    value = getattr(owner, name)
+    try:
+        object.__setattr__(owner, name, tuple(value))
+    except TypeError:
+        what = type(owner).__name__
+        raise InputError(f"{what}: {name}: {quoted(value)} is not a list; write a tuple of all, even of one") from None
+
+
+def check_devices(owner: "TensorParallel | Replica | SequenceGroup", what: str) -> None:
+    """Refuse, by InputError, what has no device, and devices that are no numbers from 0 on."""
+    if type(owner.devices) is not tuple:
+        make_tuple(owner, "devices")
+    if not owner.devices:
+        raise InputError(f"{what} has no device; name at least one")
+    for device in owner.devices:
+        if type(device) is not int or device < 0:
+            said = f"{what} has device {quoted(device)}"
+            raise InputError(f"{said}; state devices by their numbers in the cluster, from 0 on")
+    if owner.heads is not None:
+        check_numbers(owner, what, "heads")
+
+
+def check_numbers(owner: "TensorParallel | Replica | SequenceGroup", what: str, name: str) -> None:
+    """Refuse, by InputError, a field `name` that does not list a whole number from 1 for every device."""
+    if type(getattr(owner, name)) is not tuple:
+        make_tuple(owner, name)
+    numbers = getattr(owner, name)
+    if len(numbers) != len(owner.devices):
+        said = f"{what} has {len(owner.devices)} devices and {name} {quoted(numbers)}"
+        raise InputError(f"{said}; state one number for every device")
+    if any(type(number) is not int or number < 1 for number in numbers):
+        raise InputError(f"{what} has {name} {quoted(numbers)}; give every device at least 1, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +57,30 @@ class Replica:
     """The devices that hold one copy of a replicated stage by tensor parallelism.
 
     `samples` of each micro-batch come to this replica (None: all, for a TP group alone); `heads` per device where
-    uneven.
+    uneven. Raises InputError where a number is not from its range.
     """
 
     devices: Devices
     samples: int | None = None
     heads: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        check_devices(self, "a replica of the stage")
+        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
+            said = f"a replica of the stage has {quoted(self.samples)} samples"
+            raise InputError(f"{said}; give it a whole number of them, at least 1")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One TP group, to which all samples come; `heads` per device where uneven."""
+    """One TP group, to which all samples come; `heads` per device where uneven. Raises as `Replica`."""
 
     devices: Devices
     heads: tuple[int, ...] | None = None
+    num_samples: ClassVar[int | None] = None  # sequences of a micro-batch that the stage takes; None: all
+
+    def __post_init__(self) -> None:
+        check_devices(self, "the stage")
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -43,8 +93,8 @@ class TensorParallel:
         return (self.devices,)
 
     @property
-    def ends(self) -> tuple["Ends", ...]:
-        """Who shares the tokens of a message, per executor."""
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
+        """Who shares the tokens of a message at the boundary of the stage, per executor."""
         return (self.devices,)
 
     @property
@@ -66,17 +116,26 @@ class TensorParallel:
 class Replicated:
     """Several TP groups that share the samples of each micro-batch, or one that states its samples.
 
-    Raises InputError where there is no replica, or one states no samples.
+    Raises InputError where there is no replica, or one has no samples.
     """
 
     replicas: tuple[Replica, ...]
 
     def __post_init__(self) -> None:
+        if type(self.replicas) is not tuple:
+            make_tuple(self, "replicas")
         if not self.replicas:
-            raise InputError("plan: stage: replicas is empty; name at least one replica")
-        for replica in self.replicas:
+            raise InputError("the stage has no replica; name at least one")
+        for r, replica in enumerate(self.replicas):
+            if not isinstance(replica, Replica):
+                raise InputError(f"replica {r} of the stage is {quoted(replica)}; give Replica(devices, samples)")
             if replica.samples is None:
-                raise InputError("plan: stage: a replica has no samples; state them for each")
+                raise InputError(f"replica {r} of the stage has no samples; state them for each")
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences of a micro-batch that the stage takes."""
+        return sum([replica.samples or 0 for replica in self.replicas])
 
     @property
     def executors(self) -> tuple[Devices, ...]:
@@ -84,7 +143,7 @@ class Replicated:
         return tuple([replica.devices for replica in self.replicas])
 
     @property
-    def ends(self) -> tuple["Ends", ...]:
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
         """As of `TensorParallel`."""
         return self.executors
 
@@ -105,19 +164,43 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
-    """One all-to-all group of a sequence layout: per device, its tokens of the sequence and its query heads."""
+    """One all-to-all group of a sequence layout: per device, its tokens of the sequence and its query heads.
+
+    Raises InputError where a device lacks either.
+    """
 
     devices: Devices
     tokens: tuple[int, ...]
     heads: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        check_devices(self, "a group of the sequence layout")
+        check_numbers(self, "a group of the sequence layout", "tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallel:
-    """Context and head parallelism of a stage; `order` of the shards is `contiguous` or `zigzag`."""
+    """Context and head parallelism of a stage; `order` of the shards is `contiguous` or `zigzag`.
+
+    Raises InputError for another order and where there is no group. Whether tokens and heads are those of the problem,
+    `token_layout.misfit` says.
+    """
 
     groups: tuple[SequenceGroup, ...]
     order: str = "contiguous"
+    num_samples: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        if type(self.groups) is not tuple:
+            make_tuple(self, "groups")
+        if self.order not in ORDERS:
+            raise InputError(f"the sequence layout has order {quoted(self.order)}; choose {' or '.join(ORDERS)}")
+        if not self.groups:
+            raise InputError("the sequence layout has no group; name at least one")
+        for g, group in enumerate(self.groups):
+            if not isinstance(group, SequenceGroup):
+                said = f"group {g} of the sequence layout is {quoted(group)}"
+                raise InputError(f"{said}; give SequenceGroup(devices, tokens, heads)")
 
     @property
     def devices(self) -> Devices:
@@ -135,7 +218,7 @@ class SequenceParallel:
         return (self.devices,)
 
     @property
-    def ends(self) -> tuple["Ends", ...]:
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
         """As of `TensorParallel`: the layout itself."""
         return (self,)
 
@@ -155,15 +238,7 @@ class SequenceParallel:
         return (micro_batch_size,)
 
 
-SequenceLayout = SequenceParallel  # the older name
 StageParallelism = TensorParallel | Replicated | SequenceParallel
 
 # Who shares the tokens of a micro-batch at the boundary of a stage: a TP group in equal parts, or a layout as it says.
-Ends = Union[Devices, SequenceParallel]  # noqa: UP007
-
-
-def held_by(replicas: tuple[Replica, ...]) -> TensorParallel | Replicated:
-    """The parallelism of a stage that these replicas hold. Raises InputError as `Replicated`."""
-    if len(replicas) == 1 and replicas[0].samples is None:
-        return TensorParallel(replicas[0].devices, replicas[0].heads)
-    return Replicated(replicas)
+TokenLayout = Union[Devices, SequenceParallel]  # noqa: UP007

@@ -1,24 +1,32 @@
 """A plan: pipelines of stages of replicas over devices. It holds choices, no costs.
 
-Devices are the cluster's integers; names appear in files only (`plan_file.py`).
+Devices are the cluster's integers; names appear in files only (`plan_file.py`). Every class checks its own rules once,
+when it is made; what only a problem can judge is in `check.py`.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import get_args
 
 from hexiopt.errors import InputError, quoted
-from hexiopt.plan.parallelism import Ends as Ends
-from hexiopt.plan.parallelism import Replica as Replica
-from hexiopt.plan.parallelism import Replicated as Replicated
-from hexiopt.plan.parallelism import SequenceGroup as SequenceGroup
-from hexiopt.plan.parallelism import SequenceLayout as SequenceLayout
-from hexiopt.plan.parallelism import SequenceParallel as SequenceParallel
-from hexiopt.plan.parallelism import StageParallelism as StageParallelism
-from hexiopt.plan.parallelism import TensorParallel as TensorParallel
-from hexiopt.plan.parallelism import held_by as held_by
+from hexiopt.plan.parallelism import (
+    Replica,
+    Replicated,
+    SequenceParallel,
+    StageParallelism,
+    TensorParallel,
+    TokenLayout,
+    make_tuple,
+)
+from hexiopt.problem.space import SHARDING_GROUPS
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, SHARDING_STAGES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
+
+_PARALLELISMS = get_args(StageParallelism)
+_POLICIES = frozenset(RECOMPUTE_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,8 @@ class Stage:
     """Consecutive layers, and how devices work on them: as one TP group, as several, or with a sequence layout.
 
     `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer. What a stage
-    asks of how it is parallel it asks `parallelism`, whose types answer alike.
+    asks of how it is parallel it asks `parallelism`, whose types answer alike. Raises InputError where ranges, policies
+    and parallelism do not go together.
     """
 
     parallelism: StageParallelism
@@ -34,14 +43,54 @@ class Stage:
     recompute: tuple[str, ...] = ("none",)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parallelism, StageParallelism):
-            said = f"plan: stage: {quoted(self.parallelism)} is no way to be parallel"
+        if not isinstance(self.parallelism, _PARALLELISMS):
+            said = f"the stage has parallelism {quoted(self.parallelism)}"
             raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
+        if type(self.layers) is not tuple:
+            make_tuple(self, "layers")
+        if type(self.recompute) is not tuple:
+            if isinstance(self.recompute, str):
+                object.__setattr__(self, "recompute", (self.recompute,))
+            make_tuple(self, "recompute")
+        if not self.layers:
+            raise InputError("the stage has no layer range; give it one")
+        for layers in self.layers:
+            whole = type(layers) is tuple and len(layers) == 2 and type(layers[0]) is type(layers[1]) is int
+            if not whole or not 0 <= layers[0] < layers[1]:
+                said = f"the stage has layers {quoted(self.layers)}; {quoted(layers)} is not a range"
+                raise InputError(f"{said}: write ((first, end),), the end not included and above the first")
+        if len(self.layers) > 1 and isinstance(self.parallelism, SequenceParallel):
+            said = f"the stage has a sequence layout and {len(self.layers)} layer ranges"
+            raise InputError(f"{said}; give it one range, or interleave stages without")
+        if len(self.recompute) != 1 and (len(self.recompute) != self.num_layers or not self.recompute):
+            said = f"the stage has {len(self.recompute)} recompute policies for {self.num_layers} layers"
+            raise InputError(f"{said}; state one, or one for each layer")
+        try:
+            known = _POLICIES.issuperset(self.recompute)
+        except TypeError:  # what has no hash is no policy
+            known = False
+        if not known:
+            wrong = next(policy for policy in self.recompute if policy not in RECOMPUTE_POLICIES)
+            said = f"the stage has recompute policy {quoted(wrong)}"
+            raise InputError(f"{said}; choose {', '.join(RECOMPUTE_POLICIES[:-1])} or {RECOMPUTE_POLICIES[-1]}")
 
     @classmethod
     def of(cls, devices: tuple[int, ...], first: int, end: int, recompute: str = "none") -> "Stage":
         """The plain stage: layers [first, end) by tensor parallelism over `devices`."""
         return cls(TensorParallel(devices), ((first, end),), (recompute,))
+
+    @classmethod
+    def of_replicas(
+        cls,
+        replicas: tuple[Replica, ...],
+        layers: tuple[tuple[int, int], ...],
+        recompute: tuple[str, ...] = ("none",),
+    ) -> "Stage":
+        """The stage that `replicas` hold: tensor parallel where there is one that states no samples, else replicated.
+        Raises InputError as `Replicated` and `Stage`."""
+        if len(replicas) == 1 and replicas[0].samples is None:
+            return cls(TensorParallel(replicas[0].devices, replicas[0].heads), layers, recompute)
+        return cls(Replicated(replicas), layers, recompute)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -59,17 +108,18 @@ class Stage:
         return self.parallelism.executors[0]
 
     @property
-    def ends(self) -> tuple[Ends, ...]:
-        """What works in turns of its own: the devices of each replica, or the sequence layout."""
-        return self.parallelism.ends
+    def token_layouts(self) -> tuple[TokenLayout, ...]:
+        """Who shares the tokens at the stage's boundary, per executor: the devices of a replica, or the sequence layout
+        (an executor is what runs operations of its own)."""
+        return self.parallelism.token_layouts
 
     @property
     def executors(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of each of `ends`."""
+        """The devices of each executor: of each replica, or of the sequence layout."""
         return self.parallelism.executors
 
     @property
-    def copies(self) -> tuple[tuple[int, ...], ...]:
+    def parameter_copies(self) -> tuple[tuple[int, ...], ...]:
         """The devices that hold each copy of the stage's parameters: those of a replica, or each of a sequence layout
         alone."""
         return self.parallelism.parameter_copies
@@ -91,9 +141,8 @@ class Stage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the stage is one TP group with one range of layers, and one recompute policy or one a layer."""
-        whole = isinstance(self.parallelism, TensorParallel) and len(self.layers) == 1
-        return whole and len(self.recompute) in (1, self.num_layers)
+        """Whether the stage is one TP group with one range of layers."""
+        return isinstance(self.parallelism, TensorParallel) and len(self.layers) == 1
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each executor, in order."""
@@ -115,16 +164,53 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages in order, and the pipeline's own share of the batch."""
+    """Stages in order, and the pipeline's own share of the batch.
+
+    Raises InputError where counts are below 1, where a stage has other samples or more layer ranges than the pipeline,
+    and where layers are not in order, from layer 0 on.
+    """
 
     stages: tuple[Stage, ...]
     num_micro_batches: int
     micro_batch_size: int = 1
 
+    def __post_init__(self) -> None:
+        if type(self.stages) is not tuple:
+            make_tuple(self, "stages")
+        if not self.stages:
+            raise InputError("the pipeline has no stage; give it at least one")
+        count, size = self.num_micro_batches, self.micro_batch_size
+        if not type(count) is type(size) is int or count < 1 or size < 1:
+            said = f"the pipeline has {quoted(count)} micro-batches of {quoted(size)} sequences"
+            raise InputError(f"{said}; give it a whole number of each, at least 1")
+        at, chunks = 0, 0
+        for s, stage in enumerate(self.stages):
+            if not isinstance(stage, Stage):
+                raise InputError(f"stage {s} is {quoted(stage)}, not a Stage; give Stage(parallelism, layers)")
+            if len(stage.layers) != (chunks := chunks or len(stage.layers)):
+                said = f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {chunks}"
+                raise InputError(f"{said}; give all stages equally many")
+            if stage.parallelism.num_samples not in (None, size):
+                split = " + ".join(map(str, stage.samples(size)))
+                said = f"stage {s} splits micro-batches of {size} sequences into {split}"
+                raise InputError(f"{said}; the samples of its replicas must sum to {size}")
+        for chunk in range(chunks):
+            for s, stage in enumerate(self.stages):
+                first, end = stage.layers[chunk]
+                if first != at:
+                    said = f"stage {s} holds layers [{first}, {end}) where layer {at} is next"
+                    raise InputError(f"{said}; each stage goes on where the one before it ends, the first from layer 0")
+                at = end
+
     @property
     def num_sequences(self) -> int:
         """Sequences of the global batch that this pipeline processes."""
         return self.num_micro_batches * self.micro_batch_size
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that all stages hold together."""
+        return self.stages[-1].layers[-1][1]
 
     @property
     def num_chunks(self) -> int:
@@ -139,89 +225,122 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """ZeRO stage 0 to 3, over all holders, those of a machine, or stated groups of devices.
-
-    From ZeRO-2 on, pipelines must be aligned; see `misaligned`.
-    """
+    """ZeRO stage 0 to 3, over all holders of a parameter (`all`), those in a machine (`machine`), or stated groups of
+    devices. Raises InputError for other values."""
 
     stage: int = 0
     groups: str | tuple[tuple[int, ...], ...] = "all"
 
+    def __post_init__(self) -> None:
+        if type(self.stage) is not int or self.stage not in SHARDING_STAGES:
+            raise InputError(f"sharding stage {quoted(self.stage)} is not known; choose 0, 1, 2 or 3")
+        if isinstance(self.groups, str):
+            if self.groups not in SHARDING_GROUPS:
+                raise InputError(f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices")
+        else:
+            said = f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices"
+            try:
+                object.__setattr__(self, "groups", tuple([tuple(group) for group in self.groups]))
+            except TypeError:
+                raise InputError(said) from None
+            if any(type(device) is not int for group in self.groups for device in group):
+                raise InputError(f"{said} by their numbers in the cluster")
+
+    def broken_rule(
+        self, pipelines: Sequence[Pipeline], schedule: Schedule, name: Callable[[int], str] = str
+    ) -> str | None:
+        """The first rule of the sharding that `pipelines` under `schedule` break, in words, devices by `name`; or None.
+
+        Stated groups divide the devices. ZeRO-2 and 3 gather and scatter layer by layer in every micro-batch, so that
+        all holders of a layer must hold the same layers and take their turns together.
+        """
+        if not isinstance(self.groups, str):
+            listed = Counter(device for group in self.groups for device in group)
+            for device in (d for pipeline in pipelines for stage in pipeline.stages for d in stage.all_devices()):
+                if listed[device] != 1:
+                    return f"device {name(device)} is in {listed[device]} sharding groups; put it into exactly one"
+        if self.stage < 2:
+            return None
+        if not schedule.lockstep:
+            return f"ZeRO-{self.stage} under the {schedule} schedule; take 1f1b or gpipe"
+        if len({len(pipeline.stages) for pipeline in pipelines}) > 1:
+            return f"ZeRO-{self.stage} over pipelines of unequally many stages; give all as many"
+        if len({pipeline.num_micro_batches for pipeline in pipelines}) > 1:
+            return f"ZeRO-{self.stage} over pipelines of unequally many micro-batches; give all as many"
+        for s, stages in enumerate(zip(*(pipeline.stages for pipeline in pipelines), strict=True)):
+            if len({stage.layers for stage in stages}) > 1:
+                return f"ZeRO-{self.stage} over pipelines with unequal layers in stage {s}; give all the same"
+            # Each device of a sequence layout holds whole layers, as with TP 1.
+            if len({len(devices) for stage in stages for devices in stage.parameter_copies}) > 1:
+                return f"ZeRO-{self.stage} over pipelines with unequal TP degrees in stage {s}; give all the same"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Pipelines, and what is chosen once for all of them. Raises InputError for a schedule that is only a name."""
+    """Pipelines, and what is chosen once for all of them.
+
+    Raises InputError where there is no pipeline, where the schedule is only a name, where a device is used twice or
+    pipelines hold different layers, and where they break a rule of the schedule or of the sharding.
+    """
 
     pipelines: tuple[Pipeline, ...]
     schedule: Schedule = ONE_F_ONE_B
     sharding: Sharding = field(default_factory=Sharding)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, Schedule):
+        schedule = self.schedule
+        if not isinstance(schedule, Schedule):
             raise InputError(
-                f"plan: schedule: {quoted(self.schedule)} is not a schedule; give one of hexiopt.schedules.registry"
+                f"plan: schedule: {quoted(schedule)} is not a schedule; give one of hexiopt.schedules.registry"
             )
+        if not isinstance(self.sharding, Sharding):
+            raise InputError(f"plan: sharding: {quoted(self.sharding)} is not a Sharding; give Sharding(stage, groups)")
+        if type(self.pipelines) is not tuple:
+            make_tuple(self, "pipelines")
+        for p, pipeline in enumerate(self.pipelines):
+            if not isinstance(pipeline, Pipeline):
+                raise InputError(
+                    f"plan: pipelines[{p}]: {quoted(pipeline)} is not a Pipeline; give Pipeline(stages, ...)"
+                )
+        wrong = broken_rule(self.pipelines, schedule, self.sharding)
+        if wrong is not None:
+            raise InputError(f"plan: {wrong[0]}: {wrong[1]}")
 
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""
         return tuple(d for p in self.pipelines for s in p.stages for d in s.all_devices())
 
 
-def irregular(pipeline: Pipeline, schedule: Schedule) -> tuple[str, str] | None:
-    """The first rule on replicas, layer ranges and policies that `pipeline` breaks: a word, and what is wrong."""
-    ranges = pipeline.num_chunks
-    for s, stage in enumerate(pipeline.stages):
-        size = pipeline.micro_batch_size
-        if isinstance(stage.parallelism, SequenceParallel) and len(stage.layers) > 1:
-            said = f"stage {s} has a sequence layout and {len(stage.layers)} layer ranges"
-            return "sequence", f"{said}; give it one range, or interleave stages without"
-        given = stage.samples(size)
-        if given and (sum(given) != size or min(given) < 1):
-            split = " + ".join(map(str, given))
-            return "replicas", f"stage {s} splits micro-batches of {size} into {split}; give each replica at least 1"
-        if len(stage.layers) != ranges:
-            return "layers", f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {ranges}; give all as many"
-        if len(stage.recompute) not in (1, stage.num_layers):
-            said = f"{len(stage.recompute)} recompute policies for {stage.num_layers} layers"
-            return "recompute", f"stage {s} has {said}; state one, or one a layer"
-    return schedule.broken_rule(len(pipeline.stages), ranges, pipeline.num_micro_batches)
-
-
-def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
-    """The first rule on sharding that `plan` breaks, in words, devices by `name`; None if none.
-
-    Stated groups divide the devices. ZeRO-2 and 3 gather and scatter layer by layer in every micro-batch, so that
-    all holders of a layer must hold the same layers and take their turns together.
+def broken_rule(
+    pipelines: Sequence[Pipeline], schedule: Schedule, sharding: Sharding, name: Callable[[int], str] = str
+) -> tuple[str, str] | None:
+    """The first rule that keeps `pipelines` from being a plan: the field at fault, and what is wrong, in words with
+    devices by `name` and a remedy; None if there is none.
     """
-    zero, groups = plan.sharding.stage, plan.sharding.groups
-    if not isinstance(groups, str):
-        listed = Counter(device for group in groups for device in group)
-        for device in plan.devices():
-            if listed[device] != 1:
-                return f"device {name(device)} is in {listed[device]} sharding groups; put it into exactly one"
-    elif groups not in ("all", "machine"):
-        return f"sharding groups are {groups!r}; choose all, machine or lists of devices"
-    if zero < 2:
-        return None
-    if not plan.schedule.lockstep:
-        return f"ZeRO-{zero} under the {plan.schedule} schedule; take 1f1b or gpipe"
-    if len({len(pipeline.stages) for pipeline in plan.pipelines}) > 1:
-        return f"ZeRO-{zero} over pipelines of unequally many stages; give all as many"
-    if len({pipeline.num_micro_batches for pipeline in plan.pipelines}) > 1:
-        return f"ZeRO-{zero} over pipelines of unequally many micro-batches; give all as many"
-    for s, stages in enumerate(zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)):
-        if len({stage.layers for stage in stages}) > 1:
-            return f"ZeRO-{zero} over pipelines with unequal layers in stage {s}; give all the same"
-        # Each device of a sequence layout holds whole layers, as with TP 1.
-        if len({len(devices) for stage in stages for devices in stage.copies}) > 1:
-            return f"ZeRO-{zero} over pipelines with unequal TP degrees in stage {s}; give all the same"
-    return None
+    if not pipelines:
+        return "pipelines", "the plan has no pipeline; give it at least one"
+    num_layers = pipelines[0].num_layers
+    for p, pipeline in enumerate(pipelines):
+        wrong = schedule.broken_rule(len(pipeline.stages), pipeline.num_chunks, pipeline.num_micro_batches)
+        if wrong is not None:
+            return f"pipelines[{p}]", wrong
+        if pipeline.num_layers != num_layers:
+            said = f"{pipeline.num_layers} layers, where the first pipeline has {num_layers}"
+            return f"pipelines[{p}]", f"{said}; each holds all layers of the model"
+    executors = [devices for pipeline in pipelines for stage in pipeline.stages for devices in stage.executors]
+    used = set().union(*executors)
+    if len(used) != sum(map(len, executors)):
+        device, times = Counter(chain.from_iterable(executors)).most_common(1)[0]
+        return "pipelines", f"device {name(device)} is used {times} times; give each device one place in the plan"
+    wrong = sharding.broken_rule(pipelines, schedule, name)
+    return None if wrong is None else ("sharding", wrong)
 
 
-def unpriced(plan: Plan) -> str | None:
-    """What in `plan` the format allows but the cost model does not price yet, in words; None if nothing."""
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            if any(replica.heads is not None for replica in stage.replicas):
-                return "stated heads"
+def unpriced(pipeline: Pipeline) -> str | None:
+    """What `pipeline` has that files and runs know but no price does, in words, with a remedy; None if nothing."""
+    for s, stage in enumerate(pipeline.stages):
+        groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.replicas
+        if any(group.heads is not None for group in groups):
+            return f"stage {s} states the heads of a TP group, which are not priced yet; leave out `heads`"
     return None

@@ -4,7 +4,7 @@ A stage's *groups* divide the sequence. Inside a group an all-to-all turns "my t
 tokens, my heads", as in DeepSpeed-Ulysses (Jacobs et al., arXiv 2309.14509). Each device then needs the keys and values
 of its heads from every other group. Groups may cut the heads at different places; cut at the places of all, the heads
 fall into *segments*, each held by one device of every group: these devices form the segment's *sub-ring* (HexiSeq,
-arXiv 2605.07569). At turn j of a ring of G groups, group g meets the keys and values of group (g - j) mod G.
+arXiv 2605.07569). At step j of a ring of G groups, group g meets the keys and values of group (g - j) mod G.
 
 Shards lie in the order of the groups and their devices. `contiguous`: each device has one run of tokens. `zigzag`: the
 first half of each shard (the longer one) lies in this order from the front of the sequence, the second half in the
@@ -18,9 +18,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.plan.plan import SequenceGroup, SequenceParallel
-
-ORDERS = ("contiguous", "zigzag")
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 
 Range = tuple[int, int]  # half open
 Ints = NDArray[np.int64]
@@ -37,22 +35,12 @@ class SubRing:
 
 
 def misfit(layout: SequenceParallel, seq_len: int, num_heads: int) -> str | None:
-    """The first rule that `layout` breaks, in words; None if none."""
-    if layout.order not in ORDERS:
-        return f"order {layout.order!r}; choose {' or '.join(ORDERS)}"
-    if not layout.groups:
-        return "no group; name at least one"
+    """Why the layout is not one of sequences of `seq_len` tokens and `num_heads` query heads, in words, with a remedy;
+    None if it is."""
     for g, group in enumerate(layout.groups):
-        count = len(group.devices)
-        if count > num_heads:
-            return (
-                f"group {g} has {count} devices for {num_heads} heads; a device computes one at least, leave some out"
-            )
-        for word, given in (("tokens", group.tokens), ("heads", group.heads)):
-            if len(given) != count:
-                return f"group {g} states {len(given)} {word} for {count} devices; state one number for each"
-            if not given or min(given) < 1:
-                return f"group {g} has {word} {list(given)}; give every device at least 1, or leave it out"
+        if (count := len(group.devices)) > num_heads:
+            said = f"group {g} has {count} devices for {num_heads} heads"
+            return f"{said}; a device computes at least one, so leave some out"
         if sum(group.heads) != num_heads:
             return f"group {g} has {sum(group.heads)} heads, the model {num_heads}; the heads of a group make all"
     total = sum(map(tokens_of, layout.groups))
@@ -203,9 +191,9 @@ def ring_holders(own: Members, num_heads: int, num_kv_heads: int) -> RingHolders
 
 
 class RingSchedule:
-    """Which keys the groups of a layout meet at the turns of a ring, and what of them the causal mask leaves.
+    """Which keys the groups of a layout meet at the steps of a ring, and what of them the causal mask leaves.
 
-    At turn j, group g holds the keys of group (g - j) mod G. All runs at the front of the sequence come before all at
+    At step j, group g holds the keys of group (g - j) mod G. All runs at the front of the sequence come before all at
     its back, and the backs stand in the reverse order: a group's queries see the front of each earlier group, and those
     at its back all of each later one. The last group's two runs meet.
     """
@@ -219,14 +207,14 @@ class RingSchedule:
         self._runs = 1 + (self._back > 0)
         self._runs[-1] = 1
 
-    def source(self, turns: Ints) -> Ints:
-        """Whose keys each group holds [turns, groups]."""
-        return (np.arange(self.num_groups) - turns[:, None]) % self.num_groups
+    def source(self, steps: Ints) -> Ints:
+        """Whose keys each group holds [steps, groups]."""
+        return (np.arange(self.num_groups) - steps[:, None]) % self.num_groups
 
-    def blocks(self, turns: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """Of each group at each turn [turns, groups]: (query, key) pairs with the key before the query, a query's own
+    def blocks(self, steps: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """Of each group at each step [steps, groups]: (query, key) pairs with the key before the query, a query's own
         counting half; pairs of all runs that have any; how many such pairs of runs; and queries that have any."""
-        queries, keys = np.arange(self.num_groups), self.source(turns)
+        queries, keys = np.arange(self.num_groups), self.source(steps)
         tokens, front, back, runs = (a.astype(float) for a in (self.tokens, self._front, self._back, self._runs))
         earlier, later = keys < queries, keys > queries
         rows = np.where(later, back, tokens)
@@ -238,8 +226,8 @@ class RingSchedule:
         whole[own], kernels[own] = parted[keys[own]], np.where(runs == 1, 1.0, 3.0)[keys[own]]
         return causal, whole, kernels, rows
 
-    def last_turn(self) -> Ints:
-        """The last turn at which the keys of each group meet a query that sees any of them [groups]: until then they
+    def last_step(self) -> Ints:
+        """The last step at which the keys of each group meet a query that sees any of them [groups]: until then they
         travel on."""
         at = np.arange(self.num_groups)
         seeing = np.maximum.accumulate(np.where(self._back > 0, at, -1))  # the last group so far with a back

@@ -191,6 +191,10 @@ class Network:
 
         self.capacity: NDArray[np.float64] = np.concatenate(parts).astype(np.float64)
         self.capacity.setflags(write=False)
+        self._capacities: list[float] = self.capacity.tolist()
+        # Of each device: its interface as a resource, and the capacity.
+        self._transmit = [(own, self._capacities[own]) for own in self._interface]
+        self._receive = [(own, self._capacities[own]) for own in (self._num_interfaces + i for i in self._interface)]
 
     @property
     def num_resources(self) -> int:
@@ -214,6 +218,19 @@ class Network:
     def receive_interface(self, device: int) -> int:
         """The resource through which a device receives from other machines."""
         return self._num_interfaces + self._interface[device]
+
+    def path(self, a: int, b: int) -> tuple[float, float, tuple[tuple[int, float], ...]]:
+        """The way of a transfer from device a to device b: seconds of latency, bytes/s of the link inside a machine
+        (infinite between machines), and the shared resources that it crosses, each with its bytes/s."""
+        first, second = self._machine_of[a], self._machine_of[b]
+        if first == second:
+            machine, i, j = self._machines[first], self._index[a], self._index[b]
+            return machine.pair_latency(i, j), machine.pair_bandwidth(i, j), ()
+        ends: tuple[tuple[int, float], ...] = (self._transmit[a], self._receive[b])
+        if not self._plain:
+            between = [(resource, self._capacities[resource]) for resource in self.route(a, b)[1:-1]]
+            ends = ends[0], *between, ends[1]
+        return self.pair_latency(a, b), math.inf, ends
 
     def route(self, a: int, b: int) -> tuple[int, ...]:
         """The resources that a transfer from device a to device b of another machine crosses, in order."""

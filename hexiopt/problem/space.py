@@ -145,7 +145,7 @@ def default_schedule(workload: Workload) -> Schedule:
 
 
 def sharding_stages(workload: Workload) -> tuple[int, ...]:
-    """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (`hexiopt.plan.misaligned`)."""
+    """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (see `Sharding`)."""
     if workload.optimizer_sharding == AUTO:
         return SHARDING_STAGES if any(one.lockstep for one in schedules(workload)) else SHARDING_STAGES[:2]
     return (int(workload.optimizer_sharding),)

@@ -12,6 +12,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import (
+    ORDERS,
     Replica,
     Replicated,
     SequenceGroup,
@@ -19,8 +20,7 @@ from hexiopt.plan.parallelism import (
     StageParallelism,
     TensorParallel,
 )
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.plan.token_layout import ORDERS
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
@@ -95,7 +95,7 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
     memory = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
+            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
                 parts = {part: getattr(one.memory, part) / GIB for part in MEMORY_PARTS}
                 row = {"limit": one.limit_bytes / GIB, "total": one.memory.total / GIB} | parts
                 for device in devices:
@@ -199,17 +199,19 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     sharding.finish()
     pipelines = []
     for entry in section.sections("pipelines"):
-        pipelines.append(
-            Pipeline(
-                tuple(_stage(stage, cluster) for stage in entry.sections("stages")),
-                entry.integer("num_micro_batches", at_least=1, at_most=10**7),
-                entry.integer("micro_batch_size", at_least=1, at_most=10**7),
-            )
-        )
+        stages = tuple(_stage(stage, cluster) for stage in entry.sections("stages"))
+        count = entry.integer("num_micro_batches", at_least=1, at_most=10**7)
+        size = entry.integer("micro_batch_size", at_least=1, at_most=10**7)
         entry.finish()
+        with entry.blamed():
+            pipelines.append(Pipeline(stages, count, size))
     if not pipelines:
         section.fail("pipelines", "is empty; a plan has at least one pipeline")
-    return Plan(tuple(pipelines), schedule, Sharding(zero, groups))
+    chosen = Sharding(zero, groups)
+    wrong = broken_rule(pipelines, schedule, chosen, cluster.device_name)
+    if wrong is not None:
+        raise InputError(f"{section.at(wrong[0])}: {wrong[1]}")
+    return Plan(tuple(pipelines), schedule, chosen)
 
 
 def _stage(section: Section, cluster: Cluster) -> Stage:
@@ -227,8 +229,8 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
         else [section]
     )
     ranges = tuple(_whole(pair, "layers") for pair in pairs)
-    if not ranges or any(len(pair) != 2 for pair in ranges):
-        section.fail("layers", "is not a range; write [first, end], end not included")
+    if not ranges or any(len(pair) != 2 or pair[0] >= pair[1] for pair in ranges):
+        section.fail("layers", "is not a range; write [first, end], the end not included and above the first")
     policy = section.raw("recompute", "none")
     policies = tuple(policy) if isinstance(policy, list) else (policy,)
     for item in policies:
@@ -236,11 +238,14 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
     if not policies:
         section.fail("recompute", f"is empty; choose one of {', '.join(RECOMPUTE_POLICIES)}")
     section.finish()
-    return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)
+    with section.blamed():
+        return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)
 
 
 def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
-    return TensorParallel(_devices(section, cluster), _whole(section, "heads", optional=True) or None)
+    group = _devices(section, cluster), _whole(section, "heads", optional=True) or None
+    with section.blamed():
+        return TensorParallel(*group)
 
 
 def _replicated(section: Section, cluster: Cluster) -> Replicated:
@@ -249,8 +254,10 @@ def _replicated(section: Section, cluster: Cluster) -> Replicated:
     found = []
     for entry in section.sections("replicas"):
         samples = entry.integer("samples", at_least=1, at_most=10**7)
-        found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
+        group = _devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None
         entry.finish()
+        with entry.blamed():
+            found.append(Replica(*group))
     return Replicated(tuple(found))
 
 
@@ -258,8 +265,10 @@ def _sequence_parallel(section: Section, cluster: Cluster) -> SequenceParallel:
     layout = section.section("sequence")
     parts = []
     for entry in layout.sections("groups"):
-        parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
+        own = _devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")
         entry.finish()
+        with entry.blamed():
+            parts.append(SequenceGroup(*own))
     order = layout.text("order", choices=ORDERS, default=ORDERS[0])
     layout.finish()
     if not parts:

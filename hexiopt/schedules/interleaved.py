@@ -30,15 +30,15 @@ class Interleaved(Schedule):
         start, pairs, rest = _turns(at.num_stages, at.num_chunks, warm_up, extra)
         return (start, 1), (pairs, rounds), (rest, 1)
 
-    def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> tuple[str, str] | None:
+    def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> str | None:
         """Stages with several ranges need a neighbour, and micro-batches in whole turns of all stages."""
         if num_chunks == 1:
             return None
         if num_stages == 1:
-            return "interleaved", f"{num_chunks} layer ranges on the only stage; interleave two stages or more"
+            return f"{num_chunks} layer ranges on the only stage; interleave two stages or more"
         if num_micro_batches % num_stages:
             said = f"{num_micro_batches} micro-batches for {num_stages} interleaved stages"
-            return "interleaved", f"{said}; take a multiple of {num_stages}"
+            return f"{said}; take a multiple of {num_stages}"
         return None
 
     def micro_batch_multiple(self, num_stages: int, num_chunks: int) -> int:

@@ -25,72 +25,7 @@ from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition, T
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Executor:
-    """One replica of a stage: forward and backward seconds of each of its layer ranges."""
-
-    stage: int
-    chunk_s: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Messages of one direction between two executors (by index), seconds each."""
-
-    backward: bool
-    sender: int
-    receiver: int
-    seconds: float
-
-
-def chain_ends_s(
-    schedule: Schedule,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    send_forward_s: Sequence[float],
-    send_backward_s: Sequence[float],
-    num_micro_batches: int,
-) -> tuple[float, ...]:
-    """When each stage ends its last operation, where every stage is one executor with one layer range.
-
-    Seconds from the step's start [stages]. `send_forward_s[i]` is from stage i to i + 1, `send_backward_s[i]` from
-    stage i + 1 to i [stages - 1].
-    """
-    stages, links = _chain(len(forward_s))
-    chunk_s = tuple([((f, b),) for f, b in zip(forward_s, backward_s, strict=True)])
-    graph = pipeline_graph(schedule, len(forward_s), num_micro_batches, stages, chunk_s, links)
-    return graph.ends_s([*send_forward_s, *send_backward_s])
-
-
-def executor_ends_s(
-    schedule: Schedule,
-    num_stages: int,
-    num_micro_batches: int,
-    executors: tuple[Executor, ...],
-    links: tuple[Link, ...],
-) -> tuple[float, ...]:
-    """When each executor ends its last operation, in seconds from the step's start.
-
-    The pipeline must not break the schedule's rule. Raises InputError where operations wait for each other for ever.
-    """
-    graph = pipeline_graph(
-        schedule,
-        num_stages,
-        num_micro_batches,
-        tuple([executor.stage for executor in executors]),
-        tuple([executor.chunk_s for executor in executors]),
-        tuple([(link.backward, link.sender, link.receiver) for link in links]),
-    )
-    return graph.ends_s([link.seconds for link in links])
-
-
 _Links = tuple[tuple[bool, int, int], ...]  # backward, sender, receiver
-
-
-@lru_cache(maxsize=1024)
-def _chain(count: int) -> tuple[tuple[int, ...], _Links]:
-    ahead = [(False, s, s + 1) for s in range(count - 1)]
-    return tuple(range(count)), (*ahead, *((True, s + 1, s) for s in range(count - 1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +42,10 @@ class PipelineGraph:
     stages: tuple[int, ...]
     chunk_s: tuple[tuple[tuple[float, float], ...], ...]
     links: _Links
+
+    def with_times(self, chunk_s: tuple[tuple[tuple[float, float], ...], ...]) -> "PipelineGraph":
+        """The same pipeline whose executors take `chunk_s`."""
+        return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
 
     def ends_s(self, message_s: Sequence[float]) -> tuple[float, ...]:
         """When each executor ends its last operation [executors], if the messages on each link take `message_s`.

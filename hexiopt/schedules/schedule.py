@@ -127,11 +127,10 @@ class Schedule(ABC):
     def programme(self, at: StagePosition) -> Programme:
         """What a stage runs, in order; the position must not break the rule of `broken_rule`."""
 
-    def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> tuple[str, str] | None:
-        """The first rule on its shape that a pipeline breaks under the schedule: a word for it, and what is wrong with
-        a remedy. None if it can run."""
+    def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> str | None:
+        """What a pipeline of this shape has that the schedule cannot run, with a remedy; None if it can run."""
         if num_chunks > 1 and not self.chunked:
-            return "interleaved", f"several layer ranges a stage under {self.name}; take the interleaved schedule"
+            return f"several layer ranges a stage under {self.name}; take the interleaved schedule"
         return None
 
     def micro_batch_multiple(self, num_stages: int, num_chunks: int) -> int:

@@ -40,7 +40,7 @@ ExecutorId = tuple[int, int, int]  # pipeline, stage, replica
 
 
 @dataclass(eq=False, slots=True)
-class Link:
+class SimulatedLink:
     """From one replica to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
     network, as long as their share of it takes.
 
@@ -64,16 +64,19 @@ class Step:
     """One step of some pipelines, event by event: by their numbers in the plan, (micro-batches, stages) of each."""
 
     def __init__(
-        self, pipelines: Mapping[int, tuple[int, tuple[StageCost, ...]]], schedule: Schedule, links: Iterable[Link]
+        self,
+        pipelines: Mapping[int, tuple[int, tuple[StageCost, ...]]],
+        schedule: Schedule,
+        links: Iterable[SimulatedLink],
     ) -> None:
         self._stages = {p: stages for p, (_, stages) in pipelines.items()}
-        self._outgoing: dict[tuple[ExecutorId, str], list[Link]] = {}
+        self._outgoing: dict[tuple[ExecutorId, str], list[SimulatedLink]] = {}
         self._incoming: Counter[tuple[ExecutorId, str]] = Counter()
         for link in links:
             self._outgoing.setdefault((link.sender, link.kind), []).append(link)
             self._incoming[link.receiver, link.kind] += 1
-        self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | Link]](), 0
-        self._moving: list[Link] = []  # whose messages share the network now
+        self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | SimulatedLink]](), 0
+        self._moving: list[SimulatedLink] = []  # whose messages share the network now
         self._running: set[ExecutorId] = set()
         self._came: Counter[tuple[ExecutorId, _Operation]] = Counter()  # messages of an operation's input
         self._todo: dict[ExecutorId, list[_Operation]] = {}
@@ -109,7 +112,7 @@ class Step:
             else:
                 yield self._arrived(what)
 
-    def _at(self, time_s: float, what: Event | Link) -> None:
+    def _at(self, time_s: float, what: Event | SimulatedLink) -> None:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
@@ -152,11 +155,11 @@ class Step:
                 self._send(link)
         self._begin(place)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: SimulatedLink) -> None:
         link.began_s = self._now
         self._at(self._now + link.fixed_s, link)
 
-    def _arrived(self, link: Link) -> Event:
+    def _arrived(self, link: SimulatedLink) -> Event:
         """The first message of a link is there."""
         kind, chunk, batch = link.waiting.popleft()
         p, s, r = link.sender
@@ -186,11 +189,11 @@ def link_of(
     fixed_s: float,
     needs: Mapping[int, float] | None = None,
     most: float = inf,
-) -> Link:
-    """The link on which messages like `message` go in a pipeline; the rest as of `Link`."""
+) -> SimulatedLink:
+    """The link on which messages like `message` go in a pipeline; the rest as of `SimulatedLink`."""
     sender = pipeline, message.stage, message.sender
     receiver = pipeline, message.target(num_stages), message.receiver
-    return Link(sender, "backward" if message.backward else "forward", receiver, fixed_s, needs or {}, most)
+    return SimulatedLink(sender, "backward" if message.backward else "forward", receiver, fixed_s, needs or {}, most)
 
 
 def _neighbour(

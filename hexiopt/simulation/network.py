@@ -11,13 +11,13 @@ from dataclasses import replace
 from math import inf
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.pipelines import StaticShares
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import StaticShares
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Plan
-from hexiopt.simulation.engine import ExecutorId, Link, Step, link_of
+from hexiopt.simulation.engine import ExecutorId, SimulatedLink, Step, link_of
 
 _MOST_MEETINGS = 1_000_000  # of messages; so many take about a second
 
@@ -71,7 +71,7 @@ def _has_layouts(plan: Plan) -> bool:
     return any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
-def _links(p: int, pipeline: PlacedPipeline) -> Iterator[Link]:
+def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
     """Latency first; inside machines nothing is shared."""
     for placed in pipeline.messages:
         needs = {resource: each * placed.num_bytes for resource, each in placed.route.shared}

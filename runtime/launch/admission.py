@@ -85,7 +85,7 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str) -> None:
         device: one.memory.total - one.memory.reserve
         for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
-        for devices, one in zip(stage.copies, stage_cost.copies, strict=True)
+        for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True)
         for device in devices
     }
     devices = layout_of(plan, problem.model).devices

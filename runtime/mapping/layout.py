@@ -13,8 +13,9 @@ from math import lcm
 from typing import NamedTuple, assert_never
 
 from hexiopt.plan.holders import sharding_groups, slices
+from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
-from hexiopt.plan.plan import Plan, SequenceLayout, Stage
+from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -47,7 +48,7 @@ class RankExecutor:
     shards: tuple[RankShard, ...]
     samples: Range
     chunks: tuple[Chunk, ...]
-    sequence: SequenceLayout | None = None
+    sequence: SequenceParallel | None = None
 
     def tokens(self, seq_len: int) -> tuple[tuple[Range, ...], ...]:
         """The tokens that each rank has between layers, in ascending runs.
@@ -65,6 +66,11 @@ class RankExecutor:
                     for rank, runs in zip(group.devices, shards_of, strict=True)
                 }
                 return tuple(of_rank[rank] for rank in self.ranks)
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of each micro-batch that it takes."""
+        return self.samples[1] - self.samples[0]
 
     @property
     def parts_tokens(self) -> bool:
@@ -128,11 +134,13 @@ class PipelineLayout:
     def routes(self, chunk: int, seq_len: int) -> list[MessageRoute]:
         """From virtual stage `chunk` to the next one. Backward, every route is taken the other way round."""
         count = len(self.stages)
+        sizes = tuple([tuple([executor.num_samples for executor in stage]) for stage in self.stages])
         return [
-            MessageRoute(a, b, tokens, samples)
-            for sender in self.stages[chunk % count]
-            for receiver in self.stages[(chunk + 1) % count]
-            for samples in common([sender.samples], [receiver.samples])
+            MessageRoute(a, b, tokens, (one.first_sample, one.first_sample + one.samples))
+            for one in messages_of(sizes, self.num_chunks > 1)
+            if not one.backward and one.stage == chunk % count
+            for sender in [self.stages[one.stage][one.sender]]
+            for receiver in [self.stages[one.target(count)][one.receiver]]
             for a, here in zip(sender.ranks, sender.tokens(seq_len), strict=True)
             for b, there in zip(receiver.ranks, receiver.tokens(seq_len), strict=True)
             if (tokens := common(here, there))

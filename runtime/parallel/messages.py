@@ -52,7 +52,7 @@ class StageMessages:
     ) -> None:
         own_tokens = executor.tokens(seq_len)[executor.ranks.index(rank)]
         num_tokens = sum(end - first for first, end in own_tokens)
-        self._shape = (num_tokens, executor.samples[1] - executor.samples[0], hidden)
+        self._shape = (num_tokens, executor.num_samples, hidden)
         self.like = like
         self._rank, self._lanes, self._latency_s = rank, lanes, latency_s
         self._late: list[Timer] = []

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
 from hexiopt.problem.model import ModelSpec
 from runtime.model.attention import met
@@ -30,7 +30,7 @@ class SequenceAttention:
     """Attention of a rank that has its own tokens of all heads before and after; groups of `layout` name ranks."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceLayout, rank: int, groups: ProcessGroups, device: torch.device
+        self, model: ModelSpec, layout: SequenceParallel, rank: int, groups: ProcessGroups, device: torch.device
     ) -> None:
         (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
         own, tokens = layout.groups[g], token_ranges(layout)[g]
@@ -69,7 +69,7 @@ class RankSubRing:
     """The sub-rings of the rank at `place` in group `g` of a layout, all of whose ranks are in `group`."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceLayout, g: int, place: int, group: dist.ProcessGroup | None
+        self, model: ModelSpec, layout: SequenceParallel, g: int, place: int, group: dist.ProcessGroup | None
     ) -> None:
         self.count, self._g, self._group = len(layout.groups), g, group
         runs = group_ranges(layout)

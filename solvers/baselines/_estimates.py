@@ -13,7 +13,6 @@ from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding, largest_fitting
 from hexiopt.cost.executors.routes import NetworkLoad, Route, route
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import largest_cycle_mean_s
@@ -117,11 +116,12 @@ class GridEstimates:
         key = (tp_groups, first, last, size, block, chunks, held, shards)
         found = self._max_layers.get(key)
         if found is None:
-            assert isinstance(self.pricer, PlanPricer)
+            stages = self.pricer.features.stages
+            assert stages is not None, "asked for plans of our own pricer only"
             models = {
                 id(model): (model, tp_group)
                 for tp_group in tp_groups
-                for model in [self.pricer.stages.memory_model(tp_group, size)]
+                for model in [stages.memory_model(tp_group, size)]
             }
             found = self._max_layers[key] = min(
                 chunks

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage, TensorParallel, held_by
+from hexiopt.plan.parallelism import Replica, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from solvers.core.partition import DeviceGroup
 
-StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceLayout  # of a stage of one pipeline
+StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceParallel  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
@@ -138,8 +139,8 @@ def aligned_plan(
 
 
 def _stage(devices: StageHolders, layers: Ranges, recompute: Recompute) -> Stage:
-    if isinstance(devices, SequenceLayout):
+    if isinstance(devices, SequenceParallel):
         return Stage(devices, layers, recompute)
     if isinstance(devices[0], Replica):
-        return Stage(held_by(devices), layers, recompute)
+        return Stage.of_replicas(devices, layers, recompute)
     return Stage(TensorParallel(devices), layers, recompute)

@@ -19,9 +19,8 @@ from functools import partial
 from itertools import combinations, islice, product
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.rings import RingTimes, divided_rings
-from hexiopt.plan.holders import parameter_holders, sharding_groups
+from hexiopt.cost.rings import gradient_rings
+from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
@@ -71,8 +70,11 @@ class Fsdp(Baseline):
         problem = run.problem
         allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
         for devices, sharding in product(device_sets(problem), allowed):
+            sizes = dividing_sizes(problem, len(devices))
+            if not sizes:
+                continue
             passes = _passes(problem, devices, sharding)
-            for size in dividing_sizes(problem, len(devices)):
+            for size in sizes:
                 trial = FsdpTrial(run.pricer, devices, sharding, size)
                 for recompute in trial.recomputes():
                     seconds = _estimate_s(trial, passes, recompute)
@@ -107,9 +109,11 @@ def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: in
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
     plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
-    holders = RingTimes(parameter_holders(plan.pipelines, problem.model), problem.cluster)
-    around = divided_rings(holders, sharding_groups(plan, problem.cluster), problem.cluster)
-    within, between = (max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0) for sync in around)
+    around = gradient_rings(plan, sharding_groups(plan, problem.cluster), problem.model, problem.cluster)
+    within, between = (
+        max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0)
+        for sync in (around.within_group, around.between_groups)
+    )
     return _Passes(within, between)
 
 
@@ -145,12 +149,13 @@ class FsdpTrial:
                 pricer.max_layers(tp_group, *at, policy, self._held, self._spread) >= layers for tp_group in self._sites
             )
         )
-        if not _mixes(self.problem) or not isinstance(pricer, PlanPricer):
+        stages = pricer.features.stages
+        if not _mixes(self.problem) or stages is None:
             return
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(
-                pricer.stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
                 for tp_group in self._sites
             )
             if num_smaller < layers:
@@ -159,8 +164,8 @@ class FsdpTrial:
     def seconds(self, recompute: Recompute) -> tuple[float, float]:
         """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
-        if isinstance(pricer, PlanPricer):
-            each = [pricer.stages.stage_s(tp_group, *at, recompute) for tp_group in self._sites]
+        if (stages := pricer.features.stages) is not None:
+            each = [stages.stage_s(tp_group, *at, recompute) for tp_group in self._sites]
         else:
             each = [pricer.stage_s(tp_group, *at, recompute[0]) for tp_group in self._sites]
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)

@@ -29,8 +29,8 @@ from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Sharding
-from hexiopt.plan.token_layout import ORDERS
+from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SHARDING_STAGES
@@ -51,7 +51,7 @@ _MAX_GRIDS = 4000  # grids estimated in full
 StageBlock = tuple[int, ...]  # devices of a stage
 
 
-def _layouts(plan: Plan) -> list[SequenceLayout | None]:
+def _layouts(plan: Plan) -> list[SequenceParallel | None]:
     return [stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages]
 
 
@@ -213,8 +213,8 @@ class _Estimate:
 
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
-        self._model = run.pricer if isinstance(run.pricer, PlanPricer) else PlanPricer(problem)
-        self._wires = LinkTable(problem.cluster)
+        self._model = run.pricer.features.exact or PlanPricer(problem)
+        self._links = LinkTable(problem.cluster)
         self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
         spec, workload = problem.model, problem.workload
@@ -282,7 +282,7 @@ class _Estimate:
         found = self._kept.get(key)
         if found is None:
             layout = _layout(self._problem, block, hp, order)
-            found = SequenceStage(self._problem, self._model.framework, layout, size, None, self._wires)
+            found = SequenceStage(self._problem, self._model.framework, layout, size, None, self._links)
             self._kept[key] = found
         return found
 
@@ -322,11 +322,11 @@ def _layers(problem: Problem, num_stages: int) -> list[int]:
     return even_parts(problem.model.num_layers, num_stages)
 
 
-def _layout(problem: Problem, block: StageBlock, hp: int, order: str) -> SequenceLayout:
+def _layout(problem: Problem, block: StageBlock, hp: int, order: str) -> SequenceParallel:
     low, extra = divmod(problem.workload.seq_len, len(block))
     tokens = [low + (k < extra) for k in range(len(block))]
     heads = (problem.model.num_heads // hp,) * hp
-    return SequenceLayout(
+    return SequenceParallel(
         tuple(SequenceGroup(block[k : k + hp], tuple(tokens[k : k + hp]), heads) for k in range(0, len(block), hp)),
         order,
     )

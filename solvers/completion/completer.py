@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
@@ -42,7 +41,7 @@ class PlanCompleter:
         )
         self._timer = PipelineTimer(pricer)
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
-        self.replicates = replicates and space.replicas and isinstance(pricer, PlanPricer)
+        self.replicates = replicates and space.replicas and pricer.features.replicas
 
     def splitter(self, policy: str) -> LayerSplitter:
         """The splitter whose set of recompute policies includes `policy`."""

@@ -12,7 +12,6 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import InFlight, in_flight
@@ -49,7 +48,7 @@ class LayerSplitter:
         """
         self.policies = policies
         self._pricer, self._even = pricer, even
-        self._model = pricer if per_layer and isinstance(pricer, PlanPricer) else None
+        self._stages = pricer.features.stages if per_layer else None
         self._num_layers = pricer.problem.model.num_layers
         self._times: Memo[tuple[frozenset[Any], bool, bool, int], list[tuple[str, list[float]]]] = Memo(
             lambda key: self._by_speed(*key)
@@ -97,7 +96,7 @@ class LayerSplitter:
             times += more
             recompute += [(policy,)] * len(more)
         found = StageOptions(times, recompute)
-        if self._model is not None:
+        if self._stages is not None:
             for (layer_limit, (faster, _)), (_, (smaller, _)) in combinations(
                 zip(layer_limits, tables, strict=True), 2
             ):
@@ -120,17 +119,15 @@ class LayerSplitter:
 
         As few layers as memory requires recompute under `smaller`, the others under `faster`.
         """
-        model = self._model
-        assert model is not None
+        stages = self._stages
+        assert stages is not None
         rates = []  # per share: seconds of no layer, of a layer of either
         for tp_group, samples in shares:
-            none_s = sum(model.stage_s(tp_group, 0, first, last, samples, smaller))
-            rates.append(
-                (none_s, *(sum(model.stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster)))
-            )
+            none_s = sum(stages.stage_s(tp_group, 0, first, last, samples, (smaller,)))
+            rates.append((none_s, *(sum(stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
         counts = range(layer_limit + 1, len(found.times) + 1)
         each = [
-            model.stages.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
+            stages.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
         ]
         for n, *least in zip(counts, *each, strict=True):

@@ -7,10 +7,12 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages, round_trips_s, total_load
+from hexiopt.cost.place import PlacedMessage, network_load, placed_messages
+from hexiopt.cost.sharing import round_trips_s, total_load
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Replica, Stage, held_by
+from hexiopt.plan.messages import messages_of
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Stage
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
@@ -65,8 +67,8 @@ class TimedPipeline:
     def stages(self) -> tuple[Stage, ...]:
         """Its stages."""
         return tuple(
-            Stage(
-                held_by(tuple(Replica(part.group, part.samples if len(own) > 1 else None) for part in own)),
+            Stage.of_replicas(
+                tuple(Replica(part.group, part.samples if len(own) > 1 else None) for part in own),
                 layers,
                 recompute,
             )
@@ -108,7 +110,7 @@ class PipelineTimer:
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
         self._num_layers = pricer.problem.model.num_layers
-        self._model = pricer if isinstance(pricer, PlanPricer) else None  # others leave the network to each message
+        self._stages = pricer.features.stages  # without, the network is left to each message
         cluster = pricer.problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._uniform = [machine.is_uniform for machine in cluster.machines]
@@ -123,7 +125,7 @@ class PipelineTimer:
             self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1]
             for pipeline_group in partition.pipeline_groups
         ]
-        if self._model is None:
+        if self._stages is None:
             return [tuple(map(self._alone_s, own.placed_pipelines)) for own in each]
         load_s = total_load(item for own in each for item in own.load)
         found = []
@@ -158,7 +160,7 @@ class PipelineTimer:
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
         longest = [max(own) for own in zip(*trips_s, strict=True)]
-        if self._pricer.sends_occupy_stages:
+        if self._pricer.features.sends_occupy_stages:
             return self._split(pipeline_group, terms, splitter, trips_s, (*longest, 0.0))
         found = self._split(pipeline_group, terms, splitter, trips_s, ())
         if (
@@ -223,9 +225,9 @@ class PipelineTimer:
         ]
 
     def _part_s(self, part: PlacedReplica, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
-        if self._model is None:  # others have one policy a stage
+        if self._stages is None:  # others have one policy a stage
             return sum(self._pricer.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute[0]))
-        return sum(self._model.stages.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute))
+        return sum(self._stages.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute))
 
     def _sends(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
         placed_pipelines, size = self._placed_pipelines(pipeline_group), pipeline_group.micro_batch_size
@@ -239,16 +241,15 @@ class PipelineTimer:
         numbers: dict[Hashable, int] = {}
         example_of = tuple([numbers.setdefault(self._places(placed), len(numbers)) for placed in placed_pipelines])
         examples = tuple(map(example_of.index, range(len(numbers))))
-        if self._model is None:
+        if self._stages is None:
             return _Traffic(placed_pipelines, tp_groups, examples, example_of)
-        sample_bytes = self._model.stages.message_bytes(1)
+        sample_bytes = self._stages.message_bytes(1)
         found = tuple(
             placed_messages(
+                messages_of(tuple([tuple([part.samples for part in own]) for own in placed_pipelines[k]]), wraps),
                 [[part.group for part in own] for own in placed_pipelines[k]],
-                tuple([tuple([part.samples for part in own]) for own in placed_pipelines[k]]),
-                self._model.stages.route,
+                self._stages.route,
                 sample_bytes,
-                wraps,
             )
             for k in examples
         )
@@ -256,7 +257,7 @@ class PipelineTimer:
         load = total_load(
             (resource, count * seconds)
             for own, count in zip(found, counts, strict=True)
-            for resource, seconds in executor_loads(own)
+            for resource, seconds in network_load(own)
         )
         return _Traffic(placed_pipelines, tp_groups, examples, example_of, found, tuple(load.items()))
 
@@ -264,7 +265,7 @@ class PipelineTimer:
         """A key, equal for pipelines with equally fast stages and equal routes; other pricers may distinguish all
         devices.
         """
-        if self._model is None:
+        if self._stages is None:
             return placed
         return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in placed])
 

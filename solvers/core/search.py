@@ -40,7 +40,8 @@ class Search:
         self.name, self.problem, self.budget, self.seed = name, problem, budget, seed
         self._started = Search.clock()
         self.pricer: Pricer = pricer or PlanPricer(problem)
-        self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, PlanPricer) else 0.0
+        exact = self.pricer.features.exact
+        self.bound_s = 0.0 if exact is None else lower_bound_s(exact)
         self.plan: Plan | None = None
         self.cost: Cost | None = None
         self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan that exceeds memory least
@@ -57,6 +58,13 @@ class Search:
         self._told_s, self._told_limit_s = 0.0, budget.time_limit_s
 
     # ------------------------------------------------------------------------ searches inside
+
+    @property
+    def exact_pricer(self) -> PlanPricer:
+        """Our pricer, for solvers that take no other (`Capabilities.pricers`)."""
+        exact = self.pricer.features.exact
+        assert exact is not None, "`refuse` lets no other through"
+        return exact
 
     def child(self) -> "Search":
         """A separate search for the same run: same clock, budget, seed, pricer and listener, starting from the best

@@ -22,7 +22,7 @@ def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
     price.
     """
     pipeline = plan.pipelines[0]
-    alone = len(plan.pipelines) == 1 and all(len(stage.copies) == 1 for stage in pipeline.stages)
+    alone = len(plan.pipelines) == 1 and all(len(stage.parameter_copies) == 1 for stage in pipeline.stages)
     twice = problem.model.tied_embeddings and len(pipeline.stages) > 1  # first and last stage hold the vocabulary
     if plan.sharding.stage and alone and not twice and 0 in sharding_stages(problem.workload):
         return replace(plan, sharding=Sharding())

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage, TensorParallel, held_by
+from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -149,4 +150,4 @@ def _stage(
 ) -> Stage:
     if len(replicas) == 1:
         return Stage(TensorParallel(replicas[0]), ranges, recompute)
-    return Stage(held_by(tuple(Replica(group, x) for group, x in zip(replicas, given, strict=True))), ranges, recompute)
+    return Stage(Replicated(tuple(map(Replica, replicas, given))), ranges, recompute)

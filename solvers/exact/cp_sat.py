@@ -19,7 +19,6 @@ import random
 from dataclasses import replace
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.core.workers import has_second_core, in_parallel
@@ -56,7 +55,7 @@ class CpSat(SearchSolver):
         A pricer other than our cost model gets the portfolio's plan without a bound.
         """
         problem, budget = run.problem, run.budget
-        ours = isinstance(run.pricer, PlanPricer)
+        ours = run.pricer.features.exact is not None
         small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
         share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
         if not ours:
@@ -68,8 +67,7 @@ class CpSat(SearchSolver):
         if small and PackingProof(run).run():
             run.exhausted = run.plan is None
         elif not small and run.plan is not None and budget.max_steps is None:  # the clock determines the bound
-            assert isinstance(run.pricer, PlanPricer)
-            run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
+            run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, run.left_s()))
 
 
 def warm_start(run: Search, share: float) -> bool:
@@ -89,11 +87,11 @@ class PackingProof:
     """Examines all choices of placements of one problem, for one step time after another."""
 
     def __init__(self, search: Search) -> None:
-        assert isinstance(search.pricer, PlanPricer)
+        pricer = search.exact_pricer
         self._search, self._enumeration = search, Enumeration(search)
-        lower_bound = PlacementBound(search.pricer, StageTable(search.pricer))
+        lower_bound = PlacementBound(pricer, StageTable(pricer))
         self._placements = PlacementColumns(
-            search.pricer, self._enumeration.device_classes, self._enumeration.candidates, lower_bound
+            pricer, self._enumeration.device_classes, self._enumeration.candidates, lower_bound
         )
         self._examined: set[ColumnChoice] = set()
 

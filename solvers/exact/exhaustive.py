@@ -26,7 +26,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, held_by
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
@@ -78,8 +78,7 @@ class Enumeration:
     """All plans of one search."""
 
     def __init__(self, search: Search) -> None:
-        assert isinstance(search.pricer, PlanPricer)
-        self.search, self.problem, self.model = search, search.problem, search.pricer
+        self.search, self.problem, self.model = search, search.problem, search.exact_pricer
         self.device_classes = DeviceClasses.of(self.problem)
         self.candidates = Candidates(self.model)
         self._batch = self.problem.workload.global_batch
@@ -388,14 +387,12 @@ def _plan(labeled: Sequence[PlacedDevices], pipelines: Sequence[Pipeline], node:
             replace(
                 pipeline,
                 stages=tuple(
-                    replace(
-                        stage,
-                        parallelism=held_by(
-                            tuple(
-                                replace(own, devices=group)
-                                for own, group in zip(stage.replicas, stage_groups, strict=True)
-                            )
+                    Stage.of_replicas(
+                        tuple(
+                            replace(own, devices=group) for own, group in zip(stage.replicas, stage_groups, strict=True)
                         ),
+                        stage.layers,
+                        stage.recompute,
                     )
                     for stage, stage_groups in zip(pipeline.stages, groups, strict=True)
                 ),

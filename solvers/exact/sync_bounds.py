@@ -15,7 +15,8 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import RingTimes, ring_edges
 from hexiopt.memo import Memo
 from hexiopt.plan.holders import ParameterHolders
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica, Replicated
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import Space
 from solvers.exact.assignments import ClassGroup, DeviceAssignment, DeviceClasses
@@ -73,7 +74,7 @@ class SyncBound:
         """Seconds that the rings of a parameter, in all slices, occupy each resource within and between groups."""
         labeled = self._device_classes.labeled(tuple((stage,) for stage in holders))
         pipelines = tuple(
-            Pipeline((Stage(held_by(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
+            Pipeline((Stage(Replicated(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
             for (replicas,) in labeled
         )
         workload = self._problem.workload

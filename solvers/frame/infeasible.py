@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from hexiopt.cost.executors.memory import Memory, StateSharding
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -33,7 +34,7 @@ def proven_infeasible(search: Search) -> bool:
     """Whether counting the layers that fit each device proves that no plan fits, so that a search would be
     pointless.
     """
-    return isinstance(search.pricer, PlanPricer) and memory_infeasibility(search.problem, search.pricer) is not None
+    return _memory_proof(search) is not None
 
 
 def conclude(search: Search) -> Result:
@@ -47,8 +48,8 @@ def conclude(search: Search) -> Result:
         return result
     if search.reason:
         return replace(result, reason=search.reason)
-    ours = isinstance(search.pricer, PlanPricer)
-    proof = memory_infeasibility(search.problem, search.pricer) if isinstance(search.pricer, PlanPricer) else None
+    exact = search.pricer.features.exact is not None
+    proof = _memory_proof(search)
     if proof is not None:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
@@ -60,7 +61,7 @@ def conclude(search: Search) -> Result:
         met = "the plain plans that fit are outside its plan space"
         if ended:
             met, remedy = "the budget ended before one of those that fit was met", f"{_more(search)}; {remedy}"
-    if remedy is None and ours:
+    if remedy is None and exact:
         remedy = nearest_change(search.problem)
     return replace(result, reason="; ".join(filter(None, (f"no plan found in {search.steps} steps: {met}", remedy))))
 
@@ -73,7 +74,13 @@ def _more(search: Search) -> str:
     return f"raise solver.time_limit_s above {search.budget.time_limit_s:g}"
 
 
-def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
+def _memory_proof(search: Search) -> str | None:
+    """`memory_infeasibility`, where the pricer's memory is that of our stage model."""
+    stages = search.pricer.features.stages
+    return None if stages is None else memory_infeasibility(search.problem, stages)
+
+
+def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:
     """The proof, in words, that no plan fits memory, if counting the layers that fit gives one; else None.
 
     Every device holds at most as many layers as fit with one micro-batch in flight, at the best TP degree and the
@@ -99,7 +106,7 @@ def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
             held: dict[int, float] = {}  # layers that a TP group can hold, by TP degree
             for tp in problem.space.allowed_tp(len(own)):
                 tp_group = model.tp_group(own[:tp])
-                memory = model.stages.memory_model(tp_group, 1)
+                memory = model.memory_model(tp_group, 1)
                 held[tp], limit = 0.0, tp_group.gpu.usable_memory_bytes
                 for policy in policies:
                     empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))
@@ -148,7 +155,7 @@ def _closest_to_fitting(search: Search) -> str:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
     plan, cost = search.closest_to_fitting
     p, s = cost.binding_stage()
-    copies = zip(plan.pipelines[p].stages[s].copies, cost.pipelines[p].stages[s].copies, strict=True)
+    copies = zip(plan.pipelines[p].stages[s].parameter_copies, cost.pipelines[p].stages[s].copies, strict=True)
     fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
     device = problem.cluster.device_name(fullest[0])
     return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"
@@ -164,7 +171,9 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         stages = space.num_stages or min(layers, len(groups) // pipelines)
         equal = workload.global_batch % pipelines == 0
         zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
-        if not stages or pipelines * stages > len(groups) or (requires_lockstep(problem) and not equal):
+        if pipelines > workload.global_batch or (requires_lockstep(problem) and not equal):
+            continue
+        if not stages or pipelines * stages > len(groups):
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [
@@ -252,7 +261,7 @@ def _fitting(problem: Problem) -> Iterator[bool]:
         model = PlanPricer(problem)
     except InputError:
         return
-    if memory_infeasibility(problem, model) is not None:
+    if memory_infeasibility(problem, model.stages) is not None:
         return
     completer = PlanCompleter(model)
     for partition in chain_partitions(problem):

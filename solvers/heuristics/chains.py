@@ -63,7 +63,7 @@ class ChainBuilder:
         self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Degrees]] = Memo(
             lambda key: self._ways(*key), _KEPT
         )
-        self._stages: Memo[tuple[LayerSplitter, Hashable, ChainTerms, int], _Stages] = Memo(
+        self._stages: Memo[tuple[LayerSplitter, Hashable, ChainTerms, int], _StageTimes] = Memo(
             lambda key: self._make_stages(*key)
         )
 
@@ -165,12 +165,12 @@ class ChainBuilder:
             assert degrees is not None, "what fits in less time fits in more"
             yield degrees, (terms.batches + sum(map(len, degrees)) - 1) * time_s
 
-    def _stages_of(self, splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+    def _stages_of(self, splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_StageTimes":
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
         return self._stages[splitter, tp_group, replace(terms, batches=batches), most]
 
     @staticmethod
-    def _make_stages(splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+    def _make_stages(splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_StageTimes":
         tp_groups = frozenset((tp_group,))
         times = [
             [
@@ -186,10 +186,10 @@ class ChainBuilder:
             ]
             for after in range(most)
         ]
-        return _Stages(times)
+        return _StageTimes(times)
 
 
-class _Stages:
+class _StageTimes:
     """Stages on one TP group: the seconds of 1, 2, ... layers, by the number of stages behind and whether it is the
     first.
     """

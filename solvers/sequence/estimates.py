@@ -13,7 +13,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.core.zero import LOCKSTEP
 from solvers.sequence.shapes import SequenceShape, ShapePipeline
@@ -221,7 +221,7 @@ def _token_bytes(model: PlanPricer, device: int, policy: str) -> tuple[float, fl
     """Activation bytes per token of a device with all heads: of a layer, outside the layers, and of the output head."""
     problem = model.problem
     tokens = problem.workload.seq_len
-    layout = SequenceLayout((SequenceGroup((device,), (tokens,), (problem.model.num_heads,)),))
+    layout = SequenceParallel((SequenceGroup((device,), (tokens,), (problem.model.num_heads,)),))
     stage = SequenceStage(problem, model.framework, layout, 1)
 
     def held(layers: int, last: bool) -> float:

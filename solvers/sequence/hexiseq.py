@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from hexiopt.errors import InputError
-from hexiopt.plan.token_layout import ORDERS
+from hexiopt.plan.parallelism import ORDERS
 from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver

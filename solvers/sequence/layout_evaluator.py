@@ -14,7 +14,7 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
 from solvers.sequence.grouping import DeviceGroups
@@ -87,7 +87,7 @@ class EvaluatedLayout:
     Where memory does not suffice, the seconds are infinite and `excess_bytes` is missing on the fullest device.
     """
 
-    layout: SequenceLayout
+    layout: SequenceParallel
     policy: str
     seconds: float
     excess_bytes: float
@@ -106,8 +106,8 @@ class LayoutEvaluator:
     def __init__(self, model: PlanPricer, freedoms: LayoutFreedoms) -> None:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
-        self._wires = LinkTable(model.problem.cluster)
-        self._stages: Memo[tuple[SequenceLayout, int, int], SequenceStage] = Memo(
+        self._links = LinkTable(model.problem.cluster)
+        self._stages: Memo[tuple[SequenceParallel, int, int], SequenceStage] = Memo(
             lambda key: self._stage(*key), _KEPT_STAGES
         )
         self._allocations = Memo(self._allocate, _KEPT)
@@ -158,11 +158,11 @@ class LayoutEvaluator:
             policies, lambda p: sum(stage.layer_s(p)), bytes_of, stage.limit_bytes, beside_s, most, mixed=mixed
         )
 
-    def _stage(self, layout: SequenceLayout, size: int, sharers: int) -> SequenceStage:
+    def _stage(self, layout: SequenceParallel, size: int, sharers: int) -> SequenceStage:
         network, own = self._problem.cluster.network, list(layout.devices)
         used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
         contention = dict.fromkeys(used, sharers) if sharers > 1 else None
-        return SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
+        return SequenceStage(self._problem, self._model.framework, layout, size, contention, self._links)
 
     def _allocate(self, recipe: LayoutRecipe) -> TokenAllocation:
         workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups

@@ -8,7 +8,8 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Ends, Pipeline, Plan, SequenceLayout, Sharding, Stage, TensorParallel
+from hexiopt.plan.parallelism import SequenceParallel, TensorParallel, TokenLayout
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding, most_in_flight
@@ -212,13 +213,13 @@ def _mean_devices(pipeline: ShapePipeline) -> float:
 def _built(allocated: Sequence[tuple[int, StageOption]]) -> _Built:
     stages, seconds, at = [], [], 0
     for n, option in allocated:
-        stages.append(_stage(option.ends, at, at + n, option.recompute_table.policies(n)))
+        stages.append(_stage(option.layout, at, at + n, option.recompute_table.policies(n)))
         seconds.append(float(option.recompute_table.seconds[n - 1]))
         at += n
     return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
 
 
-def _stage(ends: Ends, first: int, end: int, policies: tuple[str, ...]) -> Stage:
-    if isinstance(ends, SequenceLayout):
-        return Stage(ends, ((first, end),), policies)
-    return Stage(TensorParallel(ends), ((first, end),), policies)
+def _stage(layout: TokenLayout, first: int, end: int, policies: tuple[str, ...]) -> Stage:
+    if isinstance(layout, SequenceParallel):
+        return Stage(layout, ((first, end),), policies)
+    return Stage(TensorParallel(layout), ((first, end),), policies)

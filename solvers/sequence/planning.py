@@ -13,7 +13,7 @@ from functools import partial
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import sharding_stages
 from solvers.completion.pricing import price_plan
 from solvers.core.operators import OperatorTally
@@ -60,7 +60,7 @@ class SequencePlanner:
 
     def __init__(self, search: Search, freedoms: LayoutFreedoms | None = None, *, tensor: bool = False) -> None:
         self.search, self.problem = search, search.problem
-        self.model = search.pricer if isinstance(search.pricer, PlanPricer) else PlanPricer(search.problem)
+        self.model = search.pricer.features.exact or PlanPricer(search.problem)
         layouts = LayoutSearch(self.model, search.should_continue, freedoms)
         ways = (False, True) if tensor else (False,)
         self._builders = {option: PlanBuilder(self.model, layouts, tensor=option) for option in ways}
@@ -162,12 +162,12 @@ class SequencePlanner:
             for groups in sharding_groups(self.problem, zero):
                 if not self.search.should_continue():
                     return best
-                shape = replace(one.shape, zero=zero, groups=groups)
-                plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
-                if check(self.problem, plan):  # such as unequal batches in lockstep
+                shape, sharding = replace(one.shape, zero=zero, groups=groups), Sharding(zero, groups)
+                if sharding.broken_rule(one.plan.pipelines, one.plan.schedule):  # such as unequal batches in lockstep
                     other = self.planned(shape, 1)
                     best = min((best, other or best), key=lambda known: known.step_s)
                     continue
+                plan = replace(one.plan, sharding=sharding)
                 self.search.step()
                 cost: Cost = self.search.offer(plan)
                 if cost.fits and cost.step_time_s < best.step_s:

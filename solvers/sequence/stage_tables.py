@@ -13,7 +13,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Ends
+from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import holding
 from solvers.completion import allocation
@@ -81,7 +81,7 @@ class RecomputeTable:
 class StageOption:
     """An option of a stage: tensor parallelism or a layout, with its times for any number of layers."""
 
-    ends: Ends
+    layout: TokenLayout
     recompute_table: RecomputeTable
 
 

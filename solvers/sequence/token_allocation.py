@@ -19,7 +19,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times, largest_shard
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.completion.allocation import proportional
 
@@ -86,11 +86,11 @@ class TokenAllocation:
     heads: Ints
     order: str
 
-    def layout(self) -> SequenceLayout:
+    def layout(self) -> SequenceParallel:
         """The allocation as a sequence layout."""
         ends = list(accumulate(map(len, self.groups)))
         tokens, heads = self.tokens.tolist(), self.heads.tolist()
-        return SequenceLayout(
+        return SequenceParallel(
             tuple(
                 SequenceGroup(own, tuple(tokens[end - len(own) : end]), tuple(heads[end - len(own) : end]))
                 for own, end in zip(self.groups, ends, strict=True)

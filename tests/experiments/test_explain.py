@@ -1,13 +1,14 @@
 """What binds a plan with sequence stages, as `explain` tells it."""
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.report.explanation import measured_rows, stage_rows, step_rows
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 
 
 def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
-    layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
+    layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
     cost = PlanPricer(PROBLEM).price(plan)
     rows = list(stage_rows(PROBLEM, plan, cost))

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from experiments.stress import in_plan_space, random_problem, run
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.solving import Budget
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
 from tests.slow import slow_but

@@ -8,7 +8,8 @@ import torch
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload

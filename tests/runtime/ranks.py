@@ -15,8 +15,8 @@ import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage, held_by
-from hexiopt.plan.token_layout import ORDERS
+from hexiopt.plan.parallelism import ORDERS, Replica, SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
@@ -129,7 +129,7 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
         )
         if len(replicas) == 1:
             replicas = (Replica(own[0], None, replicas[0].heads),)
-        stages.append(Stage(held_by(replicas), layers, recompute))
+        stages.append(Stage.of_replicas(replicas, layers, recompute))
     batches = rng.randint(1, 4)
     if chunks > 1:
         batches = num_stages * rng.randint(1, 2)
@@ -157,7 +157,7 @@ def _heads(rng: random.Random, tp: int) -> tuple[int, ...] | None:
     return tuple(_samples(rng, 6, tp))
 
 
-def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, num_heads: int) -> SequenceLayout:
+def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, num_heads: int) -> SequenceParallel:
     """A sequence layout over the devices: groups of any size, tokens and heads cut anywhere."""
     cuts = sorted(rng.sample(range(1, len(devices)), rng.randint(0, len(devices) - 1)))
     tokens, groups = iter(_samples(rng, seq_len, len(devices))), []
@@ -166,22 +166,27 @@ def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, 
             own = devices[first : min(b, first + num_heads)]
             heads = _samples(rng, num_heads, len(own))
             groups.append(SequenceGroup(own, tuple(next(tokens) for _ in own), tuple(heads)))
-    return SequenceLayout(tuple(groups), rng.choice(ORDERS))
+    return SequenceParallel(tuple(groups), rng.choice(ORDERS))
 
 
 def random_sequence_plan(
     rng: random.Random, seq_len: int, max_ranks: int = 6, most_layers: int = 4
 ) -> tuple[Plan, ModelSpec, int]:
-    """As `random_plan`, but a stage of several devices has a sequence layout, and perhaps other stages have."""
+    """As `random_plan`, but a stage of several devices has a sequence layout, and perhaps other stages have: of those
+    with one layer range, as layouts are not interleaved.
+    """
     wanted = rng.randint(1, 2)  # stages of several devices
     while True:
         plan, model, batch = random_plan(rng, max_ranks, most_layers)
-        several = [s for pipeline in plan.pipelines for s in pipeline.stages if len(s.all_devices()) > 1]
+        plain = [stage for pipeline in plan.pipelines for stage in pipeline.stages if len(stage.layers) == 1]
+        several = [stage for stage in plain if len(stage.all_devices()) > 1]
         if len(several) >= wanted:
             break
     one = rng.choice(several)
 
     def changed(stage: Stage) -> Stage:
+        if len(stage.layers) > 1:
+            return stage
         if stage is not one and rng.random() < (0.9 if len(stage.all_devices()) == 1 else 0.5):
             return stage
         return replace(stage, parallelism=random_sequence(rng, stage.all_devices(), seq_len, model.num_heads))

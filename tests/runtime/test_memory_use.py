@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hexiopt.cost.executors.memory import Memory
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
@@ -168,7 +169,7 @@ def test_states_that_more_ranks_share_than_pipelines_are_fewer_than_predicted(na
 
 # ------------------------------------------------------------------ sequence layouts
 
-UNEVEN = SequenceLayout((SequenceGroup((0, 1), (60, 20), (3, 1)), SequenceGroup((2,), (48,), (4,))), "zigzag")
+UNEVEN = SequenceParallel((SequenceGroup((0, 1), (60, 20), (3, 1)), SequenceGroup((2,), (48,), (4,))), "zigzag")
 
 
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES if STRESS else ["selective"])

@@ -6,7 +6,8 @@ from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by, misaligned
+from hexiopt.plan.parallelism import Replica, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
 
@@ -43,9 +44,10 @@ def _whole_plans(problem: Problem, pipelines: tuple[Pipeline, ...]) -> Iterator[
     for schedule in schedules(problem.workload):
         for stage in sharding_stages(problem.workload):
             for groups in SHARDING_GROUPS if stage else ("all",):
-                plan = Plan(pipelines, schedule, Sharding(stage, groups))
-                if not check(problem, plan):
-                    yield plan
+                if broken_rule(pipelines, schedule, Sharding(stage, groups)) is None:
+                    plan = Plan(pipelines, schedule, Sharding(stage, groups))
+                    if not check(problem, plan):
+                        yield plan
 
 
 def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
@@ -79,7 +81,7 @@ def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> I
             each = [_recomputes(problem, sum(end - first for first, end in own)) for own in ranges]
             for chosen in itertools.product(*each):
                 stages = tuple(
-                    Stage(held_by(tuple(map(Replica, stage, samples))), own, recompute)
+                    Stage.of_replicas(tuple(map(Replica, stage, samples)), own, recompute)
                     for stage, samples, own, recompute in zip(line, given, ranges, chosen, strict=True)
                 )
                 for count in range(1, batch // size + 1):
@@ -115,9 +117,8 @@ def all_plans(problem: Problem) -> Iterator[Plan]:
             pipelines = tuple(Pipeline(s, count, size) for s, (count, size) in zip(chosen, batch, strict=True))
             for schedule in schedules(workload):
                 for sharding in sharding_stages(workload):
-                    plan = Plan(pipelines, schedule, Sharding(sharding))
-                    if misaligned(plan) is None:
-                        yield plan
+                    if Sharding(sharding).broken_rule(pipelines, schedule) is None:
+                        yield Plan(pipelines, schedule, Sharding(sharding))
 
 
 def best_step_s(problem: Problem) -> float:

@@ -1,8 +1,14 @@
 """What one executor takes and holds: a TP group, or the devices of a sequence layout."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import NamedTuple
 
+from hexiopt.cost.executors.compute import ComputeTimes
 from hexiopt.cost.executors.memory import Memory
+from hexiopt.problem.model import ModelSpec
 
 ChunkTimes = tuple[float, float]  # forward and backward seconds of a layer range for one micro-batch
 
@@ -22,30 +28,20 @@ class ParameterCopy:
         return self.memory.total - self.limit_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorCost:
-    """Seconds of each layer range for one micro-batch, and the copies of the parameters that the executor holds.
+def fullest_of(copies: Sequence[ParameterCopy]) -> ParameterCopy:
+    """The copy with the least room."""
+    return copies[0] if len(copies) == 1 else max(copies, key=lambda one: one.excess_bytes)
 
-    A TP group holds one copy together; each device of a sequence layout holds one of its own.
-    """
 
-    chunk_s: tuple[ChunkTimes, ...]
-    copies: tuple[ParameterCopy, ...]
+class MemoryUse(ABC):
+    """What executors and stages say of memory, by the copy of their parameters that has the least room."""
 
-    @property
-    def forward_s(self) -> float:
-        """Forward seconds of all layer ranges."""
-        return sum([forward_s for forward_s, _ in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][0]
+    __slots__ = ()
 
     @property
-    def backward_s(self) -> float:
-        """Backward seconds of all layer ranges, recompute included."""
-        return sum([backward_s for _, backward_s in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][1]
-
-    @property
+    @abstractmethod
     def fullest(self) -> ParameterCopy:
         """The copy with the least room."""
-        return self.copies[0] if len(self.copies) == 1 else max(self.copies, key=lambda one: one.excess_bytes)
 
     @property
     def memory(self) -> Memory:
@@ -64,8 +60,70 @@ class ExecutorCost:
 
     @property
     def excess_bytes(self) -> float:
-        """As of `ParameterCopy`, on the fullest device."""
+        """Bytes beyond the limit on the fullest device; negative where there is room."""
         return self.fullest.excess_bytes
+
+
+class Unit(NamedTuple):
+    """Equal units of a stage, `repeats` of them, which run one after another: the embedding, layers or the LM head.
+
+    Each takes `forward_s` and `backward_s`, and has `params` parameters on every device, if a TP group cuts all of them
+    into equal parts.
+    """
+
+    repeats: int
+    forward_s: float
+    backward_s: float
+    params: float
+
+
+def units_of(
+    model: ModelSpec,
+    tp: int,
+    ends_s: tuple[ComputeTimes, ComputeTimes],
+    layer_s: Callable[[str], tuple[float, float]],
+    policies: Sequence[str],
+    first: bool,
+    last: bool,
+) -> tuple[Unit, ...]:
+    """The units of a stage in order: `ends_s` of embedding and head, `layer_s` by the recompute policy of a layer."""
+    embedding, head = ends_s
+    found = [Unit(1, embedding.forward_s, embedding.backward_s, model.embedding_params / tp)] if first else []
+    for policy, same in groupby(policies):
+        found.append(Unit(len(list(same)), *layer_s(policy), model.layer_params / tp))
+    if last:
+        # A tied matrix is gathered for both its uses.
+        head_params = model.head_params + (model.vocabulary_params if model.tied_embeddings else 0)
+        found.append(Unit(1, head.forward_s, head.backward_s, head_params / tp))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCost(MemoryUse):
+    """Seconds of each layer range for one micro-batch, and the copies of the parameters that the executor holds.
+
+    A TP group holds one copy together; each device of a sequence layout holds one of its own. `units` are stated from
+    ZeRO-2 on, where executors gather and scatter them one by one.
+    """
+
+    chunk_s: tuple[ChunkTimes, ...]
+    copies: tuple[ParameterCopy, ...]
+    units: tuple[Unit, ...] = ()
+
+    @property
+    def forward_s(self) -> float:
+        """Forward seconds of all layer ranges."""
+        return sum([forward_s for forward_s, _ in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][0]
+
+    @property
+    def backward_s(self) -> float:
+        """Backward seconds of all layer ranges, recompute included."""
+        return sum([backward_s for _, backward_s in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][1]
+
+    @property
+    def fullest(self) -> ParameterCopy:
+        """As of `MemoryUse`."""
+        return fullest_of(self.copies)
 
     def taking(self, forward_s: float, backward_s: float) -> "ExecutorCost":
         """The same with other seconds, for one layer range."""

@@ -101,21 +101,21 @@ class RingLinks:
     messages take equally long. `kind` [groups · rings] numbers those that do.
     """
 
-    def __init__(self, wires: LinkLoads, heads: Ints, groups: int) -> None:
+    def __init__(self, loads: LinkLoads, heads: Ints, groups: int) -> None:
         rings = len(heads)
-        group, s_per_byte = np.repeat(np.arange(groups), rings), np.tile(heads, groups)[:, None] * wires.s_per_byte
-        shared = wires.network[wires.resource] >= 0
-        load = np.bincount(wires.resource.ravel(), s_per_byte.ravel(), len(wires.network))
-        port_s = np.where(shared, 0.0, load[wires.resource] * (wires.s_per_byte > 0.0)).max(axis=1, initial=0.0)
-        crossed = np.where(shared, wires.resource, -1)
+        group, s_per_byte = np.repeat(np.arange(groups), rings), np.tile(heads, groups)[:, None] * loads.s_per_byte
+        shared = loads.network[loads.resource] >= 0
+        load = np.bincount(loads.resource.ravel(), s_per_byte.ravel(), len(loads.network))
+        port_s = np.where(shared, 0.0, load[loads.resource] * (loads.s_per_byte > 0.0)).max(axis=1, initial=0.0)
+        crossed = np.where(shared, loads.resource, -1)
         kind = group
-        for column in (*crossed.T, port_s, wires.latency_s):
+        for column in (*crossed.T, port_s, loads.latency_s):
             _, number = np.unique(column, return_inverse=True)
             kind = np.unique(kind * (number.max(initial=0) + 1) + number, return_inverse=True)[1]
         self.kind: Ints = kind
-        self.network: Ints = wires.network
+        self.network: Ints = loads.network
         _, first = np.unique(kind, return_index=True)
-        self._group, self._port_s, self._latency_s = group[first], port_s[first], wires.latency_s[first]
+        self._group, self._port_s, self._latency_s = group[first], port_s[first], loads.latency_s[first]
         # Of what crosses the network: resource by group, its seconds for a byte of every head.
         used, place = np.unique(crossed[shared], return_inverse=True)
         groups_of = np.broadcast_to(group[:, None], shared.shape)[shared]
@@ -139,22 +139,22 @@ class RingLinks:
 
 
 class LinkTable:
-    """The wires of a cluster, made once each. `sharers` as in `LinkLoads.crowded`."""
+    """The links of a cluster, worked out once for each list of pairs. `sharers` as in `LinkLoads.crowded`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._wires = Memo(self._new_wires, 1024)
+        self._loads = Memo(self._new_loads, 1024)
         self._rings = Memo(self._new_rings, 1024)
 
-    def between(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> LinkLoads:
+    def loads(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> LinkLoads:
         """As `LinkLoads.of`."""
-        return self._wires[senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))]
+        return self._loads[senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))]
 
     def rings(self, holders: Ints, heads: Ints, sharers: Mapping[int, int]) -> RingLinks:
-        """The wires of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
+        """The links of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
         return self._rings[holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))]
 
-    def _new_wires(self, key: tuple[bytes, bytes, Sharers]) -> LinkLoads:
+    def _new_loads(self, key: tuple[bytes, bytes, Sharers]) -> LinkLoads:
         senders, receivers = (np.frombuffer(raw, np.int64) for raw in key[:2])
         return LinkLoads.of(self._cluster, senders, receivers).crowded(dict(key[2]))
 
@@ -162,5 +162,5 @@ class LinkTable:
         holders, heads = (np.frombuffer(raw, np.int64) for raw in key[:2])
         holders = holders.reshape(-1, len(heads))
         after = np.concatenate([holders[1:], holders[:1]])
-        wires = LinkLoads.of(self._cluster, holders.ravel(), after.ravel()).crowded(dict(key[2]))
-        return RingLinks(wires, heads, len(holders))
+        loads = LinkLoads.of(self._cluster, holders.ravel(), after.ravel()).crowded(dict(key[2]))
+        return RingLinks(loads, heads, len(holders))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hexiopt.plan.plan import Ends, SequenceParallel
+from hexiopt.plan.parallelism import SequenceParallel, TokenLayout
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 
@@ -23,14 +23,6 @@ class Route:
     shared: tuple[tuple[int, float], ...]  # (resource of the network, seconds a byte needs it alone)
     port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
     latency_s: float
-
-    def seconds(self, num_bytes: float, load_s: NetworkLoad) -> float:
-        """Seconds of a message of `num_bytes` while the resources are loaded with `load_s` (its own included)."""
-        slowest = self.port_s_per_byte * num_bytes
-        for resource, _ in self.shared:
-            if load_s[resource] > slowest:
-                slowest = load_s[resource]
-        return slowest + self.latency_s
 
     def alone_s(self, num_bytes: float) -> float:
         """Seconds of a message of `num_bytes` when nothing else uses the network."""
@@ -48,7 +40,7 @@ def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
         i, j, at = i + (end == (i + 1) * receivers), j + (end == (j + 1) * senders), end
 
 
-def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, float]]:
+def shared_tokens(senders: TokenLayout, receivers: TokenLayout) -> Iterable[tuple[int, int, float]]:
     """(sending device, receiving device, share of the message)."""
     if not isinstance(senders, SequenceParallel) and not isinstance(receivers, SequenceParallel):
         return [(senders[i], receivers[j], share) for i, j, share in overlaps(len(senders), len(receivers))]
@@ -67,33 +59,33 @@ def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, fl
     return [(a, b, float(tokens / seq_len)) for (a, b), tokens in found.items()]
 
 
-def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
+def _owners(layout: TokenLayout, seq_len: int) -> list[tuple[Fraction | int, int]]:
     """(end of a run of tokens, who has it), along the sequence."""
-    if not isinstance(ends, SequenceParallel):
-        return [(Fraction(seq_len * (k + 1), len(ends)), device) for k, device in enumerate(ends)]
+    if not isinstance(layout, SequenceParallel):
+        return [(Fraction(seq_len * (k + 1), len(layout)), device) for k, device in enumerate(layout)]
     runs = [
         (run, device)
-        for group, shards in zip(ends.groups, token_ranges(ends), strict=True)
+        for group, shards in zip(layout.groups, token_ranges(layout), strict=True)
         for device, own in zip(group.devices, shards, strict=True)
         for run in own
     ]
     return [(end, device) for (_, end), device in sorted(runs)]
 
 
-def route(cluster: Cluster, senders: Ends, receivers: Ends) -> Route:
+def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout) -> Route:
     """The way from one stage to the next."""
-    network, machine_of = cluster.network, cluster.machine_of
+    path = cluster.network.path
     shared: NetworkLoad = {}
     ports: dict[tuple[bool, int], float] = {}
     ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
     latency_s = 0.0
     for a, b, share in shared_tokens(senders, receivers):
-        latency_s = max(latency_s, network.pair_latency(a, b))
-        if machine_of[a] == machine_of[b]:
+        pair_latency_s, link_bytes_per_s, crossed = path(a, b)
+        latency_s = max(latency_s, pair_latency_s)
+        for resource, bytes_per_s in crossed:
+            shared[resource] = shared.get(resource, 0.0) + share / bytes_per_s
+        if not crossed:
             # Between equal parts the sender's port alone is charged; ragged ones may crowd at one receiver.
             for port in ((False, a), (True, b)) if ragged else ((False, a),):
-                ports[port] = ports.get(port, 0.0) + share / network.pair_bandwidth(a, b)
-        else:
-            for resource in network.route(a, b):
-                shared[resource] = shared.get(resource, 0.0) + share / float(network.capacity[resource])
+                ports[port] = ports.get(port, 0.0) + share / link_bytes_per_s
     return Route(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)

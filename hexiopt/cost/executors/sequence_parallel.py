@@ -4,13 +4,13 @@ Every device holds all weights of the stage's layers and runs norms, projections
 layer's attention,
 - an all-to-all in its group turns queries, keys and values of its own tokens, all heads, into those of the group's
   tokens, its own heads; keys and values go to every device that reads their head (`kv_range`);
-- in G turns the keys and values of the G groups come by along the sub-rings, while attention runs over those that are
+- in G steps the keys and values of the G groups come by along the sub-rings, while attention runs over those that are
   there. What the causal mask hides is not computed, and keys travel on as long as somebody behind needs them. Partial
   results are merged in FP32 by their log-sum-exp;
 - another all-to-all brings the results back to their tokens.
-The backward mirrors it. Keys and values travel once more, and with each block, one turn behind, the gradients of its
-keys and values: every device adds its own in FP32 and sends the sum on in the workload's element type; after G turns
-they are home, where an all-to-all sums what several devices hold of a head. Selective recompute repeats the turns of
+The backward mirrors it. Keys and values travel once more, and with each block, one step behind, the gradients of its
+keys and values: every device adds its own in FP32 and sends the sum on in the workload's element type; after G steps
+they are home, where an all-to-all sums what several devices hold of a head. Selective recompute repeats the steps of
 the forward, full recompute the whole layer. Layers do not overlap: one begins when the one before has ended on all
 devices. A layout of one group of one device takes what TP 1 takes.
 """
@@ -40,14 +40,14 @@ from hexiopt.cost.executors.compute import (
 from hexiopt.cost.executors.links import LinkLoads, LinkTable, RingLinks
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
-from hexiopt.cost.executors.sequence_phases import Exchange, Phase, Turns, Ways, Work, ends_s
+from hexiopt.cost.executors.sequence_phases import Exchange, Phase, RingSteps, SequencePeers, Work, ends_s
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceParallel
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
 
-_CELLS = 2**21  # of a table of turns and devices that is worked through at once
+_CELLS = 2**21  # of a table of steps and devices that is worked through at once
 
 
 class SequenceStage:
@@ -65,7 +65,7 @@ class SequenceStage:
         layout: SequenceParallel,
         micro_batch_size: int,
         sharers: Mapping[int, int] | None = None,
-        wires: LinkTable | None = None,
+        links: LinkTable | None = None,
     ) -> None:
         self.problem, self.framework, self.size = problem, framework, micro_batch_size
         model = problem.model
@@ -73,12 +73,12 @@ class SequenceStage:
         if wrong is not None:
             raise InputError(f"sequence layout: {wrong}")
         self.own = members(layout)
-        self._turns = RingSchedule(self.own, layout.order)
-        self.ways = Ways.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
+        self._ring_schedule = RingSchedule(self.own, layout.order)
+        self.peers = SequencePeers.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
         self.kv_heads = kv_heads_of(self.own, model.num_heads, model.num_kv_heads)
-        self._sharers, self._wires = sharers or {}, wires or LinkTable(problem.cluster)
-        self._last_turn = self._turns.last_turn()
-        self._all_turns = Memo(self._turns_at_once)
+        self._sharers, self._links = sharers or {}, links or LinkTable(problem.cluster)
+        self._last_step = self._ring_schedule.last_step()
+        self._all_steps = Memo(self._steps_at_once)
         self._layers = Memo(self._time_layer)
 
     # ---------------------------------------------------------------- what a layer takes
@@ -101,16 +101,16 @@ class SequenceStage:
         for phase in chain(self.forward(), self.backward(policy)):
             if isinstance(phase, Work):
                 found["outside attention"] += phase.seconds
-            elif isinstance(phase, Turns):
+            elif isinstance(phase, RingSteps):
                 found["attention"] += phase.compute_s.sum(axis=0)[phase.device_class]
             else:
                 slowest = np.zeros(len(self.own.starts))
-                np.maximum.at(slowest, self.own.group[self.ways.senders], phase.message_s)
+                np.maximum.at(slowest, self.own.group[self.peers.senders], phase.message_s)
                 found["all-to-all"] += slowest[self.own.group]
         return found
 
     def _ends_s(self, phases: Iterator[Phase]) -> float:
-        return float(ends_s(self.own, self.ways, phases).max())
+        return float(ends_s(self.own, self.peers, phases).max())
 
     def forward(self, again: bool = False) -> Iterator[Phase]:
         """The phases of a layer's forward; `again` for recompute."""
@@ -162,9 +162,9 @@ class SequenceStage:
     @cached_property
     def crossed(self) -> frozenset[int]:
         """The resources of the network that its messages cross."""
-        found = set(self.exchange_wires.network.tolist())
-        if self._turns.num_groups > 1:
-            found.update(self.ring_wires.network.tolist())
+        found = set(self.exchange_links.network.tolist())
+        if self._ring_schedule.num_groups > 1:
+            found.update(self.ring_links.network.tolist())
         return frozenset(found - {-1})
 
     # ---------------------------------------------------------------- memory
@@ -179,7 +179,7 @@ class SequenceStage:
         """Bytes on every device."""
         model, workload = self.problem.model, self.problem.workload
         fused = np.array([float(gpu.flash_attention) for gpu in self._types])[self._type_of]
-        return SequenceMemory(model, workload, self.alone, self.own, self.ways.rings, self.kv_heads, fused, self.size)
+        return SequenceMemory(model, workload, self.alone, self.own, self.peers.rings, self.kv_heads, fused, self.size)
 
     @cached_property
     def limit_bytes(self) -> Floats:
@@ -225,27 +225,27 @@ class SequenceStage:
         return float(self.size * self.problem.model.head_dim * self.problem.workload.element_bytes)
 
     @cached_property
-    def exchange_wires(self) -> LinkLoads:
-        """The ways of the all-to-alls."""
+    def exchange_links(self) -> LinkLoads:
+        """The links of the all-to-alls."""
         device = self.own.device
-        return self._wires.between(device[self.ways.senders], device[self.ways.receivers], self._sharers)
+        return self._links.loads(device[self.peers.senders], device[self.peers.receivers], self._sharers)
 
     @cached_property
-    def ring_wires(self) -> RingLinks:
-        """The ways along the sub-rings."""
-        rings = self.ways.rings
-        return self._wires.rings(self.own.device[rings.place], rings.kv_heads, self._sharers)
+    def ring_links(self) -> RingLinks:
+        """The links along the sub-rings."""
+        rings = self.peers.rings
+        return self._links.rings(self.own.device[rings.place], rings.kv_heads, self._sharers)
 
     @cached_property
     def _exchanges(self) -> dict[str, Exchange]:
         """All-to-alls that bring queries, keys and values, or results, from the tokens to their heads, and back."""
-        tokens, senders, receivers = self.own.tokens, self.ways.senders, self.ways.receivers
+        tokens, senders, receivers = self.own.tokens, self.peers.senders, self.peers.receivers
         rows = [
             own[at] * heads[other]
             for heads in (self.own.heads + 2 * self.kv_heads, self.own.heads)
             for own, at, other in ((tokens, senders, receivers), (tokens, receivers, senders))
         ]
-        each = self.exchange_wires.seconds(self._head_bytes * np.array(rows, float))
+        each = self.exchange_links.seconds(self._head_bytes * np.array(rows, float))
         return dict(zip(("qkv", "qkv_back", "out", "out_back"), map(Exchange, each), strict=True))
 
     @cached_property
@@ -261,42 +261,42 @@ class SequenceStage:
         _, example, of = np.unique(code, return_index=True, return_inverse=True)
         return example, of
 
-    def _num_turns(self, backward: bool) -> int:
-        groups = self._turns.num_groups
+    def _num_steps(self, backward: bool) -> int:
+        groups = self._ring_schedule.num_groups
         return groups + (backward and groups > 1)
 
-    def _turns_at_once(self, backward: bool) -> Turns:
-        return self._some_turns(np.arange(self._num_turns(backward)), backward)
+    def _steps_at_once(self, backward: bool) -> RingSteps:
+        return self._some_steps(np.arange(self._num_steps(backward)), backward)
 
-    def _ring(self, backward: bool) -> Iterator[Turns]:
-        """The turns of the rings: in the backward one more, in which the last gradients go home."""
-        last, together = self._num_turns(backward), max(1, _CELLS // len(self._classes[0]))
+    def _ring(self, backward: bool) -> Iterator[RingSteps]:
+        """The steps of the rings: in the backward one more, in which the last gradients go home."""
+        last, together = self._num_steps(backward), max(1, _CELLS // len(self._classes[0]))
         if together >= last:
-            yield self._all_turns[backward]
+            yield self._all_steps[backward]
             return
         for first in range(0, last, together):
-            yield self._some_turns(np.arange(first, min(first + together, last)), backward)
+            yield self._some_steps(np.arange(first, min(first + together, last)), backward)
 
-    def _some_turns(self, turns: Ints, backward: bool) -> Turns:
-        tokens, source = self._turns.tokens, self._turns.source(turns)
-        # A block stays where the last turn is that meets queries; its gradients go all the way round, one turn behind.
-        moved = np.where(turns[:, None] < self._last_turn[source], tokens[source], 0)
+    def _some_steps(self, steps: Ints, backward: bool) -> RingSteps:
+        tokens, source = self._ring_schedule.tokens, self._ring_schedule.source(steps)
+        # A block stays where the last step is that meets queries; its gradients go all the way round, one step behind.
+        moved = np.where(steps[:, None] < self._last_step[source], tokens[source], 0)
         if backward:
-            moved = moved + np.where(turns[:, None] > 0, tokens[self._turns.source(turns - 1)], 0)
-        if self._turns.num_groups == 1:
+            moved = moved + np.where(steps[:, None] > 0, tokens[self._ring_schedule.source(steps - 1)], 0)
+        if self._ring_schedule.num_groups == 1:
             moved = np.zeros_like(moved)
-        message_s = self.ring_wires.seconds(2.0 * self._head_bytes * moved)
-        return Turns(self._attention_s(turns, backward), message_s, self._classes[1], self.ring_wires.kind)
+        message_s = self.ring_links.seconds(2.0 * self._head_bytes * moved)
+        return RingSteps(self._attention_s(steps, backward), message_s, self._classes[1], self.ring_links.kind)
 
-    def _attention_s(self, turns: Ints, backward: bool) -> Floats:
-        """Attention at every turn, and what sums up its parts [turns, classes of devices]; nothing at the turn in which
+    def _attention_s(self, steps: Ints, backward: bool) -> Floats:
+        """Attention at every step, and what sums up its parts [steps, classes of devices]; nothing at the step in which
         the last gradients go home."""
-        model, width, groups = self.problem.model, self.problem.workload.element_bytes, self._turns.num_groups
+        model, width, groups = self.problem.model, self.problem.workload.element_bytes, self._ring_schedule.num_groups
         classes = self._classes[0]
-        found = np.zeros((len(turns), len(classes)))
-        turns = turns[turns < groups]
-        causal, whole, kernels, rows = self._turns.blocks(turns)
-        held = self._turns.tokens[self._turns.source(turns)]
+        found = np.zeros((len(steps), len(classes)))
+        steps = steps[steps < groups]
+        causal, whole, kernels, rows = self._ring_schedule.blocks(steps)
+        held = self._ring_schedule.tokens[self._ring_schedule.source(steps)]
         fused_types = np.array([gpu.flash_attention for gpu in self._types])
         for fused in set(fused_types.tolist()):
             which = np.flatnonzero(fused_types[self._type_of[classes]] == fused)
@@ -312,5 +312,5 @@ class SequenceStage:
                     moved += some * held[:, own] * (elements * 3 * width * 2 * self.kv_heads[places])
                 launches = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS
                 seconds = seconds + clock.memory_s(moved, launches * some)
-            found[: len(turns), which] = seconds
+            found[: len(steps), which] = seconds
         return found

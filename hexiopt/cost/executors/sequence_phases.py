@@ -1,9 +1,9 @@
 """What the devices of a sequence stage do for a layer, phase after phase, and when they end.
 
 A phase is compute of every device on its own; an all-to-all inside each group, which begins when all of the group are
-ready and keeps them until its last message has come; or turns of the sub-rings. At a turn a device computes on the
-keys it has while it sends keys and receives those of its next turn, in messages that begin when both ends have begun
-the turn (there are two buffers: what comes next lies where what went before lay). The turn of a device ends when its
+ready and keeps them until its last message has come; or steps of the sub-rings. At a step a device computes on the
+keys it has while it sends keys and receives those of its next step, in messages that begin when both ends have begun
+the step (there are two buffers: what comes next lies where what went before lay). The step of a device ends when its
 compute, its sends and its receives have ended.
 """
 
@@ -24,15 +24,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An all-to-all in every group: seconds of each message [pairs of `Ways`]."""
+    """An all-to-all in every group: seconds of each message [pairs of `SequencePeers`]."""
 
     message_s: Floats
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Turns of the rings: seconds of compute [turns, classes of devices], and of the messages from each group to the
-    next [turns, kinds], -inf where none goes; the class of each device, and the kind of each [groups · rings]."""
+class RingSteps:
+    """Steps of the rings: seconds of compute [steps, classes of devices], and of the messages from each group to the
+    next [steps, kinds], -inf where none goes; the class of each device, and the kind of each [groups · rings]."""
 
     compute_s: Floats
     message_s: Floats
@@ -40,11 +40,11 @@ class Turns:
     message_kind: Ints
 
 
-Phase = Work | Exchange | Turns
+Phase = Work | Exchange | RingSteps
 
 
 @dataclass(frozen=True)
-class Ways:
+class SequencePeers:
     """Who sends to whom: places among the members [pairs] in all-to-alls, sorted by group; and the sub-rings."""
 
     senders: Ints
@@ -52,7 +52,7 @@ class Ways:
     rings: RingHolders
 
     @classmethod
-    def of(cls, own: Members, rings: RingHolders) -> "Ways":
+    def of(cls, own: Members, rings: RingHolders) -> "SequencePeers":
         """All ordered pairs inside the groups, and the rings."""
         ends = np.append(own.starts[1:], len(own.device))
         size = (ends - own.starts)[own.group]
@@ -62,17 +62,17 @@ class Ways:
         return cls(senders, receivers + (receivers >= senders), rings)
 
 
-def ends_s(own: Members, ways: Ways, phases: Iterable[Phase]) -> Floats:
+def ends_s(own: Members, peers: SequencePeers, phases: Iterable[Phase]) -> Floats:
     """When each device has gone through `phases`, begun together at 0 [devices]."""
     now = np.zeros(len(own.device))
-    groups = own.group[ways.senders]
+    groups = own.group[peers.senders]
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
     several = groups[firsts]
     for phase in phases:
         if isinstance(phase, Work):
             now = now + phase.seconds
-        elif isinstance(phase, Turns):
-            now = _after_turns(now, ways.rings, phase)
+        elif isinstance(phase, RingSteps):
+            now = _after_steps(now, peers.rings, phase)
         elif len(several):
             ready = np.maximum.reduceat(now, own.starts)
             ready[several] += np.maximum.reduceat(phase.message_s, firsts)
@@ -82,16 +82,16 @@ def ends_s(own: Members, ways: Ways, phases: Iterable[Phase]) -> Floats:
     return now
 
 
-def _after_turns(now: Floats, rings: RingHolders, turns: Turns) -> Floats:
+def _after_steps(now: Floats, rings: RingHolders, steps: RingSteps) -> Floats:
     count = rings.place.shape[1]
     place = rings.place.ravel()
     at = np.arange(len(place))
     after, before = (at + count) % len(place), (at - count) % len(place)
-    for compute_s, message_s in zip(turns.compute_s, turns.message_s, strict=True):
-        ended = now + compute_s[turns.device_class]
+    for compute_s, message_s in zip(steps.compute_s, steps.message_s, strict=True):
+        ended = now + compute_s[steps.device_class]
         if message_s.max() > 0.0:
             begun = now[place]
-            came = np.maximum(begun, begun[after]) + message_s[turns.message_kind]
+            came = np.maximum(begun, begun[after]) + message_s[steps.message_kind]
             both = np.maximum(came, came[before])
             np.maximum(ended, np.maximum.reduceat(both, rings.starts), out=ended)
         now = ended

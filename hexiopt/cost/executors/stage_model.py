@@ -6,6 +6,7 @@ Everything that repeats is memoised: layers by class of TP groups, routes by the
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import assert_never
 
@@ -21,14 +22,14 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
     optimizer_compute_s,
 )
-from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
+from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.routes import Route, route
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.parallelism import Ends, Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel, TokenLayout
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
@@ -97,11 +98,13 @@ class StageModel:
 
     def _find_site(self, devices: tuple[int, ...]) -> TpGroup:
         machine = self._first_alike[self._machine_of[devices[0]]]
+        if len(devices) == 1:
+            return self._site_by_value[self.problem.cluster.machines[machine].gpu.name, 1, float("inf"), 0.0]
         return self._site_by_place[machine, tuple(self._index_of[d] for d in devices)]
 
     def _site_at(self, place: tuple[int, tuple[int, ...]]) -> TpGroup:
         machine, indices = self.problem.cluster.machines[place[0]], place[1]
-        bandwidth, latency_s = machine.ring(indices) if len(indices) > 1 else (float("inf"), 0.0)
+        bandwidth, latency_s = machine.ring(indices)
         return self._site_by_value[machine.gpu.name, len(indices), bandwidth, latency_s]
 
     def _new_site(self, value: tuple[str, int, float, float]) -> TpGroup:
@@ -242,8 +245,7 @@ class StageModel:
                 )
                 return (self._layout_costs[key],)
             case TensorParallel(devices):
-                layers, recompute = stage.layers, stage.recompute
-                lengths = (stage.num_layers,) if len(layers) == 1 else tuple([end - start for start, end in layers])
+                lengths, recompute = tuple([end - start for start, end in stage.layers]), stage.recompute
                 group, size = self.tp_group(devices), micro_batch_size
                 return (
                     self._group_costs[group, lengths, recompute, size, first, last, in_flight, zero_stage, holders[0]],
@@ -276,23 +278,26 @@ class StageModel:
         key: tuple[TpGroup, tuple[int, ...], Recompute, int, bool, bool, InFlight, int, tuple[float, ...]],
     ) -> ExecutorCost:
         tp_group, lengths, recompute, samples, first, last, in_flight, zero_stage, holders = key
-        model, ends = self.memory_model(tp_group, samples), [0, *accumulate(lengths)]
-        ranges = [recompute if len(recompute) == 1 else recompute[start:end] for start, end in pairwise(ends)]
-        final = len(lengths) - 1
-        chunk_s = tuple(
-            [
-                self.stage_s(tp_group, count, first and c == 0, last and c == final, samples, policies)
-                for c, (count, policies) in enumerate(zip(lengths, ranges, strict=True))
-            ]
-        )
-        counts = [
-            {policies[0]: count} if len(policies) == 1 else Counter(policies)
-            for count, policies in zip(lengths, ranges, strict=True)
-        ]
+        model, final = self.memory_model(tp_group, samples), len(lengths) - 1
+        ranges = [recompute] * (final + 1)
+        if len(recompute) > 1:
+            ranges = [recompute[start:end] for start, end in pairwise([0, *accumulate(lengths)])]
+        chunk_s, counts = [], []
+        for k, (count, policies) in enumerate(zip(lengths, ranges, strict=True)):
+            at = first and k == 0, last and k == final
+            chunk_s.append(self.stage_s(tp_group, count, *at, samples, policies))
+            counts.append({policies[0]: count} if len(policies) == 1 else Counter(policies))
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
         memory = model.stage_of_ranges(counts, first, last, in_flight, sharding)
         num_params = model.num_params(sum(lengths), first, last)
-        return ExecutorCost(chunk_s, (self._copy(memory, tp_group.gpu, num_params),))
+        units: tuple[Unit, ...] = ()
+        if zero_stage >= 2:
+            each = recompute * sum(lengths) if len(recompute) == 1 else recompute
+            layer_s = partial(self.layer_s, tp_group, samples)
+            units = units_of(
+                self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, each, first, last
+            )
+        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params),), units)
 
     def _price_layout(
         self,
@@ -310,7 +315,10 @@ class StageModel:
         params = stage.alone.num_params(len(policies), first, last)
         gpus = [self.tp_group((device,)).gpu for device in layout.devices]
         copies = tuple([self._copy(memories[own][k], gpus[k], params) for k, own in enumerate(holders)])
-        return ExecutorCost((stage.stage_s(policies, first, last),), copies)
+        units: tuple[Unit, ...] = ()
+        if zero_stage >= 2:
+            units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
+        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units)
 
     def _copy(self, memory: Memory, gpu: Gpu, num_params: float) -> ParameterCopy:
         workload = self.problem.workload
@@ -356,14 +364,14 @@ class StageModel:
         model, limit = self.memory_model(tp_group, micro_batch_size), tp_group.gpu.usable_memory_bytes
         return model.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
 
-    def route(self, senders: Ends, receivers: Ends) -> Route:
+    def route(self, senders: TokenLayout, receivers: TokenLayout) -> Route:
         """The way of a message between two stages."""
         return self._hops[senders, receivers]
 
-    def _new_hop(self, ends: tuple[Ends, Ends]) -> Route:
+    def _new_hop(self, ends: tuple[TokenLayout, TokenLayout]) -> Route:
         return route(self.problem.cluster, *ends)
 
-    def message_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
+    def message_s(self, senders: TokenLayout, receivers: TokenLayout, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""
         return self.route(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
 

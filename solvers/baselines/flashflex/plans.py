@@ -137,7 +137,7 @@ class PublishedPlans(PartitionPlans):
     ) -> list[int] | None:
         pricer = self._pricers[measured]
         waits_s: tuple[float, ...] = ()
-        if pricer.sends_occupy_stages:
+        if pricer.features.sends_occupy_stages:
             waits_s = (*(2.0 * pricer.message_s(a, b, size) for a, b in pairwise(line)), 0.0)
         tp_groups = [pricer.tp_group(group) for group in line]
         split = self._splitters[policy, measured].split(
@@ -229,10 +229,10 @@ class ReleasedPlans(PartitionPlans):
         )
 
     def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
-        """The plan; None if there are fewer micro-batches than pipelines."""
+        """The plan; None if there are fewer micro-batches than pipelines, or if a stage gets no layer."""
         most = self.problem.workload.global_batch // size
-        if most < len(partition):
+        layers = [memory_shares(self.problem, line) for line in partition]
+        if most < len(partition) or min(map(min, layers)) < 1:
             return None
         counts = [most // len(partition) + (k < most % len(partition)) for k in range(len(partition))]
-        layers = [memory_shares(self.problem, line) for line in partition]
         return plan_of_lines(partition, layers, counts, schedule, size, policy, self._sharding_of(partition))

@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory, StateSharding
+from hexiopt.cost.pricer import PricerFeatures
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.plan import Pipeline, Plan, unpriced
 from hexiopt.problem.problem import Problem
@@ -106,7 +107,7 @@ class FlashFlexPricer:
     Schedule, sharding, micro-batches in flight and latencies have no part in its formulas.
     """
 
-    sends_occupy_stages = True  # a stage's messages to the next add to its own seconds
+    features = PricerFeatures(sends_occupy_stages=True)
 
     def __init__(
         self,
@@ -274,11 +275,11 @@ class FlashFlexPricer:
         found = self._parts.get((id(pipeline), size))
         if found is not None and found.pipeline is pipeline:
             return found
-        feature = unpriced(Plan((pipeline,)))
+        feature = unpriced(pipeline)
         if any(len(stage.replicas) > 1 for stage in pipeline.stages):
-            feature = "a replicated stage"
+            feature = "a replicated stage has no price in FlashFlex's formulas"
         if feature is not None:
-            raise ValueError(f"{feature} has no price in FlashFlex's formulas")
+            raise ValueError(feature)
         count = len(pipeline.stages)
         costs, sends, busy = [], [], []
         machines = np.zeros(self._num_layers, np.int64)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan, Replica, Sharding
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s

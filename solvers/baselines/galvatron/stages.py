@@ -167,7 +167,7 @@ class StagePlanner:
         for s in range(stages):
             fastest = (float("inf"), widest)
             for tp in degrees:
-                if tp <= widest <= tp * uniform.micro_batch_size:
+                if widest % tp == 0 == uniform.micro_batch_size % (widest // tp):  # replicas share samples equally
                     options = self._stage_options(order, uniform, s, tp)
                     mean = -(-layers // stages)
                     if len(options.seconds) >= mean:

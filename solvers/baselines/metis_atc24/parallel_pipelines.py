@@ -6,8 +6,10 @@ They have the same replicas, layers and gradients; the plan space bounds the mic
 from collections.abc import Callable, Sequence
 
 from hexiopt.cost.executors.routes import Route
-from hexiopt.cost.sharing import executor_loads, pipeline_messages, round_trips_s, total_load
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
+from hexiopt.cost.place import network_load, pipeline_messages
+from hexiopt.cost.sharing import round_trips_s, total_load
+from hexiopt.plan.parallelism import Replica, TokenLayout
+from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._plans import StageHolders, aligned_plan
@@ -60,13 +62,13 @@ def _devices(shares: MetisReplicas) -> StageHolders:
 
 
 def boundaries_s(
-    pipelines: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Route], sequence_bytes: float
+    pipelines: Sequence[Pipeline], hop_of: Callable[[TokenLayout, TokenLayout], Route], sequence_bytes: float
 ) -> list[float]:
     """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
 
     `sequence_bytes` are the hidden states of one sequence.
     """
     found = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
-    load = total_load(item for own in found for item in executor_loads(own))
+    load = total_load(item for own in found for item in network_load(own))
     each = [round_trips_s(own, len(pipelines[0].stages), load) for own in found]
     return [max(trips) for trips in zip(*each, strict=True)]

@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.result import OPTIMALITY_TOLERANCE, RestrictedBound
@@ -41,7 +40,6 @@ class Exact(SearchSolver):
     def search(self, run: Search, rng: random.Random) -> None:
         """Start from the portfolio's plan and prove gaps from 1 % down; problems that are not provable get the
         relaxations' bound."""
-        assert isinstance(run.pricer, PlanPricer)
         covered = [schedule for schedule in schedules(run.problem.workload) if schedule in (GPIPE, ONE_F_ONE_B)]
         provable = bool(covered) and min(sharding_stages(run.problem.workload)) < 2 and is_provable(run.problem)
         share = min(_WARM_SHARE, _WARM_S / run.budget.time_limit_s) if provable else 0.5
@@ -49,9 +47,9 @@ class Exact(SearchSolver):
             return
         if not provable:
             if run.plan is not None and run.budget.max_steps is None:  # the clock determines the bound
-                run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
+                run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, run.left_s()))
             return
-        proofs = [Proof(ProofTables(run.pricer, schedule), run) for schedule in covered]
+        proofs = [Proof(ProofTables(run.exact_pricer, schedule), run) for schedule in covered]
         self._prove(run, proofs)
 
     def _prove(self, run: Search, proofs: list[Proof]) -> None:

@@ -10,7 +10,8 @@ from math import lcm
 from typing import TypeAlias
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, held_by, misaligned
+from hexiopt.plan.parallelism import Replicated
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
@@ -70,7 +71,11 @@ def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: i
     if min(counts) < chunks:
         return None
     ranges = layer_ranges(counts, chunks)
-    stages = [replace(stage, layers=own) for stage, own in zip(pipeline.stages, ranges, strict=True)]
+    # Both stages get policies for their new layers below.
+    stages = [
+        replace(stage, layers=own, recompute=(stage.policy,) if at in (s, s + 1) else stage.recompute)
+        for at, (stage, own) in enumerate(zip(pipeline.stages, ranges, strict=True))
+    ]
     for at in (s, s + 1):
         fitted = _fitted(near, plan, pipeline, at, stages[at])
         if fitted is None:
@@ -128,8 +133,10 @@ def change_zero_stage(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     """Another ZeRO stage: which is best depends on where the layers are."""
     plan = priced.plan
     stage = rng.choice(sharding_stages(near.problem.workload))
-    other = replace(plan, sharding=Sharding(stage, plan.sharding.groups if stage else "all"))
-    return None if other == plan or misaligned(other) else other
+    other = Sharding(stage, plan.sharding.groups if stage else "all")
+    if other == plan.sharding or other.broken_rule(plan.pipelines, plan.schedule):
+        return None
+    return replace(plan, sharding=other)
 
 
 def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
@@ -150,7 +157,7 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
         return None
     for at, change in ((a, -1), (b, 1)):
         replicas[at] = replace(replicas[at], samples=given[at] + change)
-    return _with_stage(plan, p, s, replace(pipeline.stages[s], parallelism=held_by(tuple(replicas))))
+    return _with_stage(plan, p, s, replace(pipeline.stages[s], parallelism=Replicated(tuple(replicas))))
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:

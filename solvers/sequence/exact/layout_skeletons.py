@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from solvers.sequence.grouping import DeviceGroups, Signatures
@@ -23,14 +23,14 @@ class LayoutSkeleton:
         """The devices of all groups, in order."""
         return tuple(d for own in self.groups for d in own)
 
-    def layout(self, tokens: Sequence[int], heads: Sequence[int]) -> SequenceLayout:
+    def layout(self, tokens: Sequence[int], heads: Sequence[int]) -> SequenceParallel:
         """The layout with these tokens and heads, in the order of `devices`."""
         each = iter(zip(tokens, heads, strict=True))
         found = []
         for own in self.groups:
             mine = [next(each) for _ in own]
             found.append(SequenceGroup(own, tuple(t for t, _ in mine), tuple(h for _, h in mine)))
-        return SequenceLayout(tuple(found), self.order)
+        return SequenceParallel(tuple(found), self.order)
 
 
 def alike(problem: Problem, a: int, b: int) -> bool:

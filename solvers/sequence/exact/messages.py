@@ -46,7 +46,7 @@ class SkeletonMessages:
         many = self._v.grid.resolution
         pairs = [(a, b) for own in self._v.places for a, b in product(own, own) if a != b]
         senders, receivers = (np.array([self._v.devices[pair[end]] for pair in pairs]) for end in (0, 1))
-        wires = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
+        links = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
         found = {}
         for name, of_kv, back in (
             ("qkv", 2.0, False),
@@ -55,7 +55,7 @@ class SkeletonMessages:
             ("out_back", 0.0, True),
         ):
             loads: dict[int, list[Sum]] = {}
-            for (a, b), row, rates in zip(pairs, wires.resource.tolist(), wires.s_per_byte.tolist(), strict=True):
+            for (a, b), row, rates in zip(pairs, links.resource.tolist(), links.s_per_byte.tolist(), strict=True):
                 tokens, heads = (b, a) if back else (a, b)
                 for r, rate in zip(row, rates, strict=True):
                     if rate > 0.0:
@@ -67,7 +67,7 @@ class SkeletonMessages:
             seconds = [self._v.time() for _ in self._v.places]
             latencies: dict[tuple[int, int], float] = {}
             for (a, _), row, rates, wait in zip(
-                pairs, wires.resource.tolist(), wires.s_per_byte.tolist(), wires.latency_s.tolist(), strict=True
+                pairs, links.resource.tolist(), links.s_per_byte.tolist(), links.latency_s.tolist(), strict=True
             ):
                 for r, rate in zip(row, rates, strict=True):
                     if rate > 0.0:
@@ -115,20 +115,20 @@ class SkeletonMessages:
         network = self._cluster.network.num_resources
         size = self._cluster.num_devices
         common: dict[int, float] | None = None
-        wires = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
+        links = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
         machine_of = self._cluster.machine_of
         for k, (a, b) in enumerate(zip(senders.tolist(), receivers.tolist(), strict=True)):
             inside = machine_of[a] == machine_of[b]
             own: dict[int, float] = {}
-            for r, rate in zip(wires.resource[k].tolist(), wires.s_per_byte[k].tolist(), strict=True):
-                number = int(wires.network[r])
+            for r, rate in zip(links.resource[k].tolist(), links.s_per_byte[k].tolist(), strict=True):
+                number = int(links.network[r])
                 if rate > 0.0 and number >= 0:
                     own[number] = rate
             if inside:
-                rates = wires.s_per_byte[k].tolist()
+                rates = links.s_per_byte[k].tolist()
                 own = {network + a: rates[0], network + size + b: rates[1]}
             common = own if common is None else {r: min(rate, common[r]) for r, rate in own.items() if r in common}
-        return RingMessage(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
+        return RingMessage(ends, tuple((common or {}).items()), float(links.latency_s.min()), place, kv_heads)
 
     def times(self, moved: Sequence[Sequence[int]]) -> list[tuple[RingMessage, cp_model.IntVar]]:
         """Seconds of the messages of one turn, in which each group sends the keys and values of the groups `moved`."""

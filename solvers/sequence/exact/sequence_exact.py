@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
 from hexiopt.result import RestrictedBound
@@ -63,8 +63,7 @@ class ExactPlans:
     """The search for one problem at a `resolution` in quanta per sequence."""
 
     def __init__(self, search: Search, resolution: int) -> None:
-        assert isinstance(search.pricer, PlanPricer)
-        self._search, self._model, self._problem = search, search.pricer, search.problem
+        self._search, self._model, self._problem = search, search.exact_pricer, search.problem
         self._signatures = Signatures(search.problem)
         self._resolution = resolution
         self._stages = StageSolver(self._model, resolution, search.should_continue, search.step, search.left_s)
@@ -309,7 +308,7 @@ class ExactPlans:
 
     # ---------------------------------------------------------------- plans
 
-    def _plan(self, stages: tuple[tuple[SequenceLayout, str], ...], split: BatchSplit, sharding: Sharding) -> Plan:
+    def _plan(self, stages: tuple[tuple[SequenceParallel, str], ...], split: BatchSplit, sharding: Sharding) -> Plan:
         layers = ((0, self._problem.model.num_layers),)
         return Plan(
             tuple(
@@ -320,18 +319,18 @@ class ExactPlans:
             sharding,
         )
 
-    def _equal(self, devices: tuple[int, ...]) -> SequenceLayout:
+    def _equal(self, devices: tuple[int, ...]) -> SequenceParallel:
         """A ring of shards that are as equal as possible."""
         seq_len, many = self._problem.workload.seq_len, len(devices)
         heads = self._problem.model.num_heads
-        return SequenceLayout(
+        return SequenceParallel(
             tuple(
                 SequenceGroup((d,), (seq_len // many + (k < seq_len % many),), (heads,)) for k, d in enumerate(devices)
             )
         )
 
 
-def _moved(layout: SequenceLayout, to: Mapping[int, int]) -> SequenceLayout:
+def _moved(layout: SequenceParallel, to: Mapping[int, int]) -> SequenceParallel:
     """The layout with its devices renumbered."""
     groups = (replace(own, devices=tuple(to[d] for d in own.devices)) for own in layout.groups)
     return replace(layout, groups=tuple(groups))
@@ -366,7 +365,7 @@ class SequenceExact(SearchSolver):
                 f"workload: optimizer_sharding: {zero} does not work with the sequence layouts of solver={self.name}; "
                 "choose auto, 0 or 1"
             )
-        if isinstance(run.pricer, PlanPricer) and run.pricer.framework.overlaps_gradients:
+        if run.exact_pricer.framework.overlaps_gradients:
             raise InputError(f"solver: {self.name}: its bounds hold for our own cost model only; use solver=hexiseq")
         run.remedy = "it plans pipelines of one sequence stage, so try solver=portfolio"
         plans = ExactPlans(run, resolution)

@@ -56,8 +56,8 @@ class SkeletonProgram:
         if memory:
             fit_memory(v, need)
         self._messages = SkeletonMessages(v, dict(need.sharers))
-        # Times of turns are proportional to products of quanta; groups with even numbers of tokens give the factors.
-        self._turns = RingSchedule(
+        # Times of steps are proportional to products of quanta; groups with even numbers of tokens give the factors.
+        self._ring_schedule = RingSchedule(
             members(skeleton.layout([2] * len(v.devices), heads or v.any_heads())), skeleton.order
         )
 
@@ -150,27 +150,27 @@ class SkeletonProgram:
     def _ringed(self, now: list[Sum], backward: bool) -> list[Sum]:
         count = len(self._v.places)
         several = count > 1
-        turns = np.arange(count + (backward and several))
-        causal, whole, kernels, rows = self._turns.blocks(np.arange(count))
-        sizes = self._turns.tokens.astype(float)
-        last_turn = self._turns.last_turn()
-        for turn in turns.tolist():
-            source = [(g - turn) % count for g in range(count)]
+        steps = np.arange(count + (backward and several))
+        causal, whole, kernels, rows = self._ring_schedule.blocks(np.arange(count))
+        sizes = self._ring_schedule.tokens.astype(float)
+        last_step = self._ring_schedule.last_step()
+        for step in steps.tolist():
+            source = [(g - step) % count for g in range(count)]
             ended: list[cp_model.IntVar] = []
             for k in range(len(self._v.devices)):
                 g, s = self._v.group_of[k], source[self._v.group_of[k]]
                 computed: Sum = 0
-                if turn < count and kernels[turn, g]:
+                if step < count and kernels[step, g]:
                     pairs = float(sizes[g] * sizes[s])
                     computed = self._attended(
                         k,
                         g,
                         s,
                         backward,
-                        causal[turn, g] / pairs,
-                        whole[turn, g] / pairs,
-                        kernels[turn, g],
-                        rows[turn, g] / sizes[g],
+                        causal[step, g] / pairs,
+                        whole[step, g] / pairs,
+                        kernels[step, g],
+                        rows[step, g] / sizes[g],
                     )
                 end = self._v.time()
                 self._v.model.add(end >= now[k] + computed)
@@ -178,9 +178,9 @@ class SkeletonProgram:
             if several:
                 moved = []
                 for g in range(count):
-                    own = [source[g]] if turn < last_turn[source[g]] else []
-                    if backward and turn:
-                        own.append((g - turn + 1) % count)
+                    own = [source[g]] if step < last_step[source[g]] else []
+                    if backward and step:
+                        own.append((g - step + 1) % count)
                     moved.append(own)
                 for flow, time in self._messages.times(moved):
                     for a, b in product(flow.ends, flow.ends):
@@ -191,7 +191,7 @@ class SkeletonProgram:
     def _attended(
         self, k: int, g: int, s: int, backward: bool, causal: float, whole: float, kernels: float, rows: float
     ) -> Sum:
-        """Seconds of attention of place k in one turn, over the counted fractions of its group's quanta times the
+        """Seconds of attention of place k in one step, over the counted fractions of its group's quanta times the
         source's.
 
         Includes the kernels that merge its parts, over the fraction `rows` of its group's quanta.

@@ -12,7 +12,7 @@ from functools import partial
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.parallelism import SequenceParallel
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton, alignments, group_orders
 from solvers.sequence.exact.quanta_grid import QuantaGrid
 from solvers.sequence.exact.quick_shares import QuantaShares, by_speed, climbed
@@ -47,7 +47,7 @@ class BestStage:
     """A lower bound on the seconds of any stage on the devices and, where known, a stage and its seconds."""
 
     bound_s: float
-    layout: SequenceLayout | None = None
+    layout: SequenceParallel | None = None
     policy: str = "none"
     seconds: float = float("inf")
 
@@ -259,7 +259,7 @@ class StageSolver:
 
     # ---------------------------------------------------------------- prices
 
-    def _layout(self, skeleton: LayoutSkeleton, shares: QuantaShares) -> SequenceLayout:
+    def _layout(self, skeleton: LayoutSkeleton, shares: QuantaShares) -> SequenceParallel:
         quantum = self._problem.workload.seq_len // self._resolution
         return skeleton.layout([quantum * n for n in shares[0]], shares[1])
 
@@ -284,7 +284,7 @@ class StageSolver:
         stage = self._model.stages.sequence_stage(layout, work.size, dict(work.sharers))
         return sum(stage.stage_s(policies, True, True)), self.fits(layout, skeleton.policy, work)
 
-    def fits(self, layout: SequenceLayout, policy: str, work: StageWork) -> bool:
+    def fits(self, layout: SequenceParallel, policy: str, work: StageWork) -> bool:
         """Whether a layout fits on every device."""
         stage = self._model.stages.sequence_stage(layout, work.size, dict(work.sharers))
         policies = (policy,) * self._problem.model.num_layers

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds.chains import Boxes, Chains, ScheduleFamily
-from hexiopt.bounds.columns import Columns
+from hexiopt.bounds.columns import BoundColumns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.pricer import PlanPricer
@@ -129,7 +129,7 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
     whole_s = LAYERS * float(types.layer_s.min())
     step_s, high_s = room * m * whole_s / 2 + whole_s, room * whole_s
     low_s = share * high_s
-    some = Columns(types).first_prices
+    some = BoundColumns(types).first_prices
     shape = some.device.shape
     prices = some._replace(
         device=rng.uniform(0.1, 1.0, shape),
@@ -158,7 +158,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
     least = []
     for rate in (20.0, 0.05):
         types = TYPES[rate, "1"]
-        some = Columns(types).first_prices
+        some = BoundColumns(types).first_prices
         prices = some._replace(longest=np.ones_like(some.longest))
         step_s = 20 * LAYERS * float(types.layer_s.max())
         box = Boxes(*(np.array([x]) for x in (8.0, 8.0, 0.0, step_s)))
@@ -172,7 +172,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
 def test_a_program_is_worth_what_its_columns_process(rate: float, aligned: int | None) -> None:
     """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
     types = TYPES[rate, "1" if aligned is None else "2"]
-    columns, chains = Columns(types, aligned), Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, aligned))
+    columns, chains = BoundColumns(types, aligned), Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, aligned))
     step_s = 40 * LAYERS * float(types.layer_s.min())
     counts = np.array([1.0, 4.0, 16.0, 64.0] if aligned is None else [float(aligned)])
     boxes = Boxes.grid(counts, np.linspace(0.0, step_s, 5))

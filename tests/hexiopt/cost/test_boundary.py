@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.routes import Route, overlaps, route
+from hexiopt.cost.place import PlacedMessage, network_load
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import executor_load
+from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -171,7 +172,8 @@ def test_a_senders_load_takes_the_larger_direction() -> None:
     cluster = cluster_of(1, 1, 1)
     ahead, back = route(cluster, (1,), (2,)), route(cluster, (1,), (0,))
     transmit = cluster.network.transmit_interface(1)
-    load = executor_load([(ahead, 1e9)], [(back, 3e9)])
+    sent = (Message(False, 1, 0, 0, 1), ahead, 1e9), (Message(True, 1, 0, 0, 1), back, 3e9)
+    load = dict(network_load([PlacedMessage(*one) for one in sent]))
     assert load[transmit] == pytest.approx(3.0)
     assert load[cluster.network.receive_interface(2)] == pytest.approx(1.0)
     assert load[cluster.network.receive_interface(0)] == pytest.approx(3.0)
@@ -198,6 +200,7 @@ def test_the_slowest_resource_and_the_longest_latency_count() -> None:
 def test_an_unlimited_interface_takes_no_time() -> None:
     """Machines of a cluster that states no network: messages cost their latency only."""
     one = Route(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
-    load = executor_load([(one, 1e6)], [])
+    sent = PlacedMessage(Message(False, 0, 0, 0, 1), one, 1e6)
+    load = dict(network_load([sent]))
     assert load == {3: 0.0}
-    assert one.seconds(1e6, load) == 1e-5
+    assert sent.seconds(load) == 1e-5

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.calibration import coefficients as c
@@ -12,7 +12,9 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by
+from hexiopt.errors import InputError
+from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, unpriced
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -174,7 +176,7 @@ def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
 def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     """An A100 with three samples of four beside an RTX 3090 with one, before an A100 with all; messages by samples."""
     replicas = (Replica((0,), 3), Replica((2,), 1))
-    stages = (Stage(held_by(replicas), ((0, 4),), ("none", "full", "full", "selective")), Stage.of((1,), 4, 6))
+    stages = (Stage.of_replicas(replicas, ((0, 4),), ("none", "full", "full", "selective")), Stage.of((1,), 4, 6))
     model = PlanPricer(PROBLEM)
     cost = model.price(Plan((Pipeline(stages, 2, 4),), ONE_F_ONE_B, Sharding(1)))
     (priced,) = cost.pipelines
@@ -259,29 +261,19 @@ def num_holders(plan: Plan, layer: int) -> int:
     )
 
 
-@given(plan=format_plans(CLUSTER))
+@given(plan=format_plans(CLUSTER, max_layers=MODEL.num_layers))
 def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
-    from hexiopt.plan.plan import unpriced
-
-    feature = unpriced(plan)
-    if feature is not None:
-        with pytest.raises(ValueError, match="not priced yet") as caught:
+    assume(not any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages))  # of other lengths
+    features = [feature for pipeline in plan.pipelines if (feature := unpriced(pipeline))]
+    if features:
+        with pytest.raises(InputError, match="not priced yet; leave out") as caught:
             PlanPricer(PROBLEM).price(plan)
-        assert feature in str(caught.value)
+        assert str(caught.value) == features[0]
 
 
-def test_every_unpriced_feature_has_its_word() -> None:
-    from hexiopt.plan.plan import SequenceGroup, SequenceLayout, Sharding, unpriced
-
-    plain = Stage.of((0,), 0, 6)
-    layout = SequenceLayout((SequenceGroup((0,), (2048,), (8,)),))
-
-    def of(stage: Stage, **changes: object) -> str | None:
-        return unpriced(replace(Plan((Pipeline((stage,), 8),)), **changes))  # type: ignore[arg-type]
-
-    assert of(plain) is None
-    assert of(plain, sharding=Sharding(3, "machine")) is None
-    assert of(replace(plain, parallelism=layout)) is None
-    assert of(replace(plain, parallelism=held_by((Replica((0,), 1), Replica((1,), 1))))) is None
-    assert of(replace(plain, parallelism=held_by((Replica((0, 1), None, (5, 3)),)))) == "stated heads"
-    assert of(replace(plain, layers=((0, 3), (3, 6)), recompute=("none", "full")), schedule=INTERLEAVED) is None
+def test_only_stated_heads_are_not_priced() -> None:
+    layout = SequenceParallel((SequenceGroup((0,), (2048,), (8,)),))
+    for parallelism in (TensorParallel((0,)), layout, Replicated((Replica((0,), 1),))):
+        assert unpriced(Pipeline((Stage(parallelism, ((0, 6),)),), 8)) is None
+    stated = Pipeline((Stage.of((2,), 0, 3), Stage(TensorParallel((0, 1), (5, 3)), ((3, 6),))), 8)
+    assert unpriced(stated) == "stage 1 states the heads of a TP group, which are not priced yet; leave out `heads`"

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Stage
-from hexiopt.plan.token_layout import ORDERS, Range
+from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.plan.token_layout import Range
 from hexiopt.problem.problem import Problem
 
 
@@ -20,18 +21,18 @@ def parts(total: int, count: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @st.composite
-def layouts_of(draw: st.DrawFn, devices: tuple[int, ...], seq_len: int, heads: int) -> SequenceLayout:
+def layouts_of(draw: st.DrawFn, devices: tuple[int, ...], seq_len: int, heads: int) -> SequenceParallel:
     """A layout of all of `devices`, in groups of any sizes."""
     left, groups, tokens = list(devices), [], iter(draw(parts(seq_len, len(devices))))
     while left:
         size = draw(st.integers(1, min(heads, len(left))))
         own, left = tuple(left[:size]), left[size:]
         groups.append(SequenceGroup(own, tuple(next(tokens) for _ in own), draw(parts(heads, size))))
-    return SequenceLayout(tuple(groups), draw(st.sampled_from(ORDERS)))
+    return SequenceParallel(tuple(groups), draw(st.sampled_from(ORDERS)))
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[SequenceLayout, int, int]:
+def layouts(draw: st.DrawFn) -> tuple[SequenceParallel, int, int]:
     """A layout of a few devices, its sequence length and its number of heads."""
     heads, count = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     seq_len = draw(st.integers(count, 60))

@@ -20,18 +20,15 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
-from hexiopt.plan.plan import (
-    Pipeline,
-    Plan,
+from hexiopt.plan.parallelism import (
     Replica,
     Replicated,
     SequenceGroup,
     SequenceParallel,
-    Sharding,
-    Stage,
     StageParallelism,
     TensorParallel,
 )
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict
@@ -76,7 +73,7 @@ def test_every_type_has_an_example() -> None:
 
 def test_what_is_no_stage_type_is_refused() -> None:
     other: Any = (0, 1)
-    with pytest.raises(InputError, match="is no way to be parallel; give TensorParallel, Replicated or Sequence"):
+    with pytest.raises(InputError, match=r"has parallelism .*; give TensorParallel, Replicated or Sequence"):
         Stage(other, ((0, 1),))
 
 
@@ -85,7 +82,7 @@ def test_it_answers_what_every_type_is_asked(kind: type) -> None:
     made = EXAMPLES[kind](2, 3)
     assert sorted(d for devices in made.executors for d in devices) == [2, 3]
     assert {d for devices in made.parameter_copies for d in devices} == {2, 3}
-    assert len(made.ends) == len(made.executors) == len(made.samples(SIZE))
+    assert len(made.token_layouts) == len(made.executors) == len(made.samples(SIZE))
     assert sum(made.samples(SIZE)) == SIZE
     assert {d for replica in made.replicas for d in replica.devices} <= {2, 3}
     assert hash(made) == hash(EXAMPLES[kind](2, 3))
@@ -134,7 +131,7 @@ def test_copies_of_its_parameters_are_synchronised(kinds: tuple[type, type]) -> 
     """By rings over the devices that hold the same, of every layer of a stage that has copies, and no other."""
     plan, model = plan_of(kinds), PROBLEM.model
     found = parameter_holders(plan.pipelines, model)
-    copied = [stage for stage in plan.pipelines[0].stages if len(stage.copies) > 1]
+    copied = [stage for stage in plan.pipelines[0].stages if len(stage.parameter_copies) > 1]
     groups = [tuple(row) for rows in found.holders for row in rows.tolist()]
     assert sorted(groups) == [stage.all_devices() for stage in copied]
     first, last = plan.pipelines[0].stages
@@ -151,7 +148,7 @@ def test_its_memory_is_that_of_every_copy(kind: type) -> None:
     for stage, of_stage, less in zip(plan.pipelines[0].stages, whole, spread, strict=True):
         gpu = PROBLEM.cluster.gpu_of(stage.devices[0])
         copies = [copy for executor in of_stage.executors for copy in executor.copies]
-        assert len(copies) == len(stage.copies)
+        assert len(copies) == len(stage.parameter_copies)
         assert all(copy.limit_bytes == gpu.usable_memory_bytes and copy.memory.activations > 0 for copy in copies)
         factor = 1 / len(copies)
         assert less.memory.optimizer == pytest.approx(factor * of_stage.memory.optimizer, rel=1e-9)
@@ -248,4 +245,4 @@ def test_the_runtime_lays_it_out_as_it_is_priced(kinds: tuple[type, type]) -> No
     for held in layout.held:
         [stage] = [stage for stage in plan.pipelines[0].stages if held.ranks[0] in stage.all_devices()]
         norms = all(part.name.endswith("norm.weight") for part in held.parts)
-        assert len(held.ranks) == (len(stage.all_devices()) if norms else len(stage.copies))
+        assert len(held.ranks) == (len(stage.all_devices()) if norms else len(stage.parameter_copies))

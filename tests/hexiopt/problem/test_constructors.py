@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.plan.parallelism import Replica, Replicated, held_by
+from hexiopt.plan.parallelism import Replica, Replicated
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import IntraLink, Machine
@@ -106,9 +106,12 @@ def refusal(build: Callable[[], object]) -> str | None:
             lambda: replace(LAB, links=(Link("a", "a", 1e9, None, True),)),
             "cluster lab: links: links a machine with itself; name two machines",
         ),
-        (lambda: Replicated(()), "plan: stage: replicas is empty; name at least one replica"),
-        (lambda: held_by((Replica((0,), 1), Replica((1,)))), "plan: stage: a replica has no samples; state them for"),
-        (lambda: Stage((0,), ((0, 1),)), "plan: stage: (0,) is no way to be parallel; give"),  # type: ignore[arg-type]
+        (lambda: Replicated(()), "the stage has no replica; name at least one"),
+        (
+            lambda: Replicated((Replica((0,), 1), Replica((1,)))),
+            "replica 1 of the stage has no samples; state them for each",
+        ),
+        (lambda: Stage((0,), ((0, 1),)), "the stage has parallelism (0,); give TensorParallel, Replicated or"),  # type: ignore[arg-type]
         (lambda: Link("a", "v", 1e9, -1.0, True), "link of 'a' and 'v': latency_s: -1.0 is out of range; it must be"),
     ],
 )

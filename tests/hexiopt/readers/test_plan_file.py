@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import (
-    Pipeline,
-    Plan,
-    Replica,
-    SequenceGroup,
-    SequenceLayout,
-    Sharding,
-    Stage,
-    TensorParallel,
-    held_by,
-)
+from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -42,7 +33,7 @@ from hexiopt.readers.plan_file import (
 )
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
-from hexiopt.schedules.registry import INTERLEAVED
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from tests.strategies import LAB, format_plans, problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
@@ -113,8 +104,8 @@ def test_every_feature_of_the_format_comes_back(plan: Plan) -> None:
 def test_features_in_the_words_of_the_format() -> None:
     """Written by hand after the format's description."""
     data = {
-        "schedule": "interleaved",
-        "sharding": {"stage": 3, "groups": [["a:0", "v-0:0"], ["a:1", "v-0:1"]]},
+        "schedule": "1f1b",
+        "sharding": {"stage": 1, "groups": [["a:0", "v-0:0", "a:2"], ["a:1", "v-1:1", "a:3"]]},
         "pipelines": [
             {
                 "num_micro_batches": 20,
@@ -122,7 +113,7 @@ def test_features_in_the_words_of_the_format() -> None:
                 "stages": [
                     {
                         "replicas": [{"devices": ["a:0"], "samples": 2}, {"devices": ["a:1"], "samples": 1}],
-                        "layers": [[0, 1], [2, 3]],
+                        "layers": [[0, 1]],
                     },
                     {"devices": ["v-0:0", "v-1:1"], "heads": [3, 1], "layers": [1, 2], "recompute": ["full"]},
                     {
@@ -130,7 +121,7 @@ def test_features_in_the_words_of_the_format() -> None:
                             "groups": [{"devices": ["a:2", "a:3"], "tokens": [60, 40], "heads": [2, 2]}],
                             "order": "zigzag",
                         },
-                        "layers": [3, 4],
+                        "layers": [2, 4],
                         "recompute": ["none", "selective"],
                     },
                 ],
@@ -142,11 +133,11 @@ def test_features_in_the_words_of_the_format() -> None:
         (
             Pipeline(
                 (
-                    Stage(held_by((Replica((0,), 2), Replica((1,), 1))), ((0, 1), (2, 3)), ("none",)),
+                    Stage.of_replicas((Replica((0,), 2), Replica((1,), 1)), ((0, 1),), ("none",)),
                     Stage(TensorParallel((4, 7), (3, 1)), ((1, 2),), ("full",)),
                     Stage(
-                        SequenceLayout((SequenceGroup((2, 3), (60, 40), (2, 2)),), "zigzag"),
-                        ((3, 4),),
+                        SequenceParallel((SequenceGroup((2, 3), (60, 40), (2, 2)),), "zigzag"),
+                        ((2, 4),),
                         ("none", "selective"),
                     ),
                 ),
@@ -154,9 +145,21 @@ def test_features_in_the_words_of_the_format() -> None:
                 3,
             ),
         ),
-        INTERLEAVED,
-        Sharding(3, ((0, 4), (1, 5))),
+        ONE_F_ONE_B,
+        Sharding(1, ((0, 4, 2), (1, 7, 3))),
     )
+
+
+def test_layer_ranges_in_the_words_of_the_format() -> None:
+    stages = [
+        {"devices": ["a:0"], "layers": [[0, 1], [2, 3]]},
+        {"devices": ["a:1"], "layers": [[1, 2], [3, 4]], "recompute": "full"},
+    ]
+    pipeline = {"num_micro_batches": 4, "micro_batch_size": 1, "stages": stages}
+    plan = plan_from_section(Section({"schedule": "interleaved", "pipelines": [pipeline]}, "plan.json"), LAB)
+    first, second = TensorParallel((0,)), TensorParallel((1,))
+    whole = Pipeline((Stage(first, ((0, 1), (2, 3))), Stage(second, ((1, 2), (3, 4)), ("full",))), 4)
+    assert plan == Plan((whole,), INTERLEAVED)
 
 
 # ------------------------------------------------------------------ the format
@@ -285,6 +288,24 @@ STAGE = ("pipelines", 0, "stages", 0)
         ((*STAGE, "layers"), [[0, 1], [2]], "is not a range"),
         ((*STAGE, "layers"), [[0, 1], 2], "is not a whole number"),
         ((*STAGE, "layers"), [], "is not a range"),
+        (
+            (*STAGE, "layers"),
+            [3, 0],
+            r"pipelines\[0\].stages\[0\].layers: \[3, 0\] is not a range; write \[first, end\]",
+        ),
+        (
+            (*STAGE, "layers"),
+            [1, 3],
+            r"pipelines\[0\]: stage 0 holds layers \[1, 3\) where layer 0 is next; each stage",
+        ),
+        ((*STAGE, "layers"), [[0, 1], [1, 3]], r"pipelines\[0\]: stage 1 has 1 layer ranges, stage 0 has 2; give all"),
+        (("pipelines", 0, "stages", 1, "layers"), [3, 5], r"pipelines\[1\]: 4 layers, where the first pipeline has 5"),
+        (("pipelines", 0, "stages", 1, "devices"), ["a:1"], "pipelines: device a:1 is used 2 times; give each device"),
+        (("pipelines", 0, "num_micro_batches"), 10**8, r"pipelines\[0\].num_micro_batches: 100000000 is out of range"),
+        (("sharding",), {"stage": 3}, "sharding: ZeRO-3 over pipelines of unequally many stages; give all as many"),
+        (("sharding",), {"groups": [["a:0", "a:1"]]}, "sharding: device v-0:0 is in 0 sharding groups; put it into"),
+        ((*STAGE, "recompute"), ["none"] * 2, r"pipelines\[0\].stages\[0\]: the stage has 2 recompute policies for 3"),
+        ((*STAGE, "heads"), [4], r"pipelines\[0\].stages\[0\]: the stage has 2 devices and heads \(4,\); state one"),
         ((*STAGE, "recompute"), "some", "recompute: 'some' is not known"),
         ((*STAGE, "recompute"), [], "recompute: .* is empty"),
         ((*STAGE, "recompute"), None, "null"),

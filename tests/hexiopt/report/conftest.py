@@ -3,17 +3,8 @@
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import (
-    Pipeline,
-    Plan,
-    Replica,
-    SequenceGroup,
-    SequenceLayout,
-    Sharding,
-    Stage,
-    TensorParallel,
-    held_by,
-)
+from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -86,7 +77,7 @@ def woven() -> Case:
     """A replicated stage before a plain one, two layer ranges each, policies by layer; a pipeline of one stage."""
     fast, slow = Replica((0, 1, 2, 3), 2), Replica((4, 5), 2)
     stages = (
-        Stage(held_by((fast, slow)), ((0, 8), (16, 24)), ("full",) * 10 + ("selective",) * 6),
+        Stage.of_replicas((fast, slow), ((0, 8), (16, 24)), ("full",) * 10 + ("selective",) * 6),
         Stage(TensorParallel((8, 9, 10, 11)), ((8, 16), (24, 32)), ("full",)),
     )
     pipelines = (Pipeline(stages, 48, 4), Pipeline((Stage.of((24, 25, 26, 27), 0, 32, "full"),), 64))
@@ -101,7 +92,7 @@ def ragged() -> Case:
         SequenceGroup((0, 1, 2, 3), (700, 600, 500, 596), (8, 8, 8, 8)),
         SequenceGroup((8, 9, 10), (700, 500, 500), (16, 8, 8)),
     )
-    first = Stage(SequenceLayout(groups, "zigzag"), ((0, 20),), ("full",))
+    first = Stage(SequenceParallel(groups, "zigzag"), ((0, 20),), ("full",))
     pipeline = Pipeline((first, Stage.of((4, 5), 20, 32)), 8)
     cluster = read_cluster(CONF / "cluster" / "hexiseq_testbed.yaml")
     return priced(cluster, Plan((pipeline,), sharding=Sharding(1)), global_batch=8)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms, Schedule, StagePosition, operations, weakest_terms
+from tests.stated_pipelines import Executor, ExecutorLink, executor_ends_s
 
 BOUNDED = [schedule for schedule in SCHEDULES if schedule.bounded]
 SECONDS = st.floats(0.0, 8.0)
@@ -31,8 +31,8 @@ def test_no_stage_ends_before_its_terms_allow(shape: tuple[Schedule, int, int, i
     chunk_s = [tuple(data.draw(times)) for _ in range(stages)]
     executors = tuple(Executor(s, own) for s, own in enumerate(chunk_s))
     pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
-    links = [Link(False, a, b, data.draw(SECONDS)) for a, b in pairs]
-    links += [Link(True, b, a, data.draw(SECONDS)) for a, b in pairs]
+    links = [ExecutorLink(False, a, b, data.draw(SECONDS)) for a, b in pairs]
+    links += [ExecutorLink(True, b, a, data.draw(SECONDS)) for a, b in pairs]
     step_s = max(executor_ends_s(schedule, stages, batches, executors, tuple(links)))
     for s, own in enumerate(chunk_s):
         terms = schedule.bound_terms(stages - 1 - s, stages, min(chunks, 2))
@@ -56,7 +56,9 @@ def test_the_latest_return_is_tight(schedule: Schedule, chunks: int, stages: int
                 times = [(1.0, 1.0) if k == s else (other_s, other_s) for k in range(stages)]
                 executors = tuple(Executor(k, (own,) * chunks) for k, own in enumerate(times))
                 pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
-                links = [Link(back, *(pair[::-1] if back else pair), 0.0) for pair in pairs for back in (False, True)]
+                links = [
+                    ExecutorLink(back, *(pair[::-1] if back else pair), 0.0) for pair in pairs for back in (False, True)
+                ]
                 step_s = max(executor_ends_s(schedule, stages, batches, executors, tuple(links)))
                 ahead = min(terms.forwards_ahead, batches * chunks - 1)
                 slacks.append(step_s - ((stages - 1) * 2 * other_s + 2 * batches * chunks - ahead))

@@ -10,7 +10,6 @@ from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
-from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import (
     Operation,
@@ -21,6 +20,7 @@ from hexiopt.schedules.schedule import (
     operations,
 )
 from hexiopt.simulation.engine import simulate_pipeline
+from tests.stated_pipelines import chain_ends_s
 from tests.timing import within
 
 Times = tuple[list[float], list[float], list[float], list[float]]

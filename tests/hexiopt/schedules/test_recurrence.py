@@ -15,13 +15,14 @@ from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message
-from hexiopt.plan.plan import Pipeline, Replica, Stage, TensorParallel, held_by
+from hexiopt.plan.parallelism import Replica, TensorParallel
+from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.gpipe import GPipe
-from hexiopt.schedules.recurrence import Executor, Link, chain_ends_s, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Operation, OperationKind, Programme, Schedule, StagePosition, operations
 from hexiopt.simulation.engine import simulate_pipeline
 from tests.hexiopt.schedules.test_chain_recurrence import COUNTS, HOPS, SECONDS, Times, step_times
+from tests.stated_pipelines import Executor, ExecutorLink, chain_ends_s, executor_ends_s
 from tests.strategies import compositions
 from tests.timing import within
 
@@ -30,7 +31,11 @@ NOTHING = Memory(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def exact_ends(
-    schedule: Schedule, num_stages: int, num_micro_batches: int, executors: Sequence[Executor], links: Sequence[Link]
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    executors: Sequence[Executor],
+    links: Sequence[ExecutorLink],
 ) -> list[Fraction]:
     """When each executor ends, operation by operation in rational arithmetic, nothing skipped."""
     chunks = len(executors[0].chunk_s)
@@ -91,12 +96,12 @@ class Case:
         """When each replica ends, stage by stage."""
         return list(executor_ends_s(*self.graph()))
 
-    def graph(self) -> tuple[Schedule, int, int, tuple[Executor, ...], tuple[Link, ...]]:
+    def graph(self) -> tuple[Schedule, int, int, tuple[Executor, ...], tuple[ExecutorLink, ...]]:
         """What the recurrence takes."""
         first = [0, *accumulate(len(stage.executors) for stage in self.stages)]
         count = len(self.stages)
         links = [
-            Link(
+            ExecutorLink(
                 link.backward,
                 first[link.stage] + link.sender,
                 first[(link.stage - 1 if link.backward else link.stage + 1) % count] + link.receiver,
@@ -149,8 +154,8 @@ def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_tim
                     links += [LinkCost(False, s, a, b, draw(routes)), LinkCost(True, t, b, a, draw(routes))]
     pipeline = Pipeline(
         tuple(
-            Stage(
-                held_by(tuple(Replica((s,), n) for n in own)),
+            Stage.of_replicas(
+                tuple(Replica((s,), n) for n in own),
                 tuple((c * count + s, c * count + s + 1) for c in range(chunks)),
             )
             for s, own in enumerate(samples)
@@ -193,12 +198,12 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
         chain_ends_s(Backwards(), [1.0, 1.0], [1.0, 1.0], [0.0], [0.0], 4)
 
 
-def chain(times: Times) -> tuple[tuple[Executor, ...], tuple[Link, ...]]:
+def chain(times: Times) -> tuple[tuple[Executor, ...], tuple[ExecutorLink, ...]]:
     """The graph of a plain pipeline."""
     forward, backward, ahead, back = times
     executors = [Executor(s, (pair,)) for s, pair in enumerate(zip(forward, backward, strict=True))]
-    links = [Link(False, s, s + 1, seconds) for s, seconds in enumerate(ahead)]
-    links += [Link(True, s + 1, s, seconds) for s, seconds in enumerate(back)]
+    links = [ExecutorLink(False, s, s + 1, seconds) for s, seconds in enumerate(ahead)]
+    links += [ExecutorLink(True, s + 1, s, seconds) for s, seconds in enumerate(back)]
     return tuple(executors), tuple(links)
 
 
@@ -236,7 +241,7 @@ def test_interleaving_divides_the_bubble(num_stages: int, num_chunks: int, turns
     case, batches = ring(num_stages, num_chunks, 2.0, 4.0), turns * num_stages
     executors = [Executor(s, stage.chunk_s) for s, stage in enumerate(case.stages)]
     links = [
-        Link(link.backward, link.stage, (link.stage + (-1 if link.backward else 1)) % num_stages, 0.0)
+        ExecutorLink(link.backward, link.stage, (link.stage + (-1 if link.backward else 1)) % num_stages, 0.0)
         for link in case.links
     ]
     ends = executor_ends_s(INTERLEAVED, num_stages, batches, tuple(executors), tuple(links))
@@ -262,7 +267,7 @@ def test_replicas_do_not_wait_for_each_other() -> None:
     links = [LinkCost(way, int(way), r, r, 0.0) for r in (0, 1) for way in (False, True)]
     stage = StageCost(pair)
     replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline(tuple(Stage(held_by(replicas), ((s, s + 1),)) for s in (0, 1)), 10, 2)
+    pipeline = Pipeline(tuple(Stage.of_replicas(replicas, ((s, s + 1),)) for s in (0, 1)), 10, 2)
     case = Case(ONE_F_ONE_B, pipeline, (stage, stage), tuple(links))
     assert case.ends() == pytest.approx([33.0, 66.0, 31.0, 62.0])
     assert (stage.forward_s, stage.backward_s) == (2.0, 4.0)
@@ -274,7 +279,7 @@ def test_a_replica_waits_for_all_whose_samples_it_takes() -> None:
     second = StageCost((executor_cost((1.0, 1.0)),))
     links = [LinkCost(False, 0, r, 0, 0.5) for r in (0, 1)] + [LinkCost(True, 1, 0, r, 0.5) for r in (0, 1)]
     replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline((Stage(held_by(replicas), ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
+    pipeline = Pipeline((Stage.of_replicas(replicas, ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
     case = Case(ONE_F_ONE_B, pipeline, (first, second), tuple(links))
     assert case.ends() == pytest.approx([7.0, 9.0, 5.5])
 

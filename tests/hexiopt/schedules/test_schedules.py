@@ -22,7 +22,6 @@ from hexiopt.readers.plan_file import plan_from_section, plan_to_dict
 from hexiopt.reading import Section
 from hexiopt.schedules import registry
 from hexiopt.schedules.in_flight import in_flight, largest
-from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import (
     GPIPE,
     INTERLEAVED,
@@ -53,6 +52,7 @@ from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.hexiopt.schedules.test_chain_recurrence import Times, step_times
 from tests.solvers import problems as small
+from tests.stated_pipelines import chain_ends_s
 from tests.strategies import LAB, problems_with_plans, roomy_problems_with_plans
 
 FORWARD, BACKWARD = OperationKind

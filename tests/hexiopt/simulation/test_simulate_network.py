@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from hexiopt.cost.place import pipeline_messages
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import pipeline_messages
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import simulate
 from hexiopt.simulation.network import simulate_network, simulated_s, takes_seconds
@@ -112,7 +113,7 @@ def test_what_takes_long_is_known() -> None:
 
 
 def test_sequence_layouts_are_not_simulated() -> None:
-    layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
+    layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
     assert simulated_s(PlanPricer(PROBLEM), plan) is None
     with pytest.raises(ValueError, match="sequence layouts are not simulated"):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import holding, in_flight
@@ -93,7 +94,7 @@ def test_groups_are_those_of_each_sequence_layout() -> None:
     """Devices of a plan stand in any order; ranks of a group ascend, with their own tokens."""
     model = replace(random_model(random.Random(0), 1), num_kv_heads=2)
     groups = (SequenceGroup((9, 2), (3, 1), (2, 4)), SequenceGroup((5,), (9,), (6,)))
-    stage = Stage(SequenceLayout(groups, "zigzag"), ((0, 1),), ("none",))
+    stage = Stage(SequenceParallel(groups, "zigzag"), ((0, 1),), ("none",))
     (executor,) = layout_of(Plan((Pipeline((stage,), 1),)), model).lines[0].stages[0]
     assert executor.ranks == (0, 1, 2)
     assert executor.tokens(SEQ_LEN) == (((2, 3),), ((3, 12),), ((0, 2), (12, 13)))
@@ -197,7 +198,7 @@ def test_what_cannot_be_trained_is_said(
 )
 def test_bad_sequence_layouts_are_said(tokens: tuple[int, int], heads: tuple[int, int], said: str | None) -> None:
     shape = replace(random_model(random.Random(0), 2), architecture="llama", attention_window=None)
-    layout = SequenceLayout((SequenceGroup((0, 1), tokens, heads),))
+    layout = SequenceParallel((SequenceGroup((0, 1), tokens, heads),))
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("none",)),), 1),))
     found = untrainable(shape, Workload(1, SEQ_LEN, precision="fp32"), plan)
     assert found is None if said is None else str(found).startswith(said)

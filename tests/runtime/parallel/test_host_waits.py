@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, held_by
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
@@ -108,7 +108,7 @@ def plan_of(schedule: Schedule, num_stages: int, num_chunks: int, num_micro_batc
     cuts = [MODEL.num_layers * k // (num_stages * num_chunks) for k in range(num_stages * num_chunks + 1)]
     ranges = list(pairwise(cuts))
     stages = [
-        Stage(held_by(Stage.of((s,), 0, 1).replicas), own, ("none",) * sum(end - first for first, end in own))
+        Stage.of_replicas(Stage.of((s,), 0, 1).replicas, own, ("none",) * sum(end - first for first, end in own))
         for s in range(num_stages)
         for own in [tuple(ranges[s::num_stages])]
     ]

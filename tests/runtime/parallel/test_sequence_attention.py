@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
-from hexiopt.plan.token_layout import ORDERS, Range, token_ranges
+from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
+from hexiopt.plan.token_layout import Range, token_ranges
 from hexiopt.problem.model import ModelSpec
 from runtime.model.functions import recomputed
 from runtime.parallel.groups import ProcessGroups
@@ -33,13 +33,13 @@ MODEL = ModelSpec(
 )
 
 
-def layout(order: str, *groups: tuple[tuple[int, ...], tuple[int, ...]]) -> SequenceLayout:
+def layout(order: str, *groups: tuple[tuple[int, ...], tuple[int, ...]]) -> SequenceParallel:
     """Groups as (tokens, heads), whose ranks follow each other downwards."""
     rank, found = sum(len(tokens) for tokens, _ in groups), []
     for tokens, heads in groups:
         rank -= len(tokens)
         found.append(SequenceGroup(tuple(range(rank, rank + len(tokens)))[::-1], tokens, heads))
-    return SequenceLayout(tuple(found), order)
+    return SequenceParallel(tuple(found), order)
 
 
 STATED = [
@@ -55,10 +55,10 @@ STATED = [
     (layout("zigzag", ((30, 15, 5), (5, 2, 1)), ((37, 13), (2, 6))), 8, 2, 25),
     (layout("zigzag", ((1, 1), (4, 4)), ((1, 97), (7, 1))), 8, 8, None),
 ]
-Case = tuple[SequenceLayout, ModelSpec]
+Case = tuple[SequenceParallel, ModelSpec]
 
 
-def rank_and_runs(sequence: SequenceLayout) -> dict[int, tuple[Range, ...]]:
+def rank_and_runs(sequence: SequenceParallel) -> dict[int, tuple[Range, ...]]:
     return {
         rank: runs
         for group, own in zip(sequence.groups, token_ranges(sequence), strict=True)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import head_ranges, kv_range, sub_rings
 from hexiopt.problem.model import ModelSpec
 from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
@@ -46,7 +47,7 @@ def test_a_plan_trains_as_one_process(seed: int) -> None:
 def test_groups_that_cut_the_heads_at_different_places() -> None:
     """Beside a pipeline of one device; most devices are in several sub-rings."""
     groups = (SequenceGroup((4, 1, 3), (7, 2, 1), (3, 2, 1)), SequenceGroup((0, 5), (3, 5), (2, 4)))
-    stages = (Stage(SequenceLayout(groups, "zigzag"), ((0, 1),), ("none",)),)
+    stages = (Stage(SequenceParallel(groups, "zigzag"), ((0, 1),), ("none",)),)
     plan = Plan((Pipeline(stages, 1, 2), Pipeline((Stage.of((2,), 0, 1),), 1)))
     model = replace(random_model(random.Random(0), 1), num_kv_heads=2)
     assert "several sub-rings of a device" in sequence_features(plan, model)
@@ -57,7 +58,7 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     """Processes of a plan file train as one, tell of steps, checkpoints and timelines, and end."""
     task = problem()
     groups = (SequenceGroup((3, 0), (9, 2), (1, 3)), SequenceGroup((1,), (5,), (4,)))
-    layout = SequenceLayout(groups, "zigzag")
+    layout = SequenceParallel(groups, "zigzag")
     long = Pipeline((Stage(layout, ((0, 3),), ("full",)), Stage.of((4, 5), 3, 4)), 3)
     plan = Plan((long, Pipeline((Stage.of((2,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
     tokens = tmp_path / "tokens.npy"

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished, save
@@ -83,7 +84,7 @@ def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, written: Pat
     """One writer of each slice, though all their devices hold all of it; sharded or not."""
     curve = train(whole(model, BATCH), model, tmp_path / "whole", 3, 6, resume=written)
     groups = (SequenceGroup((1, 0), (3, 1), (2, 4)), SequenceGroup((2,), (3,), (6,)))
-    stage = Stage(SequenceLayout(groups, "zigzag"), ((0, model.num_layers),), ("none",))
+    stage = Stage(SequenceParallel(groups, "zigzag"), ((0, model.num_layers),), ("none",))
     for zero in (0, 1):
         plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), ONE_F_ONE_B, Sharding(zero)), tmp_path / str(zero)
         assert train(plan, model, folder, 3, 5, resume=written) == pytest.approx(curve[:2], rel=1e-9)

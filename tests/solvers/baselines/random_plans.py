@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, Replica, Sharding
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules, sharding_stages
 from solvers.baselines import _published_space as columns
@@ -27,7 +29,10 @@ def random_plans(
     the space computes."""
     free = replace(space, layers=columns.ANY_LAYERS)
     for _ in range(tries):
-        plan = _drawn(space, problem, rng)
+        try:
+            plan = _drawn(space, problem, rng)
+        except InputError:
+            continue
         if plan is None or check(problem, plan):
             continue
         if complete is not None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.plan.parallelism import Replica, Replicated
+from hexiopt.plan.plan import Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE
@@ -74,14 +75,15 @@ def test_what_is_not_in_its_space() -> None:
     one, two = plan.pipelines
     first, second = one.stages[0], two.stages[0]
     policy = "full" if first.policy != "full" else "none"
+    replicas = Replica(first.devices, 1), Replica(second.devices, 1)
+    together = Stage(Replicated(replicas), first.layers, first.recompute)
+    last = replace(one.stages[-2], layers=((one.stages[-2].layers[0][0], one.num_layers),))
     rules = {
         "schedule": replace(plan, schedule=GPIPE),
         "ZeRO-2": replace(plan, sharding=Sharding(2)),
-        "replicated": replace(
-            plan, pipelines=(replace(one, stages=(replace(first, layers=first.layers * 2), *one.stages[1:])), two)
-        ),
+        "replicated": replace(plan, pipelines=(replace(one, stages=(together, *one.stages[1:]), micro_batch_size=2),)),
         "unequal batches": replace(plan, pipelines=(replace(one, num_micro_batches=one.num_micro_batches + 1), two)),
-        "different layers": replace(plan, pipelines=(replace(one, stages=one.stages[:-1]), two)),
+        "different layers": replace(plan, pipelines=(replace(one, stages=(*one.stages[:-2], last)), two)),
         "recompute": replace(
             plan, pipelines=(replace(one, stages=(replace(first, recompute=(policy,)), *one.stages[1:])), two)
         ),

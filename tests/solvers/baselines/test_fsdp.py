@@ -7,7 +7,8 @@ import pytest
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import RECOMPUTE_POLICIES
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -64,7 +65,7 @@ def test_hybrid_sharding_where_machines_hardly_talk() -> None:
 REFUSED = {
     "tensor": Plan((line((0, 1), 16),)),
     "pipeline": Plan((Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 16),)),
-    "replicated": Plan((Pipeline((Stage(held_by((Replica((0,), 1), Replica((1,), 1))), ((0, 6),)),), 8, 2),)),
+    "replicated": Plan((Pipeline((Stage.of_replicas((Replica((0,), 1), Replica((1,), 1)), ((0, 6),)),), 8, 2),)),
     "unequal batches": Plan((line((0,), 10), line((1,), 6))),
     "different recompute": Plan((line((0,), 8), line((1,), 8, policy="full"))),
     "ZeRO-1": Plan((line((0,), 8), line((1,), 8)), ONE_F_ONE_B, Sharding(1)),

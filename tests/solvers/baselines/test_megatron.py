@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica, Replicated
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space
+from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
@@ -140,20 +141,32 @@ def test_what_is_not_in_its_space() -> None:
     others = line.stages[1:]
     line_1 = plan.pipelines[1]
     other = line_1.stages[0]
+    replicas = Replica(stage.devices, 1), Replica(other.devices, 1)
+    together = replace(stage, parallelism=Replicated(replicas))
     recomputed = replace(stage, recompute=("full" if stage.policy != "full" else "none",))
+    chunks, counts = line.num_chunks, [one.num_layers for one in line.stages]
+    flat, moved = (
+        [replace(old, layers=own, recompute=(old.policy,)) for old, own in zip(line.stages, ranges, strict=True)]
+        for ranges in (
+            layer_ranges(counts, 1),
+            layer_ranges([counts[0] + chunks, counts[1] - chunks, *counts[2:]], chunks),
+        )
+    )
     last_ones = replace(stage, recompute=(*["none"] * (stage.num_layers - 1), "full"))
     rules = {
-        "schedule": replace(plan, schedule=GPIPE),
+        "schedule": replace(plan, pipelines=(replace(line, stages=tuple(flat)),), schedule=GPIPE),
         "ZeRO-1 over machine": replace(plan, sharding=Sharding(1, "machine")),
-        "replicated": changed(
-            plan, 0, stages=(replace(stage, parallelism=held_by((Replica(stage.devices, 1),) * 2)), *others)
-        ),
-        "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
-        "different layers": changed(plan, 0, stages=line.stages[1:]),
+        "replicated": replace(plan, pipelines=(replace(line, stages=(together, *others), micro_batch_size=2),)),
+        "unequal batches": changed(plan, 0, num_micro_batches=2 * line.num_micro_batches),
+        "different layers": changed(plan, 0, stages=tuple(moved)),
         "several recompute policies": changed(plan, 0, stages=(recomputed, *others)),
         "not full of the first": changed(plan, 0, stages=(last_ones, *others)),
-        "not the ranks of a grid": changed(
-            changed(plan, 0, stages=(other, *others)), 1, stages=(stage, *line_1.stages[1:])
+        "not the ranks of a grid": replace(
+            plan,
+            pipelines=(
+                replace(line, stages=(other, *others)),
+                replace(line_1, stages=(stage, *line_1.stages[1:])),
+            ),
         ),
     }
     for word, broken in rules.items():
@@ -165,8 +178,7 @@ def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
     for per_stage, allowed in (((2, 4, 4, 14), True), ((2, 5, 4, 13), False)):
         ends = [sum(per_stage[:k]) for k in range(5)]
         stages = tuple(Stage.of((2 * k, 2 * k + 1), ends[k], ends[k + 1]) for k in range(4))
-        plan = changed(plan_for(problem), 0, stages=stages, num_micro_batches=32, micro_batch_size=1)
-        plan = replace(plan, pipelines=plan.pipelines[:1], schedule=ONE_F_ONE_B)
+        plan = Plan((Pipeline(stages, 32),), ONE_F_ONE_B, plan_for(problem).sharding)
         assert (Megatron.space.first_violation(problem, plan) is None) == allowed
 
 

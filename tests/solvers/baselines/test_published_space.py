@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
 from solvers.baselines import _published_space as columns
 from solvers.baselines._frame import Baseline
@@ -23,7 +24,7 @@ def line(*groups: tuple[int, ...], layers: tuple[int, ...], batches: int = 8, si
 
 # Six layers and 16 sequences on machines a (0, 1), b (2, 3) and c (4 to 7).
 PLAIN = Plan((line((0,), (2,), layers=(3, 3)), line((1,), (3,), layers=(3, 3))), ONE_F_ONE_B, Sharding(1))
-WIDE = Stage(held_by((Replica((0,), 1), Replica((1,), 1))), ((0, 6),))
+WIDE = Stage.of_replicas((Replica((0,), 1), Replica((1,), 1)), ((0, 6),))
 ANYTHING = PublishedSpace(
     SCHEDULES,
     tuple(Sharding(stage) for stage in range(4)),

@@ -10,8 +10,8 @@ import pytest
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, SequenceLayout, Stage
-from hexiopt.plan.token_layout import ORDERS
+from hexiopt.plan.parallelism import ORDERS, SequenceParallel
+from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import Workload
@@ -103,7 +103,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
         assert answer("usp", kind).objective <= 1.005 * answer(name, kind).objective
 
 
-def changed(plan: Plan, layout: SequenceLayout) -> Plan:
+def changed(plan: Plan, layout: SequenceParallel) -> Plan:
     """The plan with another layout in its first stage."""
     line = plan.pipelines[0]
     stage = replace(line.stages[0], parallelism=layout)

@@ -17,7 +17,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Budget
@@ -31,6 +30,7 @@ from solvers.frame.solver import offer_partition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
+from tests.stated_pipelines import Executor, ExecutorLink, executor_ends_s
 
 EIGHT = replace(problems.TINY, num_layers=8)
 
@@ -179,8 +179,8 @@ def test_the_beat_is_near_the_exact_one(stage_s: list[float], route: float, chun
     """The slope of the exact recurrence, for equal ranges and hops that are short or long; never below a stage."""
     count = len(stage_s)
     executors = tuple(Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s))
-    links = [Link(False, s, (s + 1) % count, route / 2) for s in range(count)]
-    links += [Link(True, (s + 1) % count, s, route / 2) for s in range(count)]
+    links = [ExecutorLink(False, s, (s + 1) % count, route / 2) for s in range(count)]
+    links += [ExecutorLink(True, (s + 1) % count, s, route / 2) for s in range(count)]
     near, far = (max(executor_ends_s(INTERLEAVED, count, m * count, executors, tuple(links))) for m in (50, 90))
     slope = (far - near) / (40 * count)
     beat = INTERLEAVED.cycle_s(stage_s, [route] * (count - 1), chunks)

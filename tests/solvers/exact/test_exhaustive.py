@@ -20,6 +20,7 @@ from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget
+from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
 from solvers.heuristics.local_search import LocalSearch
 from tests.conftest import STRESS
@@ -237,7 +238,7 @@ def test_refuses_what_is_too_large() -> None:
 def test_refuses_other_pricers() -> None:
     problem = task([machine("a", "fast", 2)], FREE, Space())
     with pytest.raises(InputError, match="cost model"):
-        solve(problem, pricer=object())
+        solve(problem, pricer=FlashFlexPricer(problem))
 
 
 def middling() -> Problem:

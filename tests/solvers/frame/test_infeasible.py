@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
@@ -168,7 +168,7 @@ def test_looking_for_a_remedy_ends_by_the_devices_placed(monkeypatch: pytest.Mon
 class Foreign:
     """Another cost model: ours behind its own name, with nothing but what a search may ask of it."""
 
-    sends_occupy_stages = False
+    features = PricerFeatures()
     _ASKED = ("problem", "tp_group", "stage_s", "max_layers", "message_s", "policies", "pipelines", "price")
 
     def __init__(self, model: PlanPricer) -> None:
@@ -182,6 +182,14 @@ def test_a_foreign_cost_model_gets_a_reason_too() -> None:
     result = conclude(search)
     assert result.status is Status.NOT_FOUND  # proofs are about our own memory model
     assert result.reason
+
+
+def test_a_foreign_cost_model_with_our_stages_gets_our_proof() -> None:
+    problem = problems.hopeless()
+    ours = PlanPricer(problem)
+    foreign = Foreign(ours)
+    foreign.features = PricerFeatures(stages=ours.stages)
+    assert conclude(Search("test", problem, Budget(), 0, foreign)).status is Status.INFEASIBLE
 
 
 def test_a_found_plan_needs_no_reason() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -17,7 +18,7 @@ def parts(total: int, count: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in pairwise(ends))
 
 
-def layouts(problem: Problem, devices: Sequence[int], resolution: int) -> Iterator[SequenceLayout]:
+def layouts(problem: Problem, devices: Sequence[int], resolution: int) -> Iterator[SequenceParallel]:
     """All layouts of all of `devices` with tokens in quanta."""
     quantum, heads = problem.workload.seq_len // resolution, problem.model.num_heads
     sizes = [row for count in range(1, len(devices) + 1) for row in parts(len(devices), count) if max(row) <= heads]
@@ -29,7 +30,7 @@ def layouts(problem: Problem, devices: Sequence[int], resolution: int) -> Iterat
                 for a, b, own in zip(ends, ends[1:], held, strict=False)
             )
             for order in ("contiguous", "zigzag"):
-                yield SequenceLayout(groups, order)
+                yield SequenceParallel(groups, order)
 
 
 def deals(devices: Sequence[int], count: int) -> Iterator[tuple[tuple[int, ...], ...]]:

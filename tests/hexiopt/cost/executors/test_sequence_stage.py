@@ -15,7 +15,7 @@ from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.sequence_phases import ends_s
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import group_ranges, head_ranges, kv_range, sub_rings
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -58,7 +58,7 @@ TWO = cluster(
 
 
 @st.composite
-def staged(draw: st.DrawFn) -> tuple[Problem, SequenceLayout, int]:
+def staged(draw: st.DrawFn) -> tuple[Problem, SequenceParallel, int]:
     """A problem, a layout of some of its devices in any order, and a micro-batch size."""
     problem = draw(problems().filter(lambda p: p.workload.seq_len >= 16))
     devices = draw(st.permutations(range(problem.cluster.num_devices)))
@@ -67,8 +67,8 @@ def staged(draw: st.DrawFn) -> tuple[Problem, SequenceLayout, int]:
     return problem, layout, draw(st.sampled_from((1, 2, 4)))
 
 
-def alone(problem: Problem, device: int) -> SequenceLayout:
-    return SequenceLayout(
+def alone(problem: Problem, device: int) -> SequenceParallel:
+    return SequenceParallel(
         (SequenceGroup((device,), (problem.workload.seq_len,), (problem.model.num_heads,)),), "zigzag"
     )
 
@@ -90,7 +90,7 @@ def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int
 
 @settings(max_examples=30, deadline=None)
 @given(case=staged(), policy=st.sampled_from(RECOMPUTE_POLICIES))
-def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, SequenceLayout, int], policy: str) -> None:
+def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, SequenceParallel, int], policy: str) -> None:
     problem, layout, size = case
     stage = PlanPricer(problem).stages.sequence_stage(layout, size)
     for phases in (list(stage.forward()), list(stage.backward(policy))):
@@ -99,28 +99,28 @@ def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, Seque
         for event in events:
             for place in {event.place, event.receiver} if event.kind == "ring" else {event.place}:
                 ended[place] = max(ended[place], event.end_s)
-        assert ended == pytest.approx(ends_s(stage.own, stage.ways, phases), rel=1e-9)
+        assert ended == pytest.approx(ends_s(stage.own, stage.peers, phases), rel=1e-9)
     assert stage.layer_s(policy)[1] == pytest.approx(max(event.end_s for event in events), rel=1e-9)
 
 
 @settings(max_examples=20, deadline=None)
 @given(case=staged())
-def test_events_of_a_device_do_not_overlap_and_messages_wait(case: tuple[Problem, SequenceLayout, int]) -> None:
+def test_events_of_a_device_do_not_overlap_and_messages_wait(case: tuple[Problem, SequenceParallel, int]) -> None:
     problem, layout, size = case
     stage = PlanPricer(problem).stages.sequence_stage(layout, size)
     events = simulate_layer(stage, stage.backward("selective"))
     begun: dict[tuple[int, int, int], float] = {}
     for event in events:
         if event.kind in ("work", "attention"):
-            begun[event.place, event.phase, event.turn] = event.start_s
+            begun[event.place, event.phase, event.step] = event.start_s
     for event in events:
         if event.kind == "ring":
-            ends = [begun[place, event.phase, event.turn] for place in (event.place, event.receiver)]
+            ends = [begun[place, event.phase, event.step] for place in (event.place, event.receiver)]
             assert event.start_s == max(ends)
             for place in (event.place, event.receiver):
-                assert begun.get((place, event.phase, event.turn + 1), math.inf) >= event.end_s
+                assert begun.get((place, event.phase, event.step + 1), math.inf) >= event.end_s
         elif event.kind == "exchange":
-            before = [begun[place, event.phase - 1, turn] for place, p, turn in begun if p == event.phase - 1]
+            before = [begun[place, event.phase - 1, step] for place, p, step in begun if p == event.phase - 1]
             assert not before or event.start_s >= min(before)
 
 
@@ -136,7 +136,7 @@ def test_rings_carry_the_keys_that_are_needed_and_gradients_all_the_way() -> Non
         SequenceGroup((4, 5), (7, 17), (4, 4)),
     )
     for order in ("contiguous", "zigzag"):
-        layout = SequenceLayout(groups, order)
+        layout = SequenceParallel(groups, order)
         stage = SequenceStage(problem, PlanPricer(problem).framework, layout, 2)
         runs, rings = group_ranges(layout), sub_rings(layout, 8, 2)
         sent: Counter[tuple[bool, int, int, int]] = Counter()
@@ -152,32 +152,32 @@ def test_rings_carry_the_keys_that_are_needed_and_gradients_all_the_way() -> Non
                 )
                 for j in range(3)
             ]
-            for turn in range(2):
-                if any(needed[turn + 1 :]):
-                    sender = (block + turn) % 3
-                    sent[back, turn, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
+            for step in range(2):
+                if any(needed[step + 1 :]):
+                    sender = (block + step) % 3
+                    sent[back, step, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
                         num_bytes
                     )
-            for turn in range(3) if back else ():
-                sender = (block + turn) % 3
-                sent[back, turn + 1, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
+            for step in range(3) if back else ():
+                sender = (block + step) % 3
+                sent[back, step + 1, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
                     num_bytes
                 )
         for back in (False, True):
             phases = list(stage.backward("none") if back else stage.forward())
             of_device: Counter[tuple[bool, int, int]] = Counter()
             into: Counter[tuple[bool, int, int]] = Counter()
-            for (backward, turn, a, b), num_bytes in sent.items():
-                of_device[backward, turn, a] += num_bytes
-                into[backward, turn, b] += num_bytes
+            for (backward, step, a, b), num_bytes in sent.items():
+                of_device[backward, step, a] += num_bytes
+                into[backward, step, b] += num_bytes
             found = {
-                (event.turn, layout.devices[event.place], layout.devices[event.receiver]): event.end_s - event.start_s
+                (event.step, layout.devices[event.place], layout.devices[event.receiver]): event.end_s - event.start_s
                 for event in simulate_layer(stage, phases)
                 if event.kind == "ring"
             }
             expected = {
-                (turn, a, b): max(of_device[back, turn, a], into[back, turn, b]) / 1e9
-                for (backward, turn, a, b) in sent
+                (step, a, b): max(of_device[back, step, a], into[back, step, b]) / 1e9
+                for (backward, step, a, b) in sent
                 if backward == back
             }
             assert found == pytest.approx(expected, rel=1e-9)
@@ -191,7 +191,7 @@ def _next(groups: tuple[SequenceGroup, ...], ring: object, sender: int) -> int:
 def test_all_to_alls_carry_each_token_to_each_head_that_reads_it() -> None:
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"))
     group = SequenceGroup((0, 1, 4, 5), (30, 4, 20, 10), (3, 1, 2, 2))
-    layout = SequenceLayout((group,))
+    layout = SequenceParallel((group,))
     stage = PlanPricer(problem).stages.sequence_stage(layout, 2)
     ranges = head_ranges(group.heads)
     moved = {}
@@ -235,16 +235,16 @@ def test_equal_shards_of_equal_devices_end_together(shape: tuple[int, int], kv_h
         SequenceGroup(tuple(devices[g * size : (g + 1) * size]), (128 // count // size,) * size, (8 // size,) * size)
         for g in range(count)
     )
-    stage = PlanPricer(problem).stages.sequence_stage(SequenceLayout(groups, "zigzag"), 1)
+    stage = PlanPricer(problem).stages.sequence_stage(SequenceParallel(groups, "zigzag"), 1)
     for phases in (stage.forward(), stage.backward("none")):
-        ended = ends_s(stage.own, stage.ways, phases)
+        ended = ends_s(stage.own, stage.peers, phases)
         assert ended == pytest.approx(np.full(len(ended), ended[0]), rel=1e-9)
 
 
 def test_attention_counts_every_pair_once() -> None:
     """On a GPU on which only attention takes time, a ring of one-device groups does the pairs of the causal mask."""
     problem = Problem(pure(), MODEL, Workload(seq_len=96))
-    layout = SequenceLayout(tuple(SequenceGroup((d,), (t,), (8,)) for d, t in enumerate((10, 50, 6, 30))), "zigzag")
+    layout = SequenceParallel(tuple(SequenceGroup((d,), (t,), (8,)) for d, t in enumerate((10, 50, 6, 30))), "zigzag")
     stage = PlanPricer(problem).stages.sequence_stage(layout, 1)
     attention: Counter[int] = Counter()
     for event in simulate_layer(stage, stage.forward()):
@@ -258,7 +258,7 @@ def test_attention_counts_every_pair_once() -> None:
 @settings(max_examples=20, deadline=None)
 @given(case=staged(), policy=st.sampled_from(RECOMPUTE_POLICIES), held=st.integers(1, 4))
 def test_memory_counts_own_tokens_and_own_heads(
-    case: tuple[Problem, SequenceLayout, int], policy: str, held: int
+    case: tuple[Problem, SequenceParallel, int], policy: str, held: int
 ) -> None:
     problem, layout, size = case
     model, width = problem.model, problem.workload.element_bytes
@@ -303,4 +303,4 @@ def test_what_does_not_fit_is_refused(case: tuple[tuple[int, ...], tuple[int, ..
     )
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"), Space(sequence=True))
     with pytest.raises(ValueError, match=said):
-        PlanPricer(problem).stages.sequence_stage(SequenceLayout(groups), 1)
+        PlanPricer(problem).stages.sequence_stage(SequenceParallel(groups), 1)

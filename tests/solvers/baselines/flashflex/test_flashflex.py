@@ -12,7 +12,8 @@ from hexiopt.cost.executors.memory import UNSHARDED
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, Replica, Sharding, held_by
+from hexiopt.plan.parallelism import Replica, Replicated
+from hexiopt.plan.plan import Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
@@ -142,17 +143,21 @@ def test_what_is_not_in_its_space() -> None:
     plan: Plan = next(p for p in drawn if len(p.pipelines) == 1 and len(p.pipelines[0].stages) > 4)
     [line] = plan.pipelines
     first = line.stages[0]
+    second = line.stages[1]
     policy = "full" if first.policy != "full" else "none"
+    replicas, layers = (Replica(first.devices, 1), Replica(second.devices, 1)), ((0, second.layers[0][1]),)
+    together = Stage(Replicated(replicas), layers, (first.policy,))
     rules = {
         "schedule": replace(plan, schedule=INTERLEAVED),
         "ZeRO-3": replace(plan, sharding=Sharding(3)),
-        "replicated": [replace(first, parallelism=held_by((Replica(first.devices, 1),) * 2)), *line.stages[1:]],
+        "replicated": [together, *line.stages[2:]],
         "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],
-        "left out": line.stages[1:],
+        "left out": [replace(second, layers=layers, recompute=(second.policy,)), *line.stages[2:]],
     }
     for word, broken in rules.items():
         if not isinstance(broken, Plan):
-            broken = replace(plan, pipelines=(replace(line, stages=tuple(broken)),))
+            size = 2 if word == "replicated" else line.micro_batch_size
+            broken = replace(plan, pipelines=(replace(line, stages=tuple(broken), micro_batch_size=size),))
         assert word in (FlashFlex.space.first_violation(problem, broken) or ""), word
 
 

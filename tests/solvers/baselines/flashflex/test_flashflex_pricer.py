@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from experiments.studies.flashflex import problem_of, read_rows
 from hexiopt.cost.executors.memory import UNSHARDED
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.schedules.in_flight import holding
@@ -282,9 +283,9 @@ def test_refuses_what_the_formulas_do_not_cover() -> None:
     pricer, layers = FlashFlexPricer(problem), problem.model.num_layers
     with pytest.raises(ValueError, match="recompute"):
         pricer.price(Plan((Pipeline((Stage.of((0,), 0, layers, "none"),), 256),)))
-    two = Stage(held_by((Replica((0,), 1), Replica((1,), 1))), ((0, layers),), ("full",))
+    two = Stage.of_replicas((Replica((0,), 1), Replica((1,), 1)), ((0, layers),), ("full",))
     with pytest.raises(ValueError, match="replicated"):
-        pricer.price(Plan((Pipeline((two,), 256),)))
+        pricer.price(Plan((Pipeline((two,), 128, 2),)))
     with pytest.raises(ValueError, match="different machines"):
         pricer.tp_group((0, 8))
 

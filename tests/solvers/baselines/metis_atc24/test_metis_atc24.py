@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -38,7 +39,7 @@ def plan(*stages: Stage, batches: int = 4, size: int = 8) -> Plan:
 
 
 def shared(layers: tuple[int, int], *replicas: tuple[tuple[int, ...], int], policy: str = "none") -> Stage:
-    return Stage(held_by(tuple(Replica(devices, samples) for devices, samples in replicas)), (layers,), (policy,))
+    return Stage.of_replicas(tuple(Replica(devices, samples) for devices, samples in replicas), (layers,), (policy,))
 
 
 # a:0 is device 0, b:0 is 1, c:0 and c:1 are 2 and 3.

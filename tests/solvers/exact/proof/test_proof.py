@@ -21,7 +21,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Status
-from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.core.search import Search
@@ -34,6 +33,7 @@ from solvers.exact.proof.pipelines import WHOLE, FoundPipeline, PipelineSearch
 from solvers.exact.proof.proof import ALONE, Proof
 from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
 from tests import strategies
+from tests.stated_pipelines import chain_ends_s
 
 SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
 ROUNDING = 1 + 1e-9

@@ -8,7 +8,8 @@ import pytest
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -125,7 +126,7 @@ def test_polishing_shifts_samples() -> None:
     problem = Problem(problems.cluster(("a", "fast", 2)), problems.TINY, Workload(16, 2048, recompute="none"), Space())
     search = Search("test", problem, Budget(3600.0, 2000), 0)
     completer = PlanCompleter(search.pricer)
-    stage = Stage(held_by((Replica((0,), 13), Replica((1,), 3))), ((0, 4),), ("none",))
+    stage = Stage.of_replicas((Replica((0,), 13), Replica((1,), 3)), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
     HillClimber(search, completer, random.Random(0)).finish()

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies
@@ -193,8 +195,8 @@ def test_without_room_there_is_a_reason() -> None:
 def test_a_layout_has_room_where_no_device_has_room_for_a_sequence() -> None:
     """Devices that share a layer's activations need not have room for all of them."""
     problem = tiny(*(("fast", 1),) * 3, seq_len=98304, memory_gib=4.0, recompute="full")
-    assert memory_infeasibility(replace(problem, space=Space()), PlanPricer(problem)) is not None
-    assert memory_infeasibility(problem, PlanPricer(problem)) is None
+    assert memory_infeasibility(replace(problem, space=Space()), StageModel(problem)) is not None
+    assert memory_infeasibility(problem, StageModel(problem)) is None
     assert_sound(problem, solve(problem, 6))
 
 
@@ -268,10 +270,10 @@ def equal_shards_s(model: PlanPricer) -> float:
     layers, count = ((0, problem.model.num_layers),), len(devices)
     tokens = tuple(seq_len // count + (k < seq_len % count) for k in range(count))
     shares = tuple(heads // count + (k < heads % count) for k in range(count))
-    ring = SequenceLayout(
+    ring = SequenceParallel(
         tuple(SequenceGroup((d,), (n,), (heads,)) for d, n in zip(devices, tokens, strict=True)), "zigzag"
     )
-    one = SequenceLayout((SequenceGroup(tuple(devices), tokens, shares),))
+    one = SequenceParallel((SequenceGroup(tuple(devices), tokens, shares),))
     batch = problem.workload.global_batch
     return min(
         model.price(Plan((Pipeline((Stage(layout, layers, (policy,)),), batch),))).objective
@@ -329,7 +331,7 @@ def test_best_split_is_the_best_of_all(seconds: list[dict[tuple[int, int], float
 
 
 @st.composite
-def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceLayout]:
+def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceParallel]:
     """A frame over some devices and a layout of it, in sixteenths of a sequence."""
     machines = draw(
         st.sampled_from(((("fast", 2), ("old", 2)), (("fast", 1), ("slow", 3)), (("slow", 2), ("fast", 2))))
@@ -349,7 +351,7 @@ def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceLayout]:
 
 @settings(max_examples=4)
 @given(framed())
-def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkeleton, SequenceLayout]) -> None:
+def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkeleton, SequenceParallel]) -> None:
     """Its choice takes what it says, and no longer than any other."""
     problem, skeleton, layout = given
     model, policies = PlanPricer(problem), (skeleton.policy,) * SMALL.num_layers
@@ -369,7 +371,7 @@ def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkel
 
 @settings(max_examples=200)
 @given(framed())
-def test_floors_are_below_every_layout(given: tuple[Problem, LayoutSkeleton, SequenceLayout]) -> None:
+def test_floors_are_below_every_layout(given: tuple[Problem, LayoutSkeleton, SequenceParallel]) -> None:
     problem, skeleton, layout = given
     model = PlanPricer(problem)
     lower_bounds = SkeletonBounds(QuantaGrid(problem, model.framework, 16, 1))
