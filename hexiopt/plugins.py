@@ -1,7 +1,8 @@
 """Solvers and cost models that installed packages declare, by entry points: `name = "module:Class"`.
 
-The groups are `hexiopt.solvers` and `hexiopt.pricers`. They are found by their metadata and imported only when asked
-for, so that `hexiopt` imports no package of solvers.
+The groups are `hexiopt.solvers` and `hexiopt.pricers`. Our own solvers are in one table, which the group
+`hexiopt.solver_table` points to. All are found by their metadata and imported only when asked for, so that `hexiopt`
+imports no package of solvers.
 """
 
 import warnings
@@ -17,6 +18,7 @@ from hexiopt.referee import Refereed
 from hexiopt.solving import Capabilities, Pricer, Solver
 
 GROUP = "hexiopt.solvers"
+TABLE_GROUP = "hexiopt.solver_table"
 PRICERS = "hexiopt.pricers"
 OWN_DISTRIBUTION = "hexiopt"
 ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names of solvers, kept for one release
@@ -40,9 +42,12 @@ def current_name(name: str) -> str:
 
 
 def declared() -> dict[str, str]:
-    """`module:Class` of every declared solver by name, sorted; where two packages declare a name, ours comes first."""
-    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, _is_own(point.dist)))
-    return {point.name: point.value for point in points}
+    """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours."""
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    for point in entry_points(group=TABLE_GROUP):
+        if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:
+            found |= point.load()
+    return dict(sorted(found.items()))
 
 
 def declared_pricer(name: str) -> Callable[[Problem], Pricer]:
@@ -52,10 +57,6 @@ def declared_pricer(name: str) -> Callable[[Problem], Pricer]:
         others = did_you_mean(name, known) if known else f"no installed package declares one in {PRICERS}"
         raise InputError(f"pricer: {name!r} is not known; {others}")
     return cast(Callable[[Problem], Pricer], _resolved("pricer", name, known[name]))
-
-
-def _is_own(distribution: Any) -> bool:
-    return distribution is not None and distribution.name == OWN_DISTRIBUTION
 
 
 def imported(name: str, target: str) -> SolverClass:

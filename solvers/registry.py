@@ -1,7 +1,6 @@
 """Solvers by name, imported only when asked for.
 
-A package adds its own by an entry point (`hexiopt/plugins.py`). Ours are declared in the same way in pyproject.toml;
-the table here also serves where no metadata is installed.
+Ours are rows of the table here. A package adds its own by an entry point (`hexiopt/plugins.py`).
 """
 
 from collections.abc import Callable, Mapping

@@ -147,6 +147,13 @@ def test_test_files_have_names_of_their_own() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("folder", ["hexiopt", "solvers", "runtime"])
+def test_tests_stand_in_folders_of_what_they_test(folder: str) -> None:
+    """But `every_solver`, the contract that all of `solvers` keeps."""
+    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in files(f"tests/{folder}")}
+    assert {own for own in folders if not (ROOT / own).is_dir()} <= {"solvers/every_solver"}
+
+
 # ------------------------------------------------------------------------------ inside the runtime
 
 RUNTIME = {  # what the modules of each sub-folder may import; "" stands for those of runtime/ itself

@@ -1,7 +1,7 @@
 """The code of the pages on how to add a schedule and a baseline does what they say."""
 
+import random
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +10,12 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.problem.workload import Workload
 from hexiopt.simulation.engine import simulate
 from hexiopt.solving import Budget
 from tests.conftest import ROOT
 from tests.solvers import problems
+from tests.solvers.baselines import problems as mixed
+from tests.solvers.baselines.random_plans import random_plans
 
 
 def defined(page: str) -> SimpleNamespace:
@@ -36,9 +37,13 @@ def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
     assert {violation.rule for violation in check(problem, plan)} <= {"schedule"}  # which the workload may fix
 
 
-def test_a_baseline_of_the_page_finds_a_plan_of_its_space() -> None:
-    base, solver = problems.loose(), defined("add_a_baseline.md").Pairs()
-    problem = replace(base, workload=Workload(2 * len(base.usable_devices), 512))
-    result = solver.solve(problem, Budget(60.0))
+def test_a_baseline_of_the_page_is_fair_to_its_space() -> None:
+    """Its plan lies in the space, and no random plan of the space beats it, as is asked of every baseline."""
+    problem, solver = mixed.slow_network(), defined("add_a_baseline.md").ZeroThree()
+    result = solver.solve(problem, Budget(3600.0))
     assert result.plan is not None, result.reason
     assert solver.space.first_violation(problem, result.plan) is None
+    drawn = set(random_plans(solver.space, problem, random.Random(1), 500))
+    assert len(drawn) >= 10
+    pricer = PlanPricer(problem)
+    assert result.objective <= 1.02 * min(pricer.price(plan).objective for plan in drawn)

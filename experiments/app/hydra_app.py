@@ -44,6 +44,7 @@ from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.sweep_files import STATUS_FILE
+from solvers.registry import known
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 _REFUSED = "refused"
@@ -245,10 +246,6 @@ class _Loader(ConfigLoaderImpl):
 
     new_folders: tuple[Path, ...] = ()
 
-    def get_group_options(self, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
-        """The names of a group without the schemas on which its files build."""
-        return [name for name in super().get_group_options(group_name, *args, **kwargs) if not _is_schema(name)]
-
     def load_configuration(
         self,
         config_name: str | None,
@@ -338,15 +335,11 @@ def _said(error: BaseException) -> str | None:
     return None
 
 
-def _is_schema(name: str) -> bool:
-    return name.endswith(solver_config.SCHEMA)
-
-
 def _unknown_choice(error: MissingConfigException) -> str | None:
     group, slash, name = (error.missing_cfg_file or "").rpartition("/")
     if not slash or not error.options:
         return None
-    hint = did_you_mean(name, [option for option in error.options if not _is_schema(option)])
+    hint = did_you_mean(name, known() if group == "solver" else error.options)
     if (group, name) == ("hydra/launcher", "joblib"):
         hint = "it comes with pip install -e '.[joblib]'"
     return f"{group}: {name!r} is not known; {hint}"

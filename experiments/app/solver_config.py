@@ -1,7 +1,7 @@
 """The configuration schema of each solver: its name, its budget, and its parameters as its dataclass types them.
 
-`solver=NAME` composes it. Our solvers have a file in `conf/solver/` that states what differs from the schema stored
-here; a solver of another package needs no file.
+`solver=NAME` composes it. It is made of the solver's class, whether that is ours or another package's: no file states
+it again.
 """
 
 from collections.abc import Iterable
@@ -15,33 +15,32 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.app.config import SolverConfig
 from hexiopt.errors import InputError
 from hexiopt.plugins import ALIASES, parameters
-from solvers.registry import BUILT_IN, known, solver_class
+from solvers.registry import known, solver_class
 
-SCHEMA = "_schema"  # suffix of the names of our own solvers' schemas
+ORACLE_TIME_LIMIT_S = 60.0  # proofs take longer than searches
 
 
 def schema(name: str) -> type[SolverConfig]:
     """The configuration schema of a solver as a dataclass. Raises InputError where the solver cannot be imported."""
-    made = solver_class(name)
+    made = solver_class(ALIASES.get(name, name))
     hints = get_type_hints(made)
+    common: list[tuple[str, Any, Any]] = [("name", str, field(default=name))]
+    if made.capabilities.kind == "oracle":
+        common.append(("time_limit_s", float, field(default=ORACLE_TIME_LIMIT_S)))
     own = [(one.name, _typed(one.name, hints[one.name]), _default(one)) for one in parameters(made)]
-    bases = make_dataclass("Named", [("name", str, field(default=name))], bases=(SolverConfig,))
+    bases = make_dataclass("Named", common, bases=(SolverConfig,))
     return make_dataclass(f"{name.title()}Config", own, bases=(bases,))
 
 
 def register(names: Iterable[str] | None = None) -> None:
     """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore."""
-    store = ConfigStore.instance()
-    for name in known() if names is None else names:
-        name = ALIASES.get(name, name)
-        if name in BUILT_IN:
-            store.store(group="solver", name=name + SCHEMA, node=schema(name))
-        elif name in known():
-            try:
-                node = schema(name)
-            except InputError:  # choosing the solver reports the error
-                node = make_dataclass("Broken", [("name", str, field(default=name))], bases=(SolverConfig,))
-            store.store(group="solver", name=name, node=node)
+    store, solvers = ConfigStore.instance(), {*known(), *ALIASES}
+    for name in solvers if names is None else solvers.intersection(names):
+        try:
+            node = schema(name)
+        except InputError:  # choosing the solver reports the error
+            node = make_dataclass("Broken", [("name", str, field(default=name))], bases=(SolverConfig,))
+        store.store(group="solver", name=name, node=node)
 
 
 def _default(parameter: Field[Any]) -> Any:

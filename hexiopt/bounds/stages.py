@@ -73,7 +73,10 @@ class StageTypes:
 
     def seconds(self, late: bool, after: int, terms: BoundTerms, least_ranges: int = 1, most_ranges: int = 1) -> Floats:
         """Least forward and backward seconds of n layers in so many layer ranges, followed by `after` stages, with the
-        micro-batches in flight of `terms`; infinite where memory does not suffice [`numbers(late)`, layers + 1]."""
+        micro-batches in flight that `terms` states [`numbers(late)`, layers + 1].
+
+        They are infinite where memory does not suffice.
+        """
         key = (late, after, terms, least_ranges, most_ranges)
         found = self._seconds.get(key)
         if found is None:

@@ -5,9 +5,8 @@ What needs no problem to judge, the plan's constructors have refused before.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import assert_never
 
-from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
@@ -168,16 +167,11 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     found = []
     for s, stage in enumerate(pipeline.stages):
         where = f"stage {s} of pipeline {p} has a sequence layout"
-        match stage.parallelism:
-            case SequenceParallel() as layout if problem.space.sequence:
-                wrong = misfit(layout, problem.workload.seq_len, problem.model.num_heads)
-                found += [Violation("sequence", f"{where}: {wrong}")] if wrong else []
-            case SequenceParallel():
-                found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
-            case TensorParallel() | Replicated():
-                pass
-            case never:
-                assert_never(never)
+        if stage.sequence and not problem.space.sequence:
+            found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
+        elif stage.sequence:
+            wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
+            found += [Violation("sequence", f"{where}: {wrong}")] if wrong else []
     return found
 
 

@@ -3,6 +3,7 @@
 Where they differ in kind (files, checks, costs, layouts of processes, reports), one `match` for each asks which it is.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Union
 
@@ -101,6 +102,11 @@ class TensorParallel:
         """The devices that hold each copy of the stage's parameters."""
         return (self.devices,)
 
+    @property
+    def degrees(self) -> str:
+        """The TP degree, or the sizes of groups, as tables show them."""
+        return str(len(self.devices))
+
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each executor."""
         return (micro_batch_size,)
@@ -145,6 +151,11 @@ class Replicated:
     def parameter_copies(self) -> tuple[Devices, ...]:
         """As of `TensorParallel`: the replicas."""
         return self.executors
+
+    @property
+    def degrees(self) -> str:
+        """As of `TensorParallel`: one a replica."""
+        return "+".join([str(len(devices)) for devices in self.executors])
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """As of `TensorParallel`."""
@@ -215,6 +226,12 @@ class SequenceParallel:
     def parameter_copies(self) -> tuple[Devices, ...]:
         """As of `TensorParallel`: each device alone."""
         return tuple((d,) for d in self.devices)
+
+    @property
+    def degrees(self) -> str:
+        """As of `TensorParallel`: the groups, alike ones together."""
+        sizes = Counter(len(group.devices) for group in self.groups)
+        return "seq " + "+".join(f"{number}×{size}" if number > 1 else f"{size}" for size, number in sizes.items())
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """As of `TensorParallel`: all."""

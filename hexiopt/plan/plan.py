@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import get_args
 
 from hexiopt.errors import InputError, quoted
 from hexiopt.plan.parallelism import (
@@ -24,7 +25,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES, SHARDING_STAGES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
-_PARALLELISMS = (TensorParallel, Replicated, SequenceParallel)
+_PARALLELISMS = get_args(StageParallelism)
 _POLICIES = frozenset(RECOMPUTE_POLICIES)
 
 

@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place, stage_colour
@@ -199,7 +198,7 @@ def _pipeline_row(
                 devices=devices,
                 place=place(problem.cluster, devices),
                 gpus=gpu_names(problem.cluster, devices),
-                tp=_tp(stage),
+                tp=stage.parallelism.degrees,
                 layers=_layers(stage),
                 num_layers=stage.num_layers,
                 recompute=_recompute(stage.recompute),
@@ -221,20 +220,6 @@ def _pipeline_row(
         longest=longest,
         stages=tuple(rows),
     )
-
-
-def _tp(stage: Stage) -> str:
-    """The TP degree of each replica; for a sequence layout, the sizes of its groups, equal sizes counted."""
-    match stage.parallelism:
-        case TensorParallel(devices):
-            return str(len(devices))
-        case Replicated(replicas):
-            return "+".join(str(len(replica.devices)) for replica in replicas)
-        case SequenceParallel(groups):
-            sizes = Counter(len(group.devices) for group in groups)
-            return "seq " + "+".join(f"{number}×{size}" if number > 1 else f"{size}" for size, number in sizes.items())
-        case never:
-            assert_never(never)
 
 
 def _layers(stage: Stage) -> str:

@@ -129,15 +129,16 @@ class PlanCompleter:
         schedule: Schedule,
         shards: StateSharding,
         sequences: float,
-        chunks: int = 1,
+        chunks: int,
+        splitter: LayerSplitter,
     ) -> float:
         """Estimated seconds in which one pipeline with stages `groups` processes `sequences`; infinite where it does
         not fit.
 
-        Uses the best set of recompute policies.
+        Uses the recompute policies of `splitter`.
         """
         pipeline_group = PipelineGroup(tuple((group,) for group in groups), size)
-        made = self.pipelines_alone(pipeline_group, schedule, shards, sequences, chunks)
+        made = self.pipelines_alone(pipeline_group, schedule, shards, sequences, chunks, (splitter,))
         if isinstance(made, DoesNotFit):
             return math.inf
         return made[0].rate.fill_s + sequences / size * made[0].rate.period_s
@@ -149,15 +150,16 @@ class PlanCompleter:
         shards: StateSharding,
         sequences: float,
         chunks: int = 1,
+        splitters: Sequence[LayerSplitter] = (),
     ) -> list[TimedPipeline] | DoesNotFit:
         """The pipelines of a bundle where nothing else is on the network, each processing about `sequences`.
 
-        With the set of recompute policies under which the first one ends soonest.
+        With the set of recompute policies, of `splitters` or of all, under which the first one ends soonest.
         """
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        found = [self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in self.splitters]
+        found = [self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in splitters or self.splitters]
         fitting = [own for own in found if not isinstance(own, DoesNotFit)]
         if not fitting:
             return DoesNotFit(min(own.missing for own in found if isinstance(own, DoesNotFit)))

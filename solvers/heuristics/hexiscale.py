@@ -11,7 +11,7 @@ pipelines, one more or one fewer.
 
 import math
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
+from solvers.completion.layers import LayerSplitter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import draw_schedule
 from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
@@ -38,6 +39,7 @@ _SOME_MACHINES = 0.2  # share of new partitions that leave machines unused
 _SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
 _FROM_GOOD_PLAN = 0.8  # chance to begin with the TP degrees of a good plan
 _OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
+_OTHER_POLICIES = 0.4  # share of iterations that may begin with more recomputation, where all stages have one policy
 _UNEVEN = 0.5  # share of partitions into unequal pipelines
 _EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
 _TIE = 1e-3  # how little the order of kinds weighs against the time of a message
@@ -81,29 +83,36 @@ class HierarchicalPartition:
         np.fill_diagonal(self._reciprocal, 0.0)
         self._reciprocal /= self._reciprocal.max() or 1.0
         self._direct = self._graph.bandwidth / (self._graph.bandwidth.max() or 1.0)
-        self._best: dict[int, _Incumbent] = {}  # by number of pipelines
+        # Of each set of recompute policies, from the fastest to the leanest, by number of pipelines.
+        self._best: list[dict[int, _Incumbent]] = [{} for _ in completer.splitters]
         self._good_degrees: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def found(self) -> list[Partition]:
-        """The best partition for each number of pipelines, best first."""
-        return [one.partition for one in sorted(self._best.values(), key=lambda one: one.step_time_s)]
+        """The best partition for each number of pipelines, and each set of recompute policies, best first."""
+        incumbents = [one for own in self._best for one in own.values()]
+        return [one.partition for one in sorted(incumbents, key=lambda one: one.step_time_s)]
 
     def iterate(self) -> None:
         """One pass of both phases: over the whole cluster, or over some pipelines of a good plan."""
-        base = self._base()
+        at = self._policies()
+        base = self._base(self._best[at])
         style = self._style(base)
         parts, kept = self._phase_one(base, style)
-        pipeline_groups = (
-            self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._separate_groups(parts, kept, style)
-        )
-        partition = Partition(tuple(pipeline_groups), style.schedule, style.sharding, style.chunks, style.groups)
-        if not pipeline_groups:
+        if style.sharding >= LOCKSTEP:
+            groups = self._aligned(parts, style)
+        else:
+            groups = self._separate_groups(parts, kept, style, self.completer.splitters[at])
+            while not groups and at + 1 < len(self._best):  # it may fit with more recomputation
+                at += 1
+                groups = self._separate_groups(parts, kept, style, self.completer.splitters[at])
+        if not groups:
             return
-        rival = self._best.get(len(parts))
+        partition = Partition(tuple(groups), style.schedule, style.sharding, style.chunks, style.groups)
+        rival = self._best[at].get(len(parts))
         least = rival.step_time_s if rival else float("inf")
         priced = self.offer(partition, least)
         if priced is not None and priced.cost.objective < least:
-            self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, partition, style)
+            self._best[at][len(parts)] = _Incumbent(priced.cost.objective, parts, partition, style)
             if style.sharding < LOCKSTEP:
                 self._remember_degrees(partition)
 
@@ -111,15 +120,31 @@ class HierarchicalPartition:
         """The plan of a partition, offered to the search; as `offer_partition`."""
         return offer_partition(self.search, self.completer, partition, limit_s)
 
+    def _policies(self) -> int:
+        """The set of recompute policies by which an iteration first judges pipelines: mostly the fastest.
+
+        Where all stages have one policy, each has plans of its own to work on: what fits only with much recomputation
+        would else lead away from fewer devices without.
+        """
+        count = len(self._best)
+        if count == 1 or self.rng.random() > _OTHER_POLICIES:
+            return 0
+        found = [(one.step_time_s, at) for at, own in enumerate(self._best) for one in own.values()]
+        return self.rng.choice((min(found, default=(0.0, 0))[1], self.rng.randrange(count)))
+
     def _separate_groups(
-        self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], PipelineGroup], style: "_Style"
+        self,
+        parts: tuple[tuple[int, ...], ...],
+        kept: dict[tuple[int, ...], PipelineGroup],
+        style: "_Style",
+        splitter: LayerSplitter,
     ) -> list[PipelineGroup]:
         """One pipeline group for every part; empty where a part has no pipeline that fits."""
         # The number of holders in a machine is not yet known.
         shards = StateSharding(style.sharding, len(parts) if style.groups == "all" else 1)
         pipeline_groups = []
         for part in parts:
-            old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards)
+            old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards, splitter)
             if old is None:
                 return []
             pipeline_groups.append(PipelineGroup(old.stages, style.size))
@@ -142,11 +167,11 @@ class HierarchicalPartition:
             return []
         return [PipelineGroup(tuple(zip(*(pipeline[:count] for pipeline in pipelines), strict=True)), style.size)]
 
-    def _base(self) -> _Incumbent | None:
+    def _base(self, best: Mapping[int, _Incumbent]) -> _Incumbent | None:
         """The plan to work on: one of the best per number of pipelines, better ones with higher probability."""
-        if not self._best or self.rng.random() < _WHOLE_CLUSTER:
+        if not best or self.rng.random() < _WHOLE_CLUSTER:
             return None
-        ranked = sorted(self._best.values(), key=lambda found: found.step_time_s)
+        ranked = sorted(best.values(), key=lambda found: found.step_time_s)
         at = 0
         while at + 1 < len(ranked) and self.rng.random() < _NEXT_BEST:
             at += 1
@@ -219,7 +244,9 @@ class HierarchicalPartition:
             return replace(base.style, sharding=sharding, groups=new.groups)
         return replace(base.style, **{changed: getattr(new, changed)})
 
-    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: StateSharding) -> PipelineGroup | None:
+    def _pipeline(
+        self, graph: DeviceGraph, style: "_Style", shards: StateSharding, splitter: LayerSplitter
+    ) -> PipelineGroup | None:
         """Phase 2 for the GPUs of one pipeline."""
         cluster = self.problem.cluster
         by_machine: dict[int, list[int]] = {}
@@ -246,7 +273,9 @@ class HierarchicalPartition:
         chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
 
         def seconds(chosen: list[int]) -> float:
-            return self.completer.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
+            return self.completer.finish_s(
+                stages(chosen), style.size, style.schedule, shards, sequences, style.chunks, splitter
+            )
 
         best_s = seconds(chosen)
         for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):

@@ -4,7 +4,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.report.explanation import measured_rows, stage_rows, step_rows
-from tests.hexiopt.test_sequence_plans import PROBLEM
+from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 
 
 def test_the_parts_of_a_sequence_stage_make_its_time() -> None:

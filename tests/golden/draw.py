@@ -30,7 +30,7 @@ from hexiopt.readers.plan_file import plan_to_dict
 from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from solvers import registry
 from tests.golden import files, outcome
-from tests.hexiopt.layouts import with_layouts
+from tests.hexiopt.plan.layouts import with_layouts
 from tests.solvers import problems as small
 from tests.solvers.sequence import small_layouts
 from tests.strategies import plans, problems, roomy_problems

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hexiopt.problem.cluster import Cluster
@@ -13,8 +12,9 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
+from tests.conftest import ROOT
 
-_CONF = Path(__file__).parents[2] / "conf"
+_CONF = ROOT / "conf"
 
 TINY = ModelSpec(
     name="tiny",

@@ -2,19 +2,22 @@
 
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
+from hexiopt import plugins
 from hexiopt.errors import InputError, RenamedWarning
-from hexiopt.plugins import GROUP
+from hexiopt.plugins import TABLE_GROUP
 from solvers import registry
 from tests.conftest import ROOT
 from tests.solvers.stranger import install
 
 
-def test_the_project_declares_what_the_table_has() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
-    assert declared == dict(registry.BUILT_IN)
+def test_the_project_declares_its_table() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][TABLE_GROUP]
+    assert [resolve_name(target) for target in declared.values()] == [registry.BUILT_IN]
+    assert registry.BUILT_IN.items() <= plugins.declared().items()
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)

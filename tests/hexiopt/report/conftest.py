@@ -1,7 +1,5 @@
 """Plans to report on: small, mixed, large, with interleaving, with a sequence layout."""
 
-from pathlib import Path
-
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
@@ -14,9 +12,10 @@ from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import INTERLEAVED
+from tests.conftest import ROOT
 from tests.hexiopt.report.pictures import Case
 
-CONF = Path(__file__).parents[3] / "conf"
+CONF = ROOT / "conf"
 
 
 def priced(cluster: Cluster, plan: Plan, model: str = "llama2_7b", global_batch: int = 256) -> Case:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from hexiopt.plan.token_layout import Range, joined
 from runtime.parallel import block_attention
 from runtime.parallel.block_attention import attend, attend_backward, blocks, merge
-from tests.hexiopt.layouts import causal_pairs
+from tests.hexiopt.plan.layouts import causal_pairs
 
 TOKENS = 12
 

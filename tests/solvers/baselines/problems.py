@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hexiopt.problem.cluster import Cluster
@@ -12,8 +11,9 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
+from tests.conftest import ROOT
 
-_CONF = Path(__file__).parents[3] / "conf"
+_CONF = ROOT / "conf"
 
 
 def cluster(*machines: tuple[str, int, float], network_gb_per_s: float, **more: Any) -> Cluster:

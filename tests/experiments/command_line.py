@@ -1,0 +1,74 @@
+"""Commands of tests, in this process and in others, and what a refusal looks like."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT, Ran, Run
+
+SEARCHED = ("cluster=small_mixed", "model=tiny", "solver=random")
+TINY = (*SEARCHED, "solver.max_steps=40", "bound.time_limit_s=0.1")
+QUICK = (*TINY, "report=false", "hydra.run.dir=out")
+
+V100 = "{name: v, gpu: v100_16gb_sxm, num_gpus: 2, intra_bandwidth_gb_per_s: 100}"
+RTX = "{name: a, gpu: rtx_3090, num_gpus: 2, intra_bandwidth_gb_per_s: 12}"
+
+
+def in_process(*args: str, env: dict[str, str] | None = None, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "experiments.cli", *args]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | (env or {})
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+# Ctrl-C when the first plan is found, also where this runs in the background, where shells let Ctrl-C be ignored.
+_PRESSES_CTRL_C = """
+import os, signal, sys
+from experiments.cli import main
+from solvers.core.search import Search
+signal.signal(signal.SIGINT, signal.default_int_handler)
+offer = Search.offer
+def pressing(self, *args):
+    Search.offer = offer
+    cost = offer(self, *args)
+    os.kill(os.getpid(), signal.SIGINT)
+    return cost
+Search.offer = pressing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def interrupted(*args: str, cwd: Path) -> Ran:
+    """A search in a process of its own that gets Ctrl-C long before its time limit."""
+    command = [sys.executable, "-c", _PRESSES_CTRL_C, *args, *SEARCHED, "solver.time_limit_s=36000"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+def planned(hexiopt: Run, tmp_path: Path, *overrides: str) -> Path:
+    ran = hexiopt("plan", *QUICK, *overrides)
+    assert ran.code == 0, ran.err
+    return tmp_path / "out" / "plan.json"
+
+
+def edit(path: Path, change: Any) -> Path:
+    data = json.loads(path.read_text())
+    change(data)
+    del data["problem_sha256"]
+    path.write_text(json.dumps(data))
+    return path
+
+
+def refused(ran: Ran) -> str:
+    """The one line of a refusal."""
+    assert ran.code == 2, (ran.out, ran.err)
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.startswith("hexiopt: ")
+    assert "Traceback" not in ran.out + ran.err
+    assert len(ran.err) < 1200
+    return ran.err

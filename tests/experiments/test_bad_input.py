@@ -1,0 +1,153 @@
+"""One line for every bad input, and nothing written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import plan
+from tests.conftest import Run
+from tests.experiments.command_line import QUICK, RTX, TINY, V100, refused
+
+BAD_FILES = {
+    "malformed.yaml": "name: [x\n",
+    "tag.yaml": "name: !!python/object/apply:os.system ['touch pwned']\n",
+    "anchor.yaml": "name: &a x\nmachines: *a\n",
+    "nan.yaml": f"name: x\ninter_machine: {{bandwidth_gb_per_s: .nan}}\nmachines:\n  - {RTX}\n",
+    "twice.yaml": "name: x\nname: y\n",
+    "list.yaml": "- a\n",
+    "empty.yaml": "",
+    "latin.yaml": b"name: \xff\xfe\n",
+    "v100.yaml": f"name: x\nmachines:\n  - {V100}\n",
+    "gpu.yaml": f"name: x\nmachines:\n  - {RTX.replace('3090', '3091')}\n",
+    "key.yaml": f"name: x\nmachines:\n  - {RTX.replace('num_gpus', 'gpus')}\n",
+    "null.yaml": f"name: x\nmachines:\n  - {RTX.replace('12', 'null')}\n",
+    "malformed.json": '{"model_type": "llama", ',
+    "nan.json": '{"model_type": "llama", "hidden_size": NaN}',
+    "moe.json": '{"model_type": "mixtral"}',
+}
+CLUSTER = ("model=tiny", "cluster=file", "solver=random")
+MODEL = ("cluster=small_mixed", "model=hf", "solver=random")
+
+BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
+    ((), "no verb"),
+    (("fly",), "known: plan, compare, price, train, emulate, export, explain, validate, profile, discover, collect"),
+    (("plan",), "cluster: is missing; choose"),
+    (("plan", "cluster=small_mixed"), "model: is missing; choose"),
+    (("plan", "cluster=smal_mixed", "model=tiny"), "did you mean small_mixed"),
+    (("plan", *QUICK, "solver=nope"), "solver: 'nope' is not known; known: "),
+    (("plan", *QUICK, "solver.name=nope"), "solver: 'nope' is not known; known: "),
+    (("plan", *QUICK, "solver=megatron", "solver.defects=as_released"), "solver.defects: unknown key; known: "),
+    (("plan", *QUICK, "solver=flashflex", "solver.defects=nope"), "known: as_published, as_released"),
+    (("plan", *QUICK, "experiment=nope"), "experiment: 'nope' is not known"),
+    (("plan", *QUICK, "hydra/launcher=nope"), "hydra/launcher: 'nope' is not known"),
+    (("plan", *QUICK, "seed=abc"), "seed: 'abc' is not a whole number"),
+    (("plan", *QUICK, "seed=1.5"), "not a whole number"),
+    (("plan", *QUICK, "seed=-1"), "from 0 to"),
+    (("plan", *QUICK, "seed=1,2"), "sweep over them with -m"),
+    (("plan", *QUICK, "seed=range(3)"), "sweep over them with -m"),
+    (("plan", *QUICK, "seed=${nope}"), "'nope' not found"),
+    (("plan", *QUICK, "seed=???"), "seed: is missing"),
+    (("plan", *QUICK, "sed=1"), "did you mean seed?"),
+    (("plan", *QUICK, "solver.time_limit=1"), "did you mean time_limit_s?"),
+    (("plan", *QUICK, "solver.time_limit_s=0"), "above 0"),
+    (("plan", *QUICK, "solver.time_limit_s=nan"), "not finite"),
+    (("plan", *QUICK, "solver.max_steps=0"), "at least 1"),
+    (("plan", *QUICK, "workload=null"), "must be a string"),
+    (("plan", *QUICK, "workload.seq_len=0"), "at least 1"),
+    (("plan", *QUICK, "workload.precision=bf17"), "did you mean bf16?"),
+    (("plan", *QUICK, "workload.schedule=interleave"), "did you mean interleaved?"),
+    (("plan", *QUICK, "space.tp_degrees=some"), "known: all, powers_of_two"),
+    (("plan", *QUICK, "space.uneven_tp=maybe"), "'maybe' is not true or false"),
+    (("plan", *QUICK, "constraints.exclude=[olds]"), "did you mean old?"),
+    (("plan", *QUICK, "constraints.exclude=5"), "is not a list"),
+    (("plan", *QUICK, "constraints.num_stages=9"), "at most 4"),
+    (("plan", *QUICK, "cluster.inter_machine.bandwidth_gb_per_s=nan"), "not finite"),
+    (("plan", *QUICK, "cluster.inter_machine.bandwidth_gb_per_s=-1"), "above 0"),
+    (("plan", *QUICK, "cluster.inter_machine.bandwith_gb_per_s=1"), "unknown key; did you mean bandwidth"),
+    (("plan", *QUICK, "cluster.machines.9.num_gpus=3"), "cannot be merged"),
+    (("plan", *QUICK, "model.hidden_size=0"), "model=tiny: hidden_size"),
+    (("plan", *QUICK, "plan=x.json"), "does not apply to plan"),
+    (("plan", *QUICK, "a b"), "write key=value"),
+    (("plan", *QUICK, "seed=[1,"), "write key=value"),
+    (("plan", *QUICK, "+seed=1"), "remove the +"),
+    (("plan", *QUICK, "~nope"), "does not exist"),
+    (("plan", *QUICK, "--nope"), "unrecognized arguments"),
+    (("plan", *QUICK, "--config-dir", "nope"), "is not a folder"),
+    (("plan", *TINY, "hydra.run.dir=/proc/nope"), "/proc/nope"),
+    (("plan", *CLUSTER), "cluster.path: is missing"),
+    (("plan", *CLUSTER, "cluster.path=nope.yaml"), "nope.yaml: the file does not exist"),
+    (("plan", *CLUSTER, "cluster.path=."), "is not a regular file"),
+    (("plan", *CLUSTER, "cluster.path=/dev/zero"), "is not a regular file"),
+    (("plan", *CLUSTER, "cluster.path=7"), "7 is not a path"),
+    (("plan", *CLUSTER, "cluster.path=huge.yaml"), "larger than 1 MiB"),
+    (("plan", *CLUSTER, "cluster.path=malformed.yaml"), "malformed.yaml, line 2"),
+    (("plan", *CLUSTER, "cluster.path=tag.yaml"), "tag"),
+    (("plan", *CLUSTER, "cluster.path=anchor.yaml"), "anchors"),
+    (("plan", *CLUSTER, "cluster.path=nan.yaml"), "inter_machine.bandwidth_gb_per_s: nan is not finite"),
+    (("plan", *CLUSTER, "cluster.path=twice.yaml"), "appears twice"),
+    (("plan", *CLUSTER, "cluster.path=list.yaml"), "not a mapping"),
+    (("plan", *CLUSTER, "cluster.path=empty.yaml"), "not a mapping"),
+    (("plan", *CLUSTER, "cluster.path=latin.yaml"), "UTF-8"),
+    (("plan", *CLUSTER, "cluster.path=v100.yaml"), "choose workload.precision=fp16"),
+    (("plan", *CLUSTER, "cluster.path=gpu.yaml"), "did you mean rtx_3090"),
+    (("plan", *CLUSTER, "cluster.path=key.yaml"), "num_gpus"),
+    (("plan", *CLUSTER, "cluster.path=null.yaml"), "unknown (null)"),
+    (("plan", *MODEL), "model.path: is missing"),
+    (("plan", *MODEL, "model.path=malformed.json"), "malformed.json: malformed JSON"),
+    (("plan", *MODEL, "model.path=nan.json"), "NaN is not a number of JSON"),
+    (("plan", *MODEL, "model.path=moe.json"), "mixtral"),
+    (("price",), "plan: is missing"),
+    (("price", "plan=nope.json"), "nope.json: the file does not exist"),
+    (("price", "plan=malformed.json"), "malformed JSON"),
+    (("price", "plan=moe.json"), "format: is missing"),
+    (("explain", "plan=nope.json"), "does not exist"),
+    (("compare", *QUICK, "compare.solvers=[]"), "names no solver"),
+    (("compare", *QUICK, "compare.solvers=[nope]"), "'nope' is not known"),
+    (("compare", *QUICK, "compare.solvers=[random,random]"), "appears twice"),
+    (("collect",), "there is no sweep in multirun/"),
+    (("collect", "collect.folders=[nope]"), "holds no status.json"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), BAD_COMMANDS, ids=[" ".join(c[-1:]) or "none" for c, _ in BAD_COMMANDS])
+def test_bad_input_is_one_line_and_writes_nothing(
+    hexiopt: Run, tmp_path: Path, command: tuple[str, ...], said: str
+) -> None:
+    for name, content in BAD_FILES.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(100 * 2**20)
+    before = sorted(tmp_path.rglob("*"))
+    assert said in refused(hexiopt(*command))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_existing_folder_of_the_user_stays(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    refused(hexiopt("plan", *TINY, "hydra.run.dir=mine", "seed=-1"))
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: Any) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(plan, "solver_of", broken)
+    ran = hexiopt("plan", *QUICK)
+    assert ran.code == 1
+    assert ran.err == "hexiopt: unexpected RuntimeError: two lines; set HEXIOPT_DEBUG=1 for the traceback\n"
+    monkeypatch.setenv("HEXIOPT_DEBUG", "1")
+    ran = hexiopt("plan", *QUICK)
+    assert ran.code == 1
+    assert "Traceback" in ran.err
+
+
+def test_a_failed_picture_leaves_no_half_of_it(hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        Path(args[-1]).write_bytes(b"half")
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr("hexiopt.report.figure.draw_plan", broken)
+    assert hexiopt("plan", *TINY, "hydra.run.dir=out").code == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan.json"]

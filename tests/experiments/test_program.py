@@ -1,0 +1,96 @@
+"""The program: help, completion, exit codes, Ctrl-C and closed pipes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.app import common
+from experiments.app.common import worst
+from tests.conftest import ROOT, Ran, Run
+from tests.experiments.command_line import QUICK, TINY, in_process, interrupted, refused
+
+
+def test_help_and_version(hexiopt: Run) -> None:
+    ran = hexiopt("--help")
+    assert ran.code == 0
+    assert all(verb in ran.out for verb in ("plan", "compare", "price", "explain", "collect"))
+    assert hexiopt("--version").out.startswith("hexiopt ")
+    assert hexiopt("plan", "--version").out.startswith("hexiopt ")
+    ran = hexiopt("plan", "--help")
+    assert ran.code == 0
+    for word in ("hexiscale_setting_1", "llama2_7b", "portfolio", "time_limit_s"):
+        assert word in ran.out
+    ran = hexiopt("plan", "--cfg", "job", *QUICK)
+    assert ran.code == 0
+    assert "seed: 0" in ran.out
+
+
+def test_shell_completion(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "complete -o nospace" in hexiopt("plan", "-sc", "install=bash").out
+    for line, completed in {
+        "hexiopt pr": ["price", "profile"],
+        "hexiopt plan model=llama3": ["model=llama3_70b", "model=llama3_8b"],
+        "hexiopt plan solver.ti": ["solver.time_limit_s="],
+    }.items():
+        monkeypatch.setenv("COMP_LINE", line)
+        assert hexiopt("-sc", "query=bash").out.split() == completed
+
+
+def test_help_starts_without_hydra(tmp_path: Path) -> None:
+    code = "import sys; from experiments.cli import main; main(['--help']); assert 'hydra' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
+    process = in_process("plan", "cluster=nope", "model=tiny", cwd=tmp_path)
+    out, err = process.communicate(timeout=600)
+    refused(Ran(process.returncode, out, err))
+    assert list(tmp_path.iterdir()) == []
+    verb = subprocess.run(
+        [sys.executable, "-m", "experiments.price"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "plan: is missing" in refused(Ran(verb.returncode, verb.stdout, verb.stderr))
+
+
+def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
+    ran = interrupted("plan", "report=false", "hydra.run.dir=out", cwd=tmp_path)
+    assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best plan so far is kept\n")
+    assert (tmp_path / "out" / "plan.json").is_file()
+
+
+def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
+    ran = interrupted("plan", "-m", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert (ran.code, ran.err) == (130, "hexiopt: interrupted\n")
+    assert not list(tmp_path.rglob("status.json"))
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    process = in_process("explain", *TINY, cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait(timeout=600) == 0, err
+    assert err == ""
+
+
+def test_worst_code_of_a_sweep() -> None:
+    assert worst([0, 3, 0]) == 3
+    assert worst([3, 2, 0]) == 2
+    assert worst([3, 2, 1, 0]) == 1
+    assert worst([]) == 0
+
+
+def test_interrupt_outside_the_main_thread_is_left_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with common.interrupt.caught():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,174 @@
+"""What verbs write, and with which exit code they end."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexiopt.cost.cost import violations
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.readers.plan_file import read_plan
+from tests.conftest import Run
+from tests.experiments.command_line import QUICK, RTX, TINY, edit, planned, refused
+
+
+def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> None:
+    ran = hexiopt("plan", *TINY)
+    assert (ran.code, ran.err) == (0, "")
+    names = ["plan.json", "plan.png", "timeline.json", "report.html"]
+    written = [Path(line) for line in ran.out.splitlines()[-4:]]
+    assert [path.name for path in written] == names
+    assert all(path.parts[0] == "outputs" and path.stat().st_size > 500 for path in written)
+    assert sorted(path.name for path in written[0].parent.iterdir()) == sorted(names)
+    assert "tokens/s" in ran.out
+    file = read_plan(written[0])
+    cost = PlanPricer(file.problem).price(file.plan)
+    assert violations(file.problem, file.plan, cost) == []
+    stored = json.loads(written[0].read_text())
+    assert stored["prediction"]["step_time_s"] == cost.step_time_s
+    assert written[1].read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(written[2].read_text())["traceEvents"]
+    assert "hexiopt plan cluster=small_mixed" in written[3].read_text()
+
+
+def test_price_gives_the_same_price(hexiopt: Run, tmp_path: Path) -> None:
+    path = planned(hexiopt, tmp_path)
+    ran = hexiopt("price", f"plan={path.relative_to(tmp_path)}", "hydra.run.dir=priced")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads((tmp_path / "priced" / "plan.json").read_text()) == json.loads(path.read_text())
+
+
+def test_price_beyond_memory_exits_3(hexiopt: Run, tmp_path: Path) -> None:
+    path = planned(hexiopt, tmp_path)
+    small = {name: {"usable_memory_gib": 0.3} for name in ("rtx_3090", "rtx_4090")}
+    edit(path, lambda data: data["problem"]["cluster"].update(gpus=small))
+    ran = hexiopt("price", f"plan={path}", "hydra.run.dir=priced")
+    assert ran.code == 3
+    assert ran.err.count("\n") == 1
+    assert "GiB too much" in ran.err
+    assert "does not fit" in ran.out
+
+
+def test_price_of_a_broken_plan_exits_2(hexiopt: Run, tmp_path: Path) -> None:
+    path = planned(hexiopt, tmp_path)
+    edit(path, lambda data: data["pipelines"][0].update(num_micro_batches=1000))
+    assert "the global batch is 256" in refused(hexiopt("price", f"plan={path}", "hydra.run.dir=priced"))
+    assert not (tmp_path / "priced").exists()
+
+
+def test_price_refuses_overrides_of_the_problem(hexiopt: Run, tmp_path: Path) -> None:
+    path = planned(hexiopt, tmp_path)
+    for override in ("cluster=small_mixed", "workload.seq_len=128", "seed=3", "cluster.name=x"):
+        message = refused(hexiopt("price", f"plan={path}", override))
+        assert override in message
+        assert "whole problem" in message
+
+
+def test_explain_of_a_file_and_of_a_search(hexiopt: Run, tmp_path: Path) -> None:
+    path = planned(hexiopt, tmp_path)
+    for ran in (hexiopt("explain", f"plan={path}"), hexiopt("explain", *TINY)):
+        assert (ran.code, ran.err) == (0, "")
+        for word in (
+            "rtx_3090: bf16 peak",
+            "new: inside",
+            "what binds",
+            "gemm_backward_passes",
+            "whitepaper",
+        ):
+            assert word in ran.out
+    assert not (tmp_path / "outputs").exists(), "explain writes no files"
+
+
+def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp_path: Path) -> None:
+    """Two stages of two layer ranges, the first on two replicas, a recompute policy for each of its layers."""
+    path = planned(hexiopt, tmp_path, "workload.global_batch=8")
+
+    def weave(data: Any) -> None:
+        replicas = [{"devices": ["old:0"], "samples": 3}, {"devices": ["old:1"], "samples": 1}]
+        one = {"replicas": replicas, "layers": [[0, 1], [2, 3]], "recompute": ["none", "full"]}
+        two = {"devices": ["new:0"], "layers": [[1, 2], [3, 4]], "recompute": "full"}
+        pipeline = {"num_micro_batches": 2, "micro_batch_size": 4, "stages": [one, two]}
+        data |= {"schedule": "interleaved", "sharding": {"stage": 1}, "pipelines": [pipeline]}
+
+    ran = hexiopt("price", f"plan={edit(path, weave)}", "hydra.run.dir=priced")
+    assert ran.code == 0, ran.err
+    data = json.loads((tmp_path / "priced" / "plan.json").read_text())
+    assert data["pipelines"][0]["stages"][0]["replicas"][0] == {"devices": ["old:0"], "samples": 3}
+    memory = data["prediction"]["memory_gib"]
+    assert set(memory) == {"old:0", "old:1", "new:0"}
+    assert memory["old:0"]["activations"] > memory["old:1"]["activations"] > 0
+    assert memory["old:0"]["weights"] == memory["old:1"]["weights"]
+    ran = hexiopt("explain", f"plan={path}")
+    assert ran.code == 0, ran.err
+    assert "0·0.1" in ran.out
+    assert "interleaved" in ran.out
+
+    def break_it(data: Any) -> None:
+        data["pipelines"][0] |= {"num_micro_batches": 1, "micro_batch_size": 8}
+        data["problem_sha256"] = ""
+
+    message = refused(hexiopt("price", f"plan={edit(path, break_it)}"))
+    assert "8 sequences into 3 + 1" in message
+
+
+def test_explain_gives_every_coefficient_a_source() -> None:
+    from hexiopt.calibration.coefficients import COEFFICIENTS
+    from hexiopt.report.explanation import coefficient_rows
+
+    rows = list(coefficient_rows())
+    assert {name.upper() for name, _, _ in rows} == set(COEFFICIENTS)
+    assert all(source for _, _, source in rows)
+
+
+def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
+    pytest.importorskip("pymetis")
+    ran = hexiopt("plan", *QUICK, "solver=metis", "solver.max_steps=5")
+    assert ran.code == 0
+    assert ran.err == "hexiopt: solver: metis is now called hexiscale; the old name goes soon\n"
+    assert "hexiscale" in ran.out
+
+
+@pytest.mark.parametrize("verb", ["compare", "emulate"])
+def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> None:
+    """Each named solver has the options that it takes: Espresso's money needs prices, which TINY's cluster lacks."""
+    command = (verb, *TINY, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
+    ran = hexiopt(*command, "solver=espresso", "solver.objective=money", "solver.deadline_s=60")
+    assert ran.code == 2
+    assert "price_per_hour" in ran.err
+    ran = hexiopt(*command, "solver=flashflex", "solver.defects=as_released")
+    assert ran.code == 2
+    assert ran.err == (
+        "hexiopt: solver.defects: none of random, espresso accepts it; name one that does, or remove it\n"
+    )
+
+
+def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
+    steps = ("solver.time_limit_s=59", "solver.max_steps=150")
+    ran = hexiopt("compare", *TINY[:3], *steps, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
+    assert (ran.code, ran.err) == (0, "")
+    assert (tmp_path / "out" / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["solver"] for row in rows] == ["random", "local_search"]
+    assert min(float(row["over_best"]) for row in rows) == 0
+    assert all(float(row["lower_bound_s"]) <= float(row["step_time_s"]) for row in rows)
+    with (tmp_path / "out" / "operators.csv").open() as file:
+        operators = list(csv.DictReader(file))
+    assert {row["solver"] for row in operators} == {"local_search"}  # `random` has none
+    assert all(int(row["proposed"]) >= int(row["valid"]) >= int(row["accepted"]) for row in operators)
+
+
+def test_no_plan_exits_3_with_the_shortfall(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(f"name: small\nmachines:\n  - {RTX}\n")
+    file = ("cluster=file", "cluster.path=small.yaml", "model=llama2_70b", "solver.max_steps=40")
+    for verb in ("plan", "explain"):
+        ran = hexiopt(verb, *file, "solver=random")
+        assert ran.code == 3
+        assert ran.err.count("\n") == 1
+        assert "GiB" in ran.err
+    ran = hexiopt("compare", *file, "compare.solvers=[random,local_search]")
+    assert ran.code == 3
+    assert ran.err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]

@@ -1,0 +1,54 @@
+"""Where the seconds of a step go: the parts add up, and each is what it says."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from hexiopt.cost.breakdown import breakdown, busy_time
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from tests.hexiopt.cost.test_cost import PROBLEM
+from tests.hexiopt.plan.layouts import with_layouts
+from tests.strategies import problems_with_plans, roomy_problems_with_plans
+
+PAIRS = problems_with_plans() | roomy_problems_with_plans()
+
+
+@settings(max_examples=100)
+@given(pair=PAIRS | with_layouts(PAIRS))
+def test_the_parts_add_up_to_the_step_and_to_every_executor(pair: tuple[Problem, Plan]) -> None:
+    problem, plan = pair
+    model = PlanPricer(problem)
+    cost = model.price(plan)
+    parts = breakdown(model, plan, cost).parts
+    assert sum(seconds for _, seconds in parts) == pytest.approx(cost.step_time_s, rel=1e-12, abs=0)
+    assert all(seconds >= -1e-12 * cost.step_time_s for _, seconds in parts)
+    for p, pipeline in enumerate(cost.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for r, one in enumerate(stage.executors):
+                busy = busy_time(model, plan, cost, p, s, r)
+                assert busy.total_s == pytest.approx(one.forward_s + one.backward_s, rel=1e-12, abs=0)
+                assert plan.sharding.stage >= 2 or busy.lockstep_s == 0.0
+
+
+def test_two_stages_by_hand() -> None:
+    stages = (Stage.of((0, 1), 0, 3, "full"), Stage.of((2, 3), 3, 6))
+    plan = Plan((Pipeline(stages, 1, 8),))
+    model = PlanPricer(PROBLEM)
+    cost = model.price(plan)
+    found = breakdown(model, plan, cost)
+    first, second = cost.pipelines[0].stages
+    (ahead,), (back,) = cost.pipelines[0].send_forward_s, cost.pipelines[0].send_backward_s
+    assert (found.pipeline, found.stage, found.executor) == (0, 0, 0)
+    assert found.messages_s == pytest.approx(ahead + back)
+    assert found.bubble_s == pytest.approx(second.forward_s + second.backward_s)
+    busy_s = found.compute_s + found.recompute_s + found.tensor_parallel_s
+    assert busy_s == pytest.approx(first.forward_s + first.backward_s)
+    assert found.recompute_s > 0.0
+    assert found.tensor_parallel_s > 0.0
+    none = replace(plan, pipelines=(Pipeline((Stage.of((0, 1), 0, 3), stages[1]), 1, 8),))
+    bare = breakdown(model, none, model.price(none))
+    assert bare.recompute_s == 0.0
+    assert bare.compute_s == pytest.approx(found.compute_s)

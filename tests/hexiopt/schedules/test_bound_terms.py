@@ -1,0 +1,98 @@
+"""What schedules state for lower bounds, against their operations and the exact recurrence."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.schedule import BoundTerms, Schedule, StagePosition, operations, weakest_terms
+from tests.stated_pipelines import Executor, ExecutorLink, executor_ends_s
+
+BOUNDED = [schedule for schedule in SCHEDULES if schedule.bounded]
+SECONDS = st.floats(0.0, 8.0)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[Schedule, int, int, int]:
+    """A schedule, stages, layer ranges and micro-batches that go together."""
+    schedule = draw(st.sampled_from(BOUNDED))
+    stages, chunks = draw(st.integers(1, 6)), draw(st.integers(1, 4)) if schedule.chunked else 1
+    batches = draw(st.integers(1, 14)) * schedule.micro_batch_multiple(stages, chunks)
+    assume(schedule.broken_rule(stages, chunks, batches) is None)
+    return schedule, stages, chunks, batches
+
+
+@given(shapes(), st.data())
+def test_no_stage_ends_before_its_terms_allow(shape: tuple[Schedule, int, int, int], data: st.DataObject) -> None:
+    schedule, stages, chunks, batches = shape
+    times = st.lists(st.tuples(SECONDS, SECONDS), min_size=chunks, max_size=chunks)
+    chunk_s = [tuple(data.draw(times)) for _ in range(stages)]
+    executors = tuple(Executor(s, own) for s, own in enumerate(chunk_s))
+    pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
+    links = [ExecutorLink(False, a, b, data.draw(SECONDS)) for a, b in pairs]
+    links += [ExecutorLink(True, b, a, data.draw(SECONDS)) for a, b in pairs]
+    step_s = max(executor_ends_s(schedule, stages, batches, executors, tuple(links)))
+    for s, own in enumerate(chunk_s):
+        terms = schedule.bound_terms(stages - 1 - s, stages, min(chunks, 2))
+        assert terms is not None
+        ahead = min(terms.forwards_ahead, batches * chunks - 1)
+        journey_s = sum(sum(other[0 if k < s else -1]) for k, other in enumerate(chunk_s) if k != s)
+        work_s = batches * sum(map(sum, own))
+        assert journey_s + work_s - ahead * max(forward for forward, _ in own) <= step_s * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [(GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (INTERLEAVED, 3)])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_latest_return_is_tight(schedule: Schedule, chunks: int, stages: int) -> None:
+    """One slow stage among equal faster ones: a forward fewer ahead would claim more than the step takes."""
+    for s in range(stages):
+        terms = schedule.bound_terms(stages - 1 - s, stages, min(chunks, 2))
+        assert terms is not None
+        slacks = []
+        for other_s in (0.0, 0.25, 0.5, 0.75, 1.0):
+            for batches in (2 * stages, 8 * stages):
+                times = [(1.0, 1.0) if k == s else (other_s, other_s) for k in range(stages)]
+                executors = tuple(Executor(k, (own,) * chunks) for k, own in enumerate(times))
+                pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
+                links = [
+                    ExecutorLink(back, *(pair[::-1] if back else pair), 0.0) for pair in pairs for back in (False, True)
+                ]
+                step_s = max(executor_ends_s(schedule, stages, batches, executors, tuple(links)))
+                ahead = min(terms.forwards_ahead, batches * chunks - 1)
+                slacks.append(step_s - ((stages - 1) * 2 * other_s + 2 * batches * chunks - ahead))
+        assert min(slacks) >= -1e-9
+        if chunks == 1 or s == stages - 1:
+            assert min(slacks) == pytest.approx(0.0, abs=1e-9)
+
+
+@given(shapes(), st.integers(1, 6))
+def test_a_stage_holds_what_its_terms_say(shape: tuple[Schedule, int, int, int], at_least: int) -> None:
+    """Also where the class of pipelines is wider: at least so many stages."""
+    schedule, stages, chunks, batches = shape
+    for s in range(stages):
+        held = [0] * chunks
+        for operation in operations(schedule, StagePosition(s, stages, batches, chunks)):
+            if operation.backward:
+                break
+            held[operation.chunk] += 1
+        after = stages - 1 - s
+        terms = schedule.bound_terms(after, max(after + 1, min(at_least, stages)), min(chunks, 2))
+        assert terms is not None
+        least = terms.with_micro_batches(batches)
+        assert held[-1] >= least.last_in_flight
+        assert all(count >= least.in_flight for count in held[:-1])
+        assert chunks == 1 or held[0] >= least.in_flight + least.first_again
+        assert chunks > 1 or least.first_again == 0
+
+
+def test_the_weakest_terms_hold_for_all() -> None:
+    assert weakest_terms((GPIPE, ONE_F_ONE_B), 3, 4, 1) == BoundTerms(3, 4, 4)
+    assert weakest_terms((GPIPE, ONE_F_ONE_B, INTERLEAVED), 3, 4, 1) == BoundTerms(3, 4, 4)
+    assert weakest_terms((GPIPE,), 3, 4, 1).forwards_ahead == 0
+
+
+@pytest.mark.parametrize(("count", "held"), [(1, (1, 1, 0)), (4, (4, 4, 0)), (6, (4, 4, 2)), (9, (4, 4, 3))])
+def test_few_micro_batches_are_all_held(count: int, held: tuple[int, int, int]) -> None:
+    assert BoundTerms(6, 4, 4, 3).with_micro_batches(count)[1:] == held

@@ -1,0 +1,148 @@
+"""The same seed and steps give the same plan: again, in another process, on other cores, whatever the clock does."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hexiopt.cores import usable_cores
+from hexiopt.result import Result
+from solvers.core.search import Search
+from tests.conftest import ROOT
+from tests.slow import slow_but
+from tests.solvers import problems
+from tests.solvers.every_solver.contract import (
+    ALL,
+    EVERYONE,
+    FEWER,
+    GOOD,
+    HEURISTICS,
+    LONG_S,
+    SMALL_ORACLES,
+    allowed,
+    first_problem,
+    solve,
+)
+from tests.timing import within
+
+_FRESH = """
+import json
+from tests.solvers.every_solver.test_determinism import outcomes
+print(json.dumps(outcomes()))
+"""
+
+
+def facts(result: Result) -> list[Any]:
+    """What must be the same again."""
+    return [repr(result.plan), result.objective, result.bound_s, str(result.status), result.steps]
+
+
+def tried(name: str) -> list[Any]:
+    """Of a budget in steps, on a small problem; of heuristics of any problem, also on a real one."""
+    found = facts(solve(name, first_problem(name), steps=15, seed=7))
+    return found + (facts(solve(name, problems.sixteen_gpus(), steps=15, seed=7)) if name in HEURISTICS else [])
+
+
+outcome = cache(tried)  # on a machine as it is
+
+
+def outcomes() -> dict[str, list[Any]]:
+    return {name: outcome(name) for name in (*FEWER, *SMALL_ORACLES)}
+
+
+@EVERYONE
+def test_same_seed_and_steps_same_plan(name: str) -> None:
+    again = facts(solve(name, first_problem(name), steps=15, seed=7))
+    assert again == outcome(name)[: len(again)]
+
+
+def test_another_process_finds_the_same_plans() -> None:
+    """With another hash seed."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _FRESH],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(ran.stdout) == outcomes()
+
+
+@pytest.mark.parametrize("name", slow_but(("random", "local_search"), ("random", *GOOD)))
+def test_the_seed_matters(name: str) -> None:
+    steps = 400 if name == "portfolio" else 100  # its floor, which comes first, is the same for all
+    plans = {solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(3)}
+    assert len(plans) > 1
+
+
+def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.thirty_two_gpus()
+    ran = []
+    for cores in (1, 4):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
+        ran.append(solve("portfolio", problem, steps=100))
+    assert ran[0].plan == ran[1].plan
+    assert ran[0].cost == ran[1].cost
+
+
+class Erratic:
+    """A clock that often stands still and sometimes leaps, as on a machine that others use too; never to the end."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self._now_s = random.Random(seed), 0.0
+
+    def __call__(self) -> float:
+        if self._rng.random() < 0.1:
+            self._now_s += self._rng.random() * (0.99 * LONG_S - self._now_s)
+        return self._now_s
+
+
+@EVERYONE
+def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = outcome(name)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(0)))
+    found = facts(solve(name, first_problem(name), steps=15, seed=7))
+    assert found == calm[: len(found)]
+
+
+@pytest.mark.parametrize("name", [*GOOD, "hexiscale"])
+def test_nor_in_longer_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = solve(name, problems.sixteen_gpus(), steps=120)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(1)))
+    erratic = solve(name, problems.sixteen_gpus(), steps=120)
+    assert facts(erratic) == facts(calm)
+
+
+@contextmanager
+def other_load() -> Iterator[None]:
+    """Twice as many other processes at work as there are cores."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * usable_cores())]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.slow
+@EVERYONE
+def test_nor_does_other_load(name: str) -> None:
+    calm = outcome(name)
+    with other_load():
+        assert tried(name) == calm
+
+
+@ALL
+def test_steps_bind(name: str) -> None:
+    """Few steps end long before the time limit; the count is the solver's own."""
+    result = within(6.0, lambda: solve(name, allowed(name, problems.easy()), steps=10))
+    assert result.steps <= 10

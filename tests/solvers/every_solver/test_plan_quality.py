@@ -1,0 +1,183 @@
+"""No solver is better than all plans, the good ones are nearly as good, and all keep to the plan space."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from hexiopt.plan.check import check
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import Workload
+from hexiopt.result import Status
+from hexiopt.schedules.registry import schedule_named
+from tests.conftest import STRESS
+from tests.slow import slow_but
+from tests.solvers import oracle, problems
+from tests.solvers.every_solver.contract import (
+    ALL,
+    EVERY,
+    GOOD,
+    HEURISTICS,
+    NAMES,
+    RIVALS,
+    RIVALS_TOO,
+    SEQUENCE,
+    allowed,
+    assert_sound,
+    assert_sound_or_declined,
+    solve,
+)
+
+
+@cache
+def best_step_s(problem: str) -> float:
+    result = solve("exhaustive", problems.TINY_PROBLEMS[problem]())
+    assert result.status is Status.OPTIMAL
+    return result.objective
+
+
+@cache
+def plain_step_s(problem: str) -> float:
+    """The best without replicas and layer ranges."""
+    task = problems.TINY_PROBLEMS[problem]()
+    return solve("exhaustive", replace(task, space=replace(task.space, replicas=False, max_chunks=1))).objective
+
+
+TINY = list(problems.TINY_PROBLEMS)[:: 1 if STRESS else 2]
+
+
+@pytest.mark.parametrize("kind", slow_but(("slow_network",), TINY))
+def test_exhaustive_equals_the_naive_oracle(kind: str) -> None:
+    """Without replicas and layer ranges; with them it may only find better ones."""
+    problem = problems.TINY_PROBLEMS[kind]()
+    naive_s = oracle.best_step_s(problem)
+    assert plain_step_s(kind) == pytest.approx(naive_s, rel=1e-9)
+    assert best_step_s(kind) <= naive_s * (1 + 1e-9)
+
+
+def test_the_oracle_counts_what_there_is() -> None:
+    """Two devices, two layers, two sequences, counted by hand.
+
+    In one machine: one device (whose name does not matter), both by TP, both as stages, both as pipelines.
+    With a machine each: either device, two orders of stages, two pipelines, no TP.
+    """
+    workload = Workload(2, 512, recompute="none", schedule="1f1b", optimizer_sharding="0")
+    space = Space(max_micro_batch_size=1)
+    model = replace(problems.TINY, num_layers=2)
+    together, apart = [("a", "fast", 2)], [("a", "fast", 1), ("b", "slow", 1)]
+    for machines, plans in ((together, 4), (apart, 5)):
+        problem = Problem(problems.cluster(*machines), model, workload, space)
+        found = list(oracle.all_plans(problem))
+        assert len(found) == len(set(found)) == plans
+        assert not any(check(problem, plan) for plan in found)
+    free = replace(problem, workload=Workload(2, 512), space=Space())
+    # Per structure: policies (of two layers, three alike or a leaner one first) times splits of the batch; ZeRO-0 and 1
+    # with three schedules, 2 and 3 with two.
+    one, stages, pipelines = 6 * 2, 9 * 2, 36 * 1
+    assert len(list(oracle.all_plans(free))) == (2 * one + 2 * stages + pipelines) * (2 * 3 + 2 * 2)
+
+
+# What a plan is worth.
+
+
+@RIVALS_TOO
+@pytest.mark.parametrize("kind", slow_but(("loose",), TINY))
+def test_never_better_than_all_plans(name: str, kind: str) -> None:
+    """And the good ones within a hundredth of the best."""
+    problem = problems.TINY_PROBLEMS[kind]()
+    result = solve(name, problem, steps=3000 if name in GOOD else 100)
+    assert_sound_or_declined(name, problem, result)
+    assert result.objective >= best_step_s(kind) * (1 - 1e-12)
+    if name in GOOD:
+        assert result.objective <= 1.01 * best_step_s(kind)
+
+
+# The plan space.
+
+SPACES = {
+    **{f"{switch}=false": Space(**{switch: False}) for switch in SWITCHES},
+    "all_switches=false": Space(**dict.fromkeys(SWITCHES, False)),
+    **{f"num_pipelines={n}": Space(num_pipelines=n) for n in (1, 2, 4)},
+    **{f"num_stages={n}": Space(num_stages=n) for n in (1, 2, 3)},
+    "num_pipelines=2,num_stages=3": Space(num_pipelines=2, num_stages=3),
+    "num_pipelines=2,uneven_batch=false": Space(num_pipelines=2, uneven_batch=False),
+    **{f"max_tp={n}": Space(max_tp=n) for n in (1, 2)},
+    "max_micro_batch_size=1": Space(max_micro_batch_size=1),
+    "exclude=machine": Space(exclude=("b",)),
+    "exclude=devices": Space(exclude=("a:0", "c:1", "c:3")),
+    "exclude=all_but_one": Space(exclude=("a", "b", "c:0", "c:1", "c:2")),
+}
+
+
+# Proofs take seconds on each; of many they have tests of their own.
+FEW_SPACES = (
+    "replicas=false",
+    "max_tp=1",
+    "all_switches=false",
+    "num_pipelines=2,num_stages=3",
+    "exclude=devices",
+)
+
+
+def spaces_of(name: str) -> Sequence[str]:
+    """Every second of them, solvers in turns, but for `make stress`."""
+    if name not in HEURISTICS:
+        return FEW_SPACES if STRESS else FEW_SPACES[::2]
+    return list(SPACES) if STRESS else list(SPACES)[NAMES.index(name) % 2 :: 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    slow_but(
+        [(name, space) for name in NAMES for space in spaces_of(name)[::3]],
+        [(name, space) for name in NAMES for space in spaces_of(name)],
+    ),
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_switches_and_constraints(name: str, space: str) -> None:
+    problem = problems.easy(SPACES[space])
+    result = solve(name, problem, steps=250 if name == "local_search" else 80)
+    assert_sound(problem, result)
+    assert result.plan is not None
+    assert set(result.plan.devices()) <= set(problem.usable_devices)
+
+
+@pytest.mark.parametrize("name", [*RIVALS, *SEQUENCE])
+@pytest.mark.parametrize("space", slow_but(FEW_SPACES[-1:], FEW_SPACES[1:] if STRESS else FEW_SPACES[2:]))
+def test_a_rival_keeps_to_the_plan_space(name: str, space: str) -> None:
+    """Or says that its own has no such plan."""
+    problem = allowed(name, problems.easy(SPACES[space]))
+    assert_sound_or_declined(name, problem, solve(name, problem, steps=20 if name in SEQUENCE else 100))
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("stages", slow_but((5,), (4, 5, 6)))
+def test_a_number_of_stages_that_no_start_has(name: str, stages: int) -> None:
+    problem = problems.easy(Space(num_stages=stages))
+    assert_sound(problem, solve(name, problem, steps=1000))
+
+
+@EVERY
+@pytest.mark.parametrize("tp_degrees", slow_but(("all",), ("all", "powers_of_two")))
+def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
+    """A machine that memory forces to be used whole, by its one group of three or by unequal groups."""
+    problem = problems.three_gpus()
+    problem = replace(problem, space=replace(problem.space, tp_degrees=tp_degrees))
+    result = solve(name, problem, steps=200)
+    assert_sound(problem, result)
+
+
+@ALL
+@pytest.mark.parametrize("fixed", slow_but(("interleaved",), ("gpipe", "1f1b", "interleaved")))
+def test_fixed_choices(name: str, fixed: str) -> None:
+    problem = problems.easy()
+    workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
+    problem = allowed(name, replace(problem, workload=workload))
+    result = solve(name, problem, steps=20)
+    assert_sound_or_declined(name, problem, result)
+    if result.plan is None:
+        return
+    assert (result.plan.schedule, result.plan.sharding.stage) == (schedule_named(fixed), 0)
+    assert {stage.policy for p in result.plan.pipelines for stage in p.stages} == {"full"}

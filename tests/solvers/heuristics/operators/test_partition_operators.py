@@ -1,0 +1,153 @@
+"""Moves between structures keep them legal; every one applies somewhere, together they reach any shape."""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from solvers.core.operators import OperatorStatistics
+from solvers.core.partition import Partition, PipelineGroup
+from solvers.exact.assignments import DeviceClasses
+from solvers.frame.starts import first_choice
+from solvers.heuristics.operators.table import PARTITION_OPERATORS, REPLICA_OPERATORS, PartitionProposals
+from tests.solvers import oracle, problems
+from tests.solvers.frame.test_starts import CASES, assert_legal
+
+
+def whole(problem: Problem) -> Partition:
+    """Every device a pipeline of its own."""
+    return first_choice(problem, tuple(PipelineGroup((((device,),),)) for device in problem.usable_devices))
+
+
+def proposals_of(problem: Problem, *, replicates: bool = False) -> PartitionProposals:
+    """What proposes candidates on a walk."""
+    return PartitionProposals(problem, OperatorStatistics(), replicates=replicates)
+
+
+def moved(proposals: PartitionProposals, partition: Partition, rng: random.Random) -> Partition:
+    """The next partition of a walk."""
+    found = proposals.draw(partition, rng)
+    return partition if found is None else found[1]
+
+
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
+def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
+    problem, rng = CASES[case], random.Random(seed)
+    proposals = proposals_of(problem, replicates=True)
+    partition = whole(problem)
+    for _ in range(60):
+        before = partition
+        found = proposals.draw(partition, rng)
+        assert partition == before  # an operator gives another partition, it does not change its own
+        if found is not None:
+            assert_legal(problem, found[1])
+            partition = found[1]
+
+
+def test_every_operator_applies_on_a_walk_and_is_counted() -> None:
+    problem, rng, statistics = problems.easy(), random.Random(0), OperatorStatistics()
+    proposals = PartitionProposals(problem, statistics, replicates=True)
+    lotteries, partition, drawn = (proposals.plain, proposals.replicas), whole(problem), 6000
+    for k in range(drawn):
+        found = lotteries[k % 4 == 0].draw(partition, rng)
+        partition = found[1] if found is not None else partition
+    counts = statistics.counts()
+    listed = [operator.name for operator in (*PARTITION_OPERATORS, *REPLICA_OPERATORS)]
+    assert sorted(own.operator for own in counts) == sorted(listed)
+    assert len(set(listed)) == len(listed)
+    assert sum(own.proposed for own in counts) == drawn
+    assert all(0 < own.valid <= own.proposed for own in counts)
+
+
+def test_draws_follow_the_weights() -> None:
+    problem, rng, statistics = problems.easy(), random.Random(0), OperatorStatistics()
+    lottery, partition = PartitionProposals(problem, statistics).plain, whole(problem)
+    for _ in range(8000):
+        lottery.draw(partition, rng)
+    tickets = sum(operator.weight for operator in lottery.operators)
+    for operator in lottery.operators:
+        assert statistics.of(operator.name).proposed == pytest.approx(8000 * operator.weight / tickets, rel=0.25)
+
+
+def test_a_walk_reaches_every_shape_of_three_devices() -> None:
+    """All structures of two machines, told apart by machines, TP degrees, order and replicas."""
+    problem, rng = problems.loose(), random.Random(0)
+    machine_of = problem.cluster.machine_of
+
+    def shape(pipelines: Iterable[Sequence[Sequence[tuple[int, ...]]]]) -> tuple[object, ...]:
+        def named(groups: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+            return tuple(sorted((int(machine_of[group[0]]), len(group)) for group in groups))
+
+        return tuple(sorted(tuple(named(groups) for groups in stages) for stages in pipelines))
+
+    device_classes = DeviceClasses.of(problem)
+    wanted = {shape(device_classes.labeled(assignment)) for assignment in device_classes.assignments()}
+    proposals, partition = proposals_of(problem, replicates=True), whole(problem)
+    met = set()
+    for _ in range(40_000):
+        found = proposals.draw(partition, rng)
+        if found is not None:
+            partition = found[1]
+            met.add(
+                shape(pipeline for pipeline_group in partition.pipeline_groups for pipeline in lines(pipeline_group))
+            )
+            if wanted <= met:
+                break
+    assert wanted - met == set()
+
+
+def lines(pipeline_group: PipelineGroup) -> list[tuple[tuple[tuple[int, ...], ...], ...]]:
+    """The pipelines of a bundle: the replicas of every stage."""
+    if pipeline_group.replicated:
+        return [pipeline_group.stages]
+    return [tuple((stage_groups[k],) for stage_groups in pipeline_group.stages) for k in range(pipeline_group.width)]
+
+
+def test_a_walk_reaches_every_shape_of_four_devices() -> None:
+    """All structures of two machines of two devices, told apart by machines, TP degrees and order."""
+    problem, rng = problems.fast_network(), random.Random(0)
+    machine_of = problem.cluster.machine_of
+
+    def shape(pipelines: list[tuple[tuple[int, ...], ...]]) -> tuple[object, ...]:
+        return tuple(sorted(tuple((int(machine_of[g[0]]), len(g)) for g in groups) for groups in pipelines))
+
+    wanted = {
+        shape([tuple(stage.devices for stage in pipeline.stages) for pipeline in plan.pipelines])
+        for plan in oracle.all_plans(problem)
+    }
+    proposals, partition = proposals_of(problem), whole(problem)
+    met = set()
+    for _ in range(40_000):
+        found = proposals.draw(partition, rng)
+        if found is not None:
+            partition = found[1]
+            pipelines = [
+                tuple(stage_groups[k] for stage_groups in pipeline_group.stages)
+                for pipeline_group in partition.pipeline_groups
+                for k in range(pipeline_group.width)
+            ]
+            met.add(shape(pipelines))
+            if wanted <= met:
+                break
+    assert wanted - met == set()
+
+
+@pytest.mark.parametrize("space", [Space(max_tp=1), Space(tp_degrees="all"), Space(max_micro_batch_size=1)])
+def test_moves_keep_to_the_degrees_and_sizes_of_the_space(space: Space) -> None:
+    problem, rng = problems.easy(space), random.Random(3)
+    proposals, partition = proposals_of(problem), whole(problem)
+    for _ in range(1500):
+        partition = moved(proposals, partition, rng)
+        assert_legal(problem, partition)
+
+
+def test_a_lonely_device_has_few_moves_and_no_error() -> None:
+    problem = problems.easy(Space(exclude=("a", "b", "c:0", "c:1", "c:2")))
+    proposals, partition, rng = proposals_of(problem), whole(problem), random.Random(0)
+    for _ in range(500):
+        partition = moved(proposals, partition, rng)
+        assert partition.devices() == {7}

@@ -1,0 +1,118 @@
+"""The hierarchical partition: TP compositions, and both phases on clusters where the answer is plain."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.errors import InputError
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.reading import Section
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
+from solvers.heuristics.hexiscale import HexiScale, HierarchicalPartition, compositions
+from tests.solvers import problems
+from tests.solvers.frame.test_starts import assert_legal
+
+
+@pytest.mark.parametrize("allowed", [(1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1,), (1, 2)])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_compositions(count: int, allowed: tuple[int, ...]) -> None:
+    found = compositions(count, allowed)
+    assert found
+    assert len(found) == len(set(found))
+    assert all(sum(parts) == count and set(parts) <= set(allowed) for parts in found)
+    assert (1,) * count in found
+    if count in allowed:
+        assert (count,) in found
+
+
+def test_compositions_by_hand() -> None:
+    assert compositions(6, (1, 2, 4, 8)) == [(4, 2), (2, 2, 2), (1, 1, 1, 1, 1, 1)]
+    assert compositions(3, (1, 2)) == [(2, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("exclude", [(), ("a:0", "c:2")])
+def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]) -> None:
+    problem = problems.easy(Space(exclude=exclude))
+    search = Search("hexiscale", problem, Budget(3600.0), 0)
+    hierarchy = HierarchicalPartition(search, PlanCompleter(search.pricer), random.Random(0))
+    bests = []
+    for _ in range(80):
+        hierarchy.iterate()
+        for partition in hierarchy.found():
+            assert_legal(problem, partition)
+            bests.append(search.best_s)
+    assert bests == sorted(bests, reverse=True)
+    assert bests[-1] < bests[0]
+
+
+@pytest.mark.parametrize("pipelines", [1, 2, 3, 5, 8])
+def test_a_fixed_number_of_pipelines(pipelines: int) -> None:
+    problem = problems.easy(Space(num_pipelines=pipelines))
+    result = HexiScale().solve(problem, Budget(3600.0, 100))
+    assert result.plan is not None, result.reason
+    assert len(result.plan.pipelines) == pipelines
+
+
+def test_no_pipeline_crosses_a_dead_slow_network() -> None:
+    """Gradients must cross it once a step, activations would for every micro-batch."""
+    problem = problems.easy(network_gb_per_s=0.02)
+    workload = replace(problem.workload, global_batch=256)
+    problem = Problem(problem.cluster, replace(problems.TINY, num_layers=3, vocab_size=1000), workload)
+    result = HexiScale().solve(problem, Budget(3600.0, 600))
+    assert result.plan is not None
+    for pipeline in result.plan.pipelines:
+        devices = [device for stage in pipeline.stages for device in stage.devices]
+        assert len({int(problem.cluster.machine_of[device]) for device in devices}) == 1
+
+
+def test_a_cluster_too_large_for_a_complete_graph_is_refused() -> None:
+    problem = Problem(problems.cluster(*((f"m{k}", "fast", 64) for k in range(17))), problems.TINY)
+    with pytest.raises(InputError, match=r"more than .* solver=portfolio"):
+        HexiScale().solve(problem, Budget(1.0))
+
+
+@pytest.mark.parametrize("gib", [0.6, 0.7])
+def test_plans_of_one_policy_are_found_where_the_fastest_does_not_fit(gib: float) -> None:
+    """Pipelines are judged by the best policy for each, so that memory for the fastest does not decide."""
+    own = problems.easy(Space(recompute_per_stage=False), fast_gib=1.2 * gib, slow_gib=gib)
+    problem = replace(own, workload=Workload(global_batch=16, seq_len=4096))
+    result = HexiScale().solve(problem, Budget(3600.0, 200), seed=1)
+    assert result.plan is not None, result.reason
+    policies = {stage.recompute for pipeline in result.plan.pipelines for stage in pipeline.stages}
+    assert policies == {("full",)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_fits_with_recomputation_does_not_lead_away_from_fewer_devices_without(seed: int) -> None:
+    """Two fast GPUs hold the model without recomputation; all devices together hold it only with, and take 7 s."""
+    machines = [
+        {"name": name, "gpu": gpu, "num_gpus": count, "intra_bandwidth_gb_per_s": rate, "network_interfaces": nics}
+        for name, gpu, count, rate, nics in (
+            ("m0", "v100_16gb_sxm", 4, 300, 1),
+            ("m1", "v100_16gb_sxm", 1, 300, 1),
+            ("m2", "v100_16gb_sxm", 6, 20, 2),
+            ("m3", "h100_80gb_sxm", 2, 300, 1),
+        )
+    ]
+    network = {"bandwidth_gb_per_s": 0.5, "latency_us": 5000}
+    cluster = cluster_from_section(Section({"name": "c", "inter_machine": network, "machines": machines}, "test"))
+    model = replace(
+        problems.TINY,
+        num_layers=48,
+        hidden_size=128,
+        num_kv_heads=2,
+        head_dim=16,
+        ffn_size=14336,
+        vocab_size=1000,
+        max_positions=32768,
+    )
+    workload = Workload(16, 16384, precision="fp16", schedule="1f1b", optimizer_sharding="0", gradient_bytes=2)
+    space = Space(recompute_per_stage=False, uneven_tp=False)
+    result = HexiScale().solve(Problem(cluster, model, workload, space), Budget(3600.0, 200), seed=seed)
+    assert result.objective < 3.0
