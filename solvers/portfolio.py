@@ -12,6 +12,7 @@ layout and tensor parallelism stage by stage (`planning.py`). With a budget in s
 number of cores, so that the plan does not depend on it.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ _SOME = 300  # GPUs beyond which annealing other partitions finds little that co
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
+_LEAST_FOR_COLUMNS = 20  # steps; programs take some before there is a plan
 _COLUMN_STARTS = 4  # partitions that columns give to annealing, and fallbacks to columns
 
 
@@ -107,6 +109,7 @@ class Portfolio(SearchSolver):
                 _run(run, members[0], fallbacks=num_members == 1, grids=num_members == 1 or not grids)
                 answers()
         run.budget = whole
+        run.count_others()
 
 
 def _within(budget: Budget, work: Callable[[Search], Any]) -> Callable[[Search], Any]:
@@ -230,7 +233,8 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     """A member on few GPUs, or one that turns to sequence layouts."""
     problem = run.problem
     own: list[Partition] = []
-    if member.columns and len(problem.usable_by_machine) > 1:
+    for_columns = math.inf if run.budget.max_steps is None else member.columns * run.budget.max_steps
+    if member.columns and for_columns >= _LEAST_FOR_COLUMNS and len(problem.usable_by_machine) > 1:
         columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
         columns.generate(run.until(member.columns))
         own = columns.best(_COLUMN_STARTS)

@@ -84,6 +84,10 @@ class Search:
         other.exchange, other._heard, other._best_source = None, [], None
         return other
 
+    def count_others(self) -> None:
+        """From now on the steps of others count as this search's own."""
+        self.steps, self._others_steps = self.total_steps, 0
+
     def outcome(self) -> "SearchOutcome":
         """What another search for the same run needs to know of this one; picklable."""
         points = tuple(replace(point, steps=point.steps - self._begun_steps) for point in self._trajectory)
