@@ -12,7 +12,6 @@ layout and tensor parallelism stage by stage (`planning.py`). With a budget in s
 number of cores, so that the plan does not depend on it.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +67,8 @@ _SOME = 300  # GPUs beyond which annealing other partitions finds little that co
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
+_COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
+_MOST_FOR_COLUMNS = 0.4  # of a small budget
 _LEAST_FOR_COLUMNS = 20  # steps; programs take some before there is a plan
 _COLUMN_STARTS = 4  # partitions that columns give to annealing, and fallbacks to columns
 
@@ -233,10 +234,10 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     """A member on few GPUs, or one that turns to sequence layouts."""
     problem = run.problem
     own: list[Partition] = []
-    for_columns = math.inf if run.budget.max_steps is None else member.columns * run.budget.max_steps
-    if member.columns and for_columns >= _LEAST_FOR_COLUMNS and len(problem.usable_by_machine) > 1:
+    share = _for_columns(run.budget) if member.columns and len(problem.usable_by_machine) > 1 else 0.0
+    if share:
         columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
-        columns.generate(run.until(member.columns))
+        columns.generate(run.until(max(share, member.columns)))
         own = columns.best(_COLUMN_STARTS)
     cheap = [*own, *price_fallbacks(run, completer, fallbacks, run.until())]
     if problem.space.sequence and member.before_layouts < 1.0:
@@ -248,6 +249,14 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     partitions = find_spec("pymetis") is not None
     found = hexiscale_partitions(run, completer, member.partition, member.until_first_plan) if partitions else []
     _anneal(run, completer, member, [*found, *cheap])
+
+
+def _for_columns(budget: Budget) -> float:
+    """The share of a small budget that columns need before they give starts; 0 where it would be too much."""
+    if budget.max_steps is None:
+        return min(_MOST_FOR_COLUMNS, _COLUMNS_S / budget.time_limit_s)
+    share = min(_MOST_FOR_COLUMNS, _COLUMNS_STEPS / budget.max_steps)
+    return share if share * budget.max_steps >= _LEAST_FOR_COLUMNS else 0.0
 
 
 def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Sequence[Partition]) -> None:
