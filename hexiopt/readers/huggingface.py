@@ -143,7 +143,7 @@ def model_from_config(section: Section, name: str | None = None) -> ModelSpec:
     Its name is the additional key `name`, else `_name_or_path`, else the argument `name`, else `model_type`.
     """
     if section.raw("model_type", None) is None:
-        raise InputError(f"{section.at('model_type')}: is missing; state one of {', '.join(ARCHITECTURES)}")
+        section.refuse_missing("model_type", f"state one of {', '.join(ARCHITECTURES)}")
     architecture = section.text("model_type")
     if architecture not in ARCHITECTURES:
         section.fail("model_type", f"is not modelled; known: {', '.join(ARCHITECTURES)}")
@@ -252,7 +252,7 @@ class _Config:
     def _required(self, name: str) -> int:
         value = self._size(name)
         if value is None:
-            raise InputError(f"{self._section.at(self._keys[name])}: is missing; state it")
+            self._section.refuse_missing(self._keys[name])
         return value
 
     def _flag(self, name: str, default: bool) -> bool:
