@@ -12,6 +12,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[metis,joblib,train,dev]'
+	find hexiopt solvers -name "*.nb[ic]" -delete  # what was compiled for older sources
 	$(BIN)/python -m experiments.app.compile  # once, and kept on disk
 	touch $(STAMP)
 

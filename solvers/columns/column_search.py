@@ -23,7 +23,7 @@ from solvers.columns.machine_kinds import Floats, MachineKinds
 from solvers.columns.master import Chosen, ColumnMaster, Relaxed, Syncs, rank, sync_of
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.sketches import ChainSketches, sketched
-from solvers.columns.sync import SyncContext
+from solvers.columns.sync import SharedSync
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
 from solvers.core.partition import Partition, PipelineGroup
@@ -225,7 +225,7 @@ class ColumnSearch:
         self._hopes: list[Relaxed] = []  # where each chain syncs as among copies of its own
         self._syncs_s: Syncs = Memo(sync_of)
         num_layers = self.problem.model.num_layers
-        worst, every = SyncContext.worst(num_layers, len(self.kinds.uplinks)), (1 << num_layers) - 1
+        worst, every = SharedSync.worst(num_layers, len(self.kinds.uplinks)), (1 << num_layers) - 1
         # The layers behind each uplink, and elsewhere, of chains that stay in one place.
         self._places = [
             (tuple(every * behind for behind in place), tuple(every * (not behind) for behind in place))
@@ -233,7 +233,7 @@ class ColumnSearch:
         ]
         # First the worst, then the latest met. `_fresh` are not in `_answers` yet.
         self._contexts = list(dict.fromkeys([worst, *map(worst.with_sides, self._places)]))
-        self._fresh: list[SyncContext] = []
+        self._fresh: list[SharedSync] = []
         self._correction.clear()
 
     def _one_kind(self, allowance: Allowance) -> None:
@@ -344,7 +344,7 @@ class ColumnSearch:
         beside chains that stay in one place; the latest are kept."""
         if not chosen:
             return
-        found = [SyncContext.of(column.sync.alone for column, _ in chosen)]
+        found = [SharedSync.of(column.sync.alone for column, _ in chosen)]
         worst = self._contexts[0]
         for column, _ in sorted(chosen, key=lambda item: -item[1]):
             own = column.sync.alone.inside, column.sync.alone.outside

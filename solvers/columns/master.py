@@ -1,7 +1,7 @@
 """The master program: how many chains of which column use the machines best.
 
 A step takes about T + S: T until the last pipeline has ended, S for the gradient sync of the busiest interface or
-uplink over all chains used. What a chain's sync takes depends on the others (`SyncContext`). For a fixed S and context,
+uplink over all chains used. What a chain's sync takes depends on the others (`SharedSync`). For a fixed S and context,
 the columns that sync within S form a linear program in a row a kind, and one an uplink, whose messages fill at most T:
 
     max Σ_c x_c · rate_c · max(0, T − fill_c)   subject to   Σ_c x_c · counts(c, k) ≤ machines(k) for every kind k.
@@ -24,7 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from hexiopt.memo import Memo
 from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.machine_kinds import Floats
-from solvers.columns.sync import SyncContext
+from solvers.columns.sync import SharedSync
 
 _NEWTON = 10  # steps at most
 _CONVERGED = 0.002  # relative change of T
@@ -36,7 +36,7 @@ _SLACK = 1 + 1e-9
 
 Ints = NDArray[np.int64]
 Chosen = list[tuple[ChainColumn, int]]
-Syncs = Memo[tuple[ChainColumn, SyncContext], float]  # seconds of the sync of a column
+Syncs = Memo[tuple[ChainColumn, SharedSync], float]  # seconds of the sync of a column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class Relaxed:
     sync_s: float
     pipelines_s: float
     duals: Floats
-    context: SyncContext | None = None
+    context: SharedSync | None = None
 
 
 def rank(answer: Relaxed) -> tuple[float, float]:
@@ -58,7 +58,7 @@ def rank(answer: Relaxed) -> tuple[float, float]:
     return answer.total_s, answer.sync_s
 
 
-def sync_of(key: tuple[ChainColumn, SyncContext]) -> float:
+def sync_of(key: tuple[ChainColumn, SharedSync]) -> float:
     """Seconds of the sync of a column in a context."""
     column, context = key
     return column.sync.seconds(context)
@@ -87,13 +87,13 @@ class ColumnMaster:
         self._rate: Floats = np.array([c.rate / known.get(c.recipe, 1.0) for c in columns])
         self._fill_s: Floats = np.array([c.fill_s for c in columns])
         self._syncs_s = syncs_s or Memo(sync_of)
-        self._of_context: dict[SyncContext | None, Floats] = {}
+        self._of_context: dict[SharedSync | None, Floats] = {}
         self._index = {column.recipe: i for i, column in enumerate(columns)}
         self._samples: Floats = np.array([c.samples for c in columns], float)
         # Seconds that the messages of a sequence take each uplink.
         self._sequence_s: Floats = np.array([c.sync.sequence_s for c in columns], float).T.reshape(-1, len(columns))
 
-    def relaxed(self, sync_s: float, context: SyncContext | None, start_s: float | None = None) -> Relaxed | None:
+    def relaxed(self, sync_s: float, context: SharedSync | None, start_s: float | None = None) -> Relaxed | None:
         """The linear program over the columns that sync within `sync_s`, from T = `start_s` where one is known."""
         own = self._within(sync_s, context)
         usage, rate, fill_s = self.usage[:, own], self._rate[own], self._fill_s[own]
@@ -124,7 +124,7 @@ class ColumnMaster:
                 return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals[: self._num_kinds], context)
         return None
 
-    def sweep(self, context: SyncContext | None, num_values: int) -> list[Relaxed]:
+    def sweep(self, context: SharedSync | None, num_values: int) -> list[Relaxed]:
         """The answers for so many values of S, spread over those of the columns, best first."""
         syncs_s = self.syncs_s(context)
         values = np.unique(syncs_s[np.isfinite(syncs_s)])
@@ -141,7 +141,7 @@ class ColumnMaster:
     def rounded(
         self,
         sync_s: float,
-        context: SyncContext | None,
+        context: SharedSync | None,
         pipelines_s: float,
         noise: Callable[[int], Floats] | None = None,
         supply: Floats | None = None,
@@ -209,7 +209,7 @@ class ColumnMaster:
         """What the busiest interface or uplink of chains takes to sync, if there is more than one chain."""
         if sum(copies for _, copies in chosen) == 1:
             return 0.0
-        context = SyncContext.of(column.sync.alone for column, _ in chosen)
+        context = SharedSync.of(column.sync.alone for column, _ in chosen)
         return max(self._syncs_s[column, context] for column, _ in chosen)
 
     def processed(self, chosen: Chosen, pipelines_s: float) -> float:
@@ -217,14 +217,14 @@ class ColumnMaster:
         at, copies = self.at(chosen)
         return float(self.values(at, pipelines_s) @ copies)
 
-    def syncs_s(self, context: SyncContext | None) -> Floats:
+    def syncs_s(self, context: SharedSync | None) -> Floats:
         """Seconds of the sync of each column; infinite where it cannot be used in `context`."""
         if context not in self._of_context:
             found = [self._syncs_s[c, c.sync.alone if context is None else context] for c in self.columns]
             self._of_context[context] = np.array(found)
         return self._of_context[context]
 
-    def _within(self, sync_s: float, context: SyncContext | None) -> NDArray[np.bool_]:
+    def _within(self, sync_s: float, context: SharedSync | None) -> NDArray[np.bool_]:
         own: NDArray[np.bool_] = self.syncs_s(context) <= sync_s * _SLACK
         return own
 

@@ -2,7 +2,7 @@
 
 A ring over many holders sends every byte twice from each machine: gradients as they are scattered and gathered, or
 gradients once and weights once in ZeRO-1 (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009). Three things
-depend on the other chains (`SyncContext`). The holders of a layer make as many rings as the least connected of their
+depend on the other chains (`SharedSync`). The holders of a layer make as many rings as the least connected of their
 machines has interfaces at holders (`hexiopt/cost/rings.py`), and a machine of more holders sends by fewer interfaces
 where there are fewer rings. A ring begins when its last holder is ready, and late layers are ready before early ones,
 by as much as in the chain that drains soonest. And it crosses an uplink only where holders stand on both sides.
@@ -28,7 +28,7 @@ LayerSets = tuple[int, ...]  # by uplink, a set of layers as the bits of a numbe
 
 
 @dataclass(frozen=True, slots=True)
-class SyncContext:
+class SharedSync:
     """What chains that are used together share: by layer, the rings of its all-reduce, which are the fewest that any
     chain makes; how long before a pipeline's end its last layer is ready at the latest; and the layers held behind each
     uplink, and elsewhere.
@@ -40,13 +40,13 @@ class SyncContext:
     outside: LayerSets
 
     @classmethod
-    def worst(cls, num_layers: int, num_uplinks: int) -> "SyncContext":
+    def worst(cls, num_layers: int, num_uplinks: int) -> "SharedSync":
         """The context that any chain can be used in."""
         every = ((1 << num_layers) - 1,) * num_uplinks
         return cls((1,) * num_layers, 0.0, every, every)
 
     @classmethod
-    def of(cls, contexts: Iterable["SyncContext"]) -> "SyncContext":
+    def of(cls, contexts: Iterable["SharedSync"]) -> "SharedSync":
         """What chains share that share so much with copies of their own."""
         own = list(dict.fromkeys(contexts))
         drain_s = min(context.drain_s for context in own)
@@ -57,11 +57,11 @@ class SyncContext:
             _union(context.outside for context in own),
         )
 
-    def with_sides(self, *sides: tuple[LayerSets, LayerSets]) -> "SyncContext":
+    def with_sides(self, *sides: tuple[LayerSets, LayerSets]) -> "SharedSync":
         """The same, but for the layers inside and outside, which are those of `sides`."""
         return replace(self, inside=_union(own for own, _ in sides), outside=_union(own for _, own in sides))
 
-    def allows(self, own: "SyncContext") -> bool:
+    def allows(self, own: "SharedSync") -> bool:
         """Whether a chain that shares `own` with copies of its own can be used in this one."""
         return (
             own.drain_s >= self.drain_s
@@ -84,7 +84,7 @@ class ChainSync:
     `sequence_s`: seconds that the messages of a sequence take.
     """
 
-    alone: SyncContext
+    alone: SharedSync
     loads: tuple[Load, ...]
     layer_s: tuple[float, ...] = ()
     sequence_s: tuple[float, ...] = ()
@@ -94,7 +94,7 @@ class ChainSync:
         """What the sync takes among copies of its own."""
         return self.seconds(self.alone)
 
-    def seconds(self, context: SyncContext) -> float:
+    def seconds(self, context: SharedSync) -> float:
         """What the sync takes after the pipelines' ends; infinite where the chain cannot be used in `context`."""
         if not context.allows(self.alone):
             return math.inf
@@ -104,7 +104,7 @@ class ChainSync:
         return slowest_s
 
     @staticmethod
-    def _interface_s(load: Load, context: SyncContext) -> float:
+    def _interface_s(load: Load, context: SharedSync) -> float:
         sent_s: float = sum(
             seconds[min(rings, len(seconds)) - 1] for begin, end, seconds in load for rings in context.rings[begin:end]
         )
@@ -138,7 +138,7 @@ class SyncLoads:
         uplinks = [self._uplink(group, ends, uplink) for uplink in self._kinds.uplinks]
         inside, outside, sequence_s = zip(*uplinks, strict=True) if uplinks else ((), (), ())
         return ChainSync(
-            SyncContext(tuple(rings), drain_s, inside, outside),
+            SharedSync(tuple(rings), drain_s, inside, outside),
             tuple(sorted(set(map(tuple, loads.values())))),
             tuple(self._layer_bytes / uplink.bytes_per_s for uplink in self._kinds.uplinks),
             sequence_s,

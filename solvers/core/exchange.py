@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 
-class Exchange(Protocol):
+class IncumbentExchange(Protocol):
     """One search's side of it."""
 
     def swap(self, news: Any) -> list[Any]:
@@ -27,7 +27,7 @@ class HubExchange:
         self._asked: set[Connection] = set()
 
     def swap(self, news: Any) -> list[Any]:
-        """As `Exchange` says."""
+        """As `IncumbentExchange` says."""
         self._add(news, None)
         self._listen(wait=self._counted)
         self._reply()
@@ -85,7 +85,7 @@ class MemberExchange:
         self._waiting = False
 
     def swap(self, news: Any) -> list[Any]:
-        """As `Exchange` says; of unsent news, the latest are passed on."""
+        """As `IncumbentExchange` says; of unsent news, the latest are passed on."""
         self._unsent = self._unsent if news is None else news
         try:
             if not self._waiting:

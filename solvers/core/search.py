@@ -13,7 +13,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
-from solvers.core.exchange import Exchange
+from solvers.core.exchange import IncumbentExchange
 from solvers.core.operators import OperatorStatistics
 from solvers.core.zero import without_idle_sharding
 
@@ -56,7 +56,7 @@ class Search:
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.operators = OperatorStatistics()
-        self.exchange: Exchange | None = None  # with other searches of this run
+        self.exchange: IncumbentExchange | None = None  # with other searches of this run
         self._heard: list[Found] = []  # by it, not yet taken; the best first
         self._best_source: Found | None = None  # not yet passed on
         self._trajectory: list[Point] = []

@@ -18,13 +18,13 @@ from solvers.columns.column_search import ColumnSearch
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
 from solvers.columns.sketches import multisets
-from solvers.columns.sync import ChainSync, SyncContext
+from solvers.columns.sync import ChainSync, SharedSync
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers.problems import TINY, cluster, easy
 
-WORST = SyncContext.worst(1, 0)  # of a model of one layer
+WORST = SharedSync.worst(1, 0)  # of a model of one layer
 
 
 @cache
@@ -106,7 +106,7 @@ def test_sync_is_two_sends_of_the_gradients_behind_the_interface() -> None:
     model, workload = mixed().model, mixed().workload
     params = 6 * model.layer_params + model.embedding_params + model.head_params
     sent_s = 2 * params * workload.stored_gradient_bytes / kinds.nic_bytes_per_s[2]
-    assert column.sync.seconds(SyncContext.worst(6, 0)) == pytest.approx(sent_s)
+    assert column.sync.seconds(SharedSync.worst(6, 0)) == pytest.approx(sent_s)
 
 
 @pytest.mark.parametrize(
