@@ -57,7 +57,11 @@ def report_html(
             unused=style.listed(style.device_ranges(problem.cluster, unused), 40),
             picture=base64.b64encode(png if isinstance(png, bytes) else Path(png).read_bytes()).decode(),
             summary=(
-                [*table.performance(problem, cost), *table.bound(cost, solver)],
+                [
+                    *table.performance(problem, cost),
+                    *table.bound(cost, solver),
+                    *table.money(problem, plan, cost),
+                ],
                 [*table.choices(problem, plan), *table.origin(solver)],
             ),
             step=step_parts(problem, plan, cost),

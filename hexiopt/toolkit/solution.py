@@ -15,8 +15,10 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
+from hexiopt.report.table import money
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
 from hexiopt.units import GIB
@@ -191,6 +193,8 @@ class Solution(Result, Value):
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
             rows.append(("memory", _memory(problem, plan, cost)))
+            rows += money(problem, plan, cost)
+        rows += [("note", note) for note in notes(problem)]
         title = f"{problem.model.name} on {problem.cluster.name}"
         return "\n".join([title, *(f"{name:12} {said}" for name, said in rows)])
 
