@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from experiments.app.terminal import mute
 from experiments.app.verbs import VERBS
+from hexiopt.errors import InputError
+from hexiopt.own_packages import refuse_hidden
 
 _COMPLETION = ("-sc", "--shell-completion")
 
@@ -47,6 +49,11 @@ def _main(args: list[str]) -> int:
         near = get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
         print(f"hexiopt: {verb!r} is not a verb; {hint}", file=sys.stderr)
+        return 2
+    try:
+        refuse_hidden("experiments", "solvers", "conf", "runtime")
+    except InputError as error:
+        print(f"hexiopt: {error}", file=sys.stderr)
         return 2
     from experiments.app.hydra_app import run
 
