@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.readers.cluster_file import read_cluster
-from hexiopt.report.comparison import restricted_bounds
+from hexiopt.report.comparison import comparison_table, restricted_bounds
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html
 from hexiopt.report.notes import notes
@@ -18,7 +18,7 @@ from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import breakdown_table, money, plan_table, summary_table
-from hexiopt.result import RestrictedBound, Result, Status
+from hexiopt.result import Point, RestrictedBound, Result, Status
 from hexiopt.toolkit.solution import Solution
 from tests.conftest import ROOT
 from tests.hexiopt.report.pictures import SOLVER, Case, printed
@@ -262,3 +262,32 @@ def test_no_shipped_cluster_has_an_implausible_rate(small: Case) -> None:
             workload = small[0].workload.replace(precision="fp32")
             problem = small[0].replace(cluster=read_cluster(path), workload=workload)
             assert not any("Gbit" in note for note in notes(problem)), path
+
+
+def test_tables_hold_at_eighty_columns(case: Case) -> None:
+    problem, plan, _ = case
+    for renderable in (plan_table(*case), summary_table(*case, SOLVER), breakdown_table(*case)):
+        assert max(len(line) for line in printed(renderable, 80).splitlines()) <= 80
+    text = printed(plan_table(*case), 80)
+    for word in ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B", "Busy", "Send", "Memory", "Binds"):
+        assert word in text.splitlines()[0].split()
+    wide = [line.split() for line in printed(plan_table(*case), 300).splitlines()]
+    for row in (line for line in wide if "·" in line[0]):
+        numbers = [word for word in row if word.replace(".", "").replace("/", "").replace(",", "").isdigit()]
+        assert [word for word in numbers if word not in text.split()] == [], "no number is cut"
+    if len(plan.devices()) <= 64:
+        for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+            assert all(name in text for name in device_ranges(problem.cluster, stage.all_devices()) if len(name) <= 9)
+
+
+def test_a_comparison_holds_at_eighty_columns(mixed: Case) -> None:
+    _, plan, cost = mixed
+    ends = (Point(59.9, 1, cost.step_time_s),)
+    found = Result("megatron", Status.FEASIBLE, 0, 59.9, 12_345, plan, cost, 0.5, ends)
+    worse = replace(found, solver="portfolio", cost=replace(cost, step_time_s=1.5 * cost.step_time_s))
+    table = comparison_table([found, worse])
+    wide, narrow = printed(table, 120), printed(table, 80)
+    assert max(len(line) for line in narrow.splitlines()) <= 80
+    assert "…" not in narrow
+    assert sorted(narrow.split()) == sorted(wide.split()), "nothing is cut"
+    assert wide.splitlines()[0].split()[:3] == ["Solver", "Step", "time"]
