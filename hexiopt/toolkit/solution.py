@@ -21,6 +21,7 @@ from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, s
 from hexiopt.report.table import money
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
+from hexiopt.toolkit.naming import named_in_order
 from hexiopt.units import GIB
 from hexiopt.value import Value
 
@@ -150,11 +151,12 @@ class Solution(Result, Value):
 
     @classmethod
     def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> "Solution":
-        """`result` for `problem`, its plan priced by `pricer`."""
+        """`result` for `problem`, its plan priced by `pricer`, like GPUs named in the order of the plan."""
         stated = _fields(result, Result)
         if result.plan is not None and result.cost is not None:
-            stated["plan"] = PlacedPlan.of(problem, result.plan, solver_to_dict(result))
-            stated["cost"] = PlanCost.of(problem, stated["plan"], result.cost, pricer)
+            plan, cost = named_in_order(problem, result.plan, result.cost, pricer)
+            stated["plan"] = PlacedPlan.of(problem, plan, solver_to_dict(result))
+            stated["cost"] = PlanCost.of(problem, stated["plan"], cost, pricer)
         return cls(**stated, problem=problem)
 
     def above(self, bound_s: float) -> "Solution":
