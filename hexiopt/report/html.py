@@ -17,6 +17,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import style, table
+from hexiopt.report.money import money
 from hexiopt.report.rows import plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.result import Point
@@ -60,7 +61,7 @@ def report_html(
                 [
                     *table.performance(problem, cost),
                     *table.bound(cost, solver),
-                    *table.money(problem, plan, cost),
+                    *money(problem, plan, cost),
                 ],
                 [*table.choices(problem, plan), *table.origin(solver)],
             ),

@@ -11,13 +11,13 @@ from rich.text import Text
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.money import money
 from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import (
     FULL_MEMORY,
     PIPELINE_HUES,
-    amount,
     clipped,
     count,
     device_ranges,
@@ -213,20 +213,6 @@ def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
         ("tokens/s", f"{cost.tokens_per_s:,.0f}"),
         ("MFU", f"{cost.mfu:.1%} of all {problem.cluster.num_devices:,} GPUs"),
     ]
-
-
-def money(problem: Problem, plan: Plan, cost: Cost) -> list[tuple[str, str]]:
-    """The price of the machines that the plan uses, per step and per trillion tokens, in the currency of their
-    `price_per_hour`; empty where no machine states one."""
-    machines = [problem.cluster.machines[m] for m in set(problem.cluster.machine_of[list(plan.devices())].tolist())]
-    prices = [machine.price_per_hour for machine in machines if machine.price_per_hour is not None]
-    if not prices:
-        return []
-    per_s = sum(sorted(prices)) / 3600
-    unpriced = len(machines) - len(prices)
-    beside = f" (without {count(unpriced, 'machine')} of unknown price)" if unpriced else ""
-    step, trillion = amount(per_s * cost.step_time_s), amount(per_s / cost.tokens_per_s * 1e12)
-    return [("price", f"{step} per step, {trillion} per trillion tokens{beside}")]
 
 
 def known_bound(cost: Cost, solver: Mapping[str, Any] | None, key: str) -> list[tuple[float, float]]:

@@ -15,10 +15,10 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from hexiopt.report.money import money
 from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
-from hexiopt.report.table import money
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
 from hexiopt.toolkit.naming import named_in_order
