@@ -15,10 +15,13 @@ number of cores, so that the plan does not depend on it.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count, islice
+from typing import Any
 
-from hexiopt.solving import Capabilities
+from hexiopt.errors import InputError, quoted
+from hexiopt.solving import Budget, Capabilities
 from solvers.columns.column_search import ColumnSearch, column_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
@@ -64,36 +67,60 @@ _SOME = 300  # GPUs beyond which annealing other partitions finds little that co
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
+_COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
+_MOST_FOR_COLUMNS = 0.4  # of a small budget
+_LEAST_FOR_COLUMNS = 20  # steps; programs take some before there is a plan
 _COLUMN_STARTS = 4  # partitions that columns give to annealing, and fallbacks to columns
 
 
+@dataclass(frozen=True)
 class Portfolio(SearchSolver):
-    """The best plan of all members, which share the steps equally."""
+    """The best plan of all members, which share the steps equally.
+
+    `gap`: stop at a plan proved to be within this fraction of the best; 0 stops at none but a proved optimum.
+    """
 
     name = "portfolio"
     capabilities = Capabilities(sequence="also", cores=2)
+    gap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gap, bool) or not isinstance(self.gap, int | float) or not 0.0 <= self.gap < 1.0:
+            raise InputError(f"solver.gap: {quoted(self.gap)} is out of range; state a fraction from 0 to below 1")
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Run all members, at once where the machine can."""
         whole, problem, num_members = run.budget, run.problem, num_processes()
+        run.enough_gap = self.gap
+        others = whole
         if whole.max_steps is not None:
-            num_members = _COUNTED
+            num_members = min(_COUNTED, whole.max_steps)
+            others = replace(whole, max_steps=max(1, whole.max_steps // num_members))
             run.budget = replace(whole, max_steps=-(-whole.max_steps // num_members))
         first = _ALONE if num_members == 1 else _FIRST
         members = [first, *(replace((_FIRST, _SECOND)[k % 2], number=k) for k in range(1, num_members))]
         many = len(problem.usable_devices) > _MACHINES
         if many and not (problem.space.sequence and num_members == 1):
-            _run_columns(run, members)
+            _run_columns(run, members, others)
         else:
-            few = len(problem.usable_devices) <= _FEW
-            with in_parallel(run, *(_work(member, grids=few) for member in members[1:])) as answers:
-                _run(run, members[0], fallbacks=num_members == 1, grids=num_members == 1 or not few)
+            grids = len(problem.usable_devices) <= _FEW
+            works = (partial(_run, member=m, fallbacks=m.number == 1, grids=grids and m.number == 1) for m in members)
+            _, *rest = works
+            with in_parallel(run, *(_within(others, work) for work in rest)) as answers:
+                _run(run, members[0], fallbacks=num_members == 1, grids=num_members == 1 or not grids)
                 answers()
         run.budget = whole
+        run.count_others()
 
 
-def _work(member: _Member, *, grids: bool) -> Callable[[Search], None]:
-    return lambda run: _run(run, member, fallbacks=member.number == 1, grids=grids and member.number == 1)
+def _within(budget: Budget, work: Callable[[Search], Any]) -> Callable[[Search], Any]:
+    """`work` with a budget of its own."""
+
+    def limited(own: Search) -> Any:
+        own.budget = budget
+        return work(own)
+
+    return limited
 
 
 def _run(run: Search, member: _Member, *, fallbacks: bool, grids: bool) -> None:
@@ -133,9 +160,9 @@ def _continues_without_plan(run: Search) -> bool:
     return run.plan is None and run.budget.max_steps is None and not run.stopped
 
 
-def _run_columns(run: Search, members: Sequence[_Member]) -> None:
-    """All members on many GPUs. While the first makes columns, the second tries others and prices fallbacks; then all
-    go on from the first's columns."""
+def _run_columns(run: Search, members: Sequence[_Member], others: Budget) -> None:
+    """All members on many GPUs, with the budget `others` but for the first. While the first makes columns, the second
+    tries others and prices fallbacks; then all go on from the first's columns."""
     completer, layouts = PlanCompleter(run.pricer, replicates=False), run.problem.space.sequence
     columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed * _SEEDS))
     made = run.until(members[0].before_layouts if layouts else _GENERATED)
@@ -143,7 +170,8 @@ def _run_columns(run: Search, members: Sequence[_Member]) -> None:
         columns.generate(made)
         found = _explore(run, completer, run.until(_EXPLORED))
     else:
-        with in_parallel(run, lambda other: _explore(other, completer, other.until(made.end))) as answers:
+        explore = _within(others, lambda other: _explore(other, completer, other.until(made.end)))
+        with in_parallel(run, explore) as answers:
             columns.generate(made)
             [found] = answers(at_once=run.budget.max_steps is None)
     partitions, priced = found or ((), 0)
@@ -158,7 +186,7 @@ def _run_columns(run: Search, members: Sequence[_Member]) -> None:
         rest = priced if number == len(members) - 1 else None
         return lambda own: _run_on_columns(own, columns, number, rest)
 
-    with in_parallel(run, *map(go_on, range(1, len(members)))) as answers:
+    with in_parallel(run, *(_within(others, go_on(number)) for number in range(1, len(members)))) as answers:
         go_on(0)(run)
         answers()
 
@@ -206,9 +234,10 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     """A member on few GPUs, or one that turns to sequence layouts."""
     problem = run.problem
     own: list[Partition] = []
-    if member.columns and len(problem.usable_by_machine) > 1:
+    share = _for_columns(run.budget) if member.columns and len(problem.usable_by_machine) > 1 else 0.0
+    if share:
         columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
-        columns.generate(run.until(member.columns))
+        columns.generate(run.until(max(share, member.columns)))
         own = columns.best(_COLUMN_STARTS)
     cheap = [*own, *price_fallbacks(run, completer, fallbacks, run.until())]
     if problem.space.sequence and member.before_layouts < 1.0:
@@ -220,6 +249,14 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     partitions = find_spec("pymetis") is not None
     found = hexiscale_partitions(run, completer, member.partition, member.until_first_plan) if partitions else []
     _anneal(run, completer, member, [*found, *cheap])
+
+
+def _for_columns(budget: Budget) -> float:
+    """The share of a small budget that columns need before they give starts; 0 where it would be too much."""
+    if budget.max_steps is None:
+        return min(_MOST_FOR_COLUMNS, _COLUMNS_S / budget.time_limit_s)
+    share = min(_MOST_FOR_COLUMNS, _COLUMNS_STEPS / budget.max_steps)
+    return share if share * budget.max_steps >= _LEAST_FOR_COLUMNS else 0.0
 
 
 def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Sequence[Partition]) -> None:

@@ -55,6 +55,7 @@ class Search:
         self.restricted_bound: RestrictedBound | None = None
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
+        self.enough_gap = 0.0  # the search ends at a plan proved to be within it of the best
         self.operators = OperatorStatistics()
         self.exchange: IncumbentExchange | None = None  # with other searches of this run
         self._heard: list[Found] = []  # by it, not yet taken; the best first
@@ -82,6 +83,10 @@ class Search:
         other.closest_to_fitting, other._trajectory, other.operators = None, [], OperatorStatistics()
         other.exchange, other._heard, other._best_source = None, [], None
         return other
+
+    def count_others(self) -> None:
+        """From now on the steps of others count as this search's own."""
+        self.steps, self._others_steps = self.total_steps, 0
 
     def outcome(self) -> "SearchOutcome":
         """What another search for the same run needs to know of this one; picklable."""
@@ -144,6 +149,8 @@ class Search:
             progress = Progress(self.name, now_s, self._told_limit_s, self.steps, self.best_s, self.bound_s)
             self._stopped = not self.on_progress(progress)
         if self._stopped or (most is not None and self.steps >= most * until):
+            return False
+        if self.enough_gap and self.best_s * (1.0 - self.enough_gap) <= self.bound_s:
             return False
         return now_s < self.budget.time_limit_s * (until if most is None else 1.0)
 

@@ -80,6 +80,7 @@ def warm_start(run: Search, share: float) -> bool:
         other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
     Portfolio().search(other, random.Random(run.seed))
     run.absorb(other.outcome())
+    run.count_others()
     return not other.stopped
 
 

@@ -355,7 +355,7 @@ def test_ablation_claims_say_what_is_lost_and_where_the_search_stopped() -> None
     assert said[1] == "The most expensive single loss is “equal layers in a pipeline”: 20.0% on average."
     assert "“equal layers" not in said[2]
     assert "“1F1B only”" in said[2]
-    assert f"At setting {QUICK[0].label} the search of the whole space stops 5.0% above the best plan known" in said[3]
+    assert f"At setting {QUICK[0].label} the search of the whole space stops 5.0% above the best known plan" in said[3]
 
 
 def test_long_context_claims_compare_with_the_paper_and_say_what_is_possible() -> None:

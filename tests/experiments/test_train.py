@@ -137,7 +137,7 @@ def sequence(
         (lambda data: data["sharding"].update(stage=3), "ZeRO-3 cannot be trained; plan with"),
         (sequence(tokens=[20, 11]), "the groups have 31 tokens, a sequence 32"),
         (sequence(heads=[1, 2]), "group 0 has 3 heads, the model 4"),
-        (sequence(tokens=[32, 0]), "group 0 has tokens [32, 0]; give every device at least 1"),
+        (sequence(tokens=[32, 0]), "has tokens (32, 0); give every device at least 1"),
         (sequence(order="spiral"), "spiral"),
         (sequence(groups=2), "is used 2 times"),
     ],

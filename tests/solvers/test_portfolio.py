@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from hexiopt.cost.cost import violations
+from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -22,6 +23,7 @@ from solvers.heuristics.local_search import own_grids
 from solvers.portfolio import Portfolio, price_fallbacks
 from solvers.registry import make_solver
 from tests.conftest import ROOT
+from tests.solvers.problems import easy
 
 MODELS = ROOT / "conf" / "model"
 # Names, GPUs, how many in a machine, how many machines; of five types, in machines of all sizes.
@@ -103,3 +105,23 @@ def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
     assert result.objective < 45.4
     assert result.plan is not None
     assert violations(large, result.plan, result.cost) == []
+
+
+@pytest.mark.parametrize("steps", [1, 5, 60])
+def test_members_take_no_more_steps_than_there_are(steps: int) -> None:
+    assert make_solver("portfolio").solve(easy(), Budget(3600.0, steps)).steps <= steps
+
+
+def test_a_proved_gap_ends_the_search() -> None:
+    whole = make_solver("portfolio").solve(easy(), Budget(3600.0, 400))
+    gap = (whole.objective - whole.bound_s) / whole.objective
+    assert gap > 0.02
+    soon = make_solver("portfolio", gap=min(0.95, gap + 0.05)).solve(easy(), Budget(3600.0, 400))
+    assert soon.steps < whole.steps
+    assert soon.objective * (1 - gap - 0.05) <= soon.bound_s
+
+
+@pytest.mark.parametrize("gap", [-0.1, 1.0, True, "half"])
+def test_a_gap_is_a_fraction(gap: object) -> None:
+    with pytest.raises(InputError, match=r"solver\.gap: .* state a fraction from 0 to below 1"):
+        Portfolio(gap=gap)

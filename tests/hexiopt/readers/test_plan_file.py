@@ -275,7 +275,7 @@ STAGE = ("pipelines", 0, "stages", 0)
         (("pipelines", 0, "micro_batch_size"), 1.5, "not a whole number"),
         (("pipelines", 0, "micro_batches"), 1, "micro_batches: unknown key"),
         ((*STAGE, "devices"), ["a:4"], "a:4.* is out of range"),
-        ((*STAGE, "devices"), ["b:0"], "b:0.* is not on a machine"),
+        ((*STAGE, "devices"), ["b:0"], "b:0.* is on no machine"),
         ((*STAGE, "devices"), ["v:0"], "did you mean v-0"),
         ((*STAGE, "devices"), [0, 1], "is not a device; write machine:index"),
         ((*STAGE, "devices"), [], "devices: .* is empty"),

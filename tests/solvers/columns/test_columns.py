@@ -1,6 +1,7 @@
 """Columns of whole machines and their master program, against all there is on small cases."""
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from functools import cache
@@ -12,11 +13,14 @@ from hexiopt.cost.cost import violations
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.column_search import ColumnSearch
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
+from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.sketches import multisets
 from solvers.columns.sync import ChainSync, SharedSync
 from solvers.completion.completer import PlanCompleter
@@ -132,3 +136,75 @@ def test_the_same_steps_give_the_same_plan() -> None:
     one, two = (make_solver("columns").solve(mixed(), Budget(3600.0, 50), seed=3) for _ in range(2))
     assert one.plan == two.plan
     assert one.steps == two.steps <= 50 + 20
+
+
+def two_sites() -> Problem:
+    """Two sites of two machines, joined by a link on which syncing would take longer than computing."""
+    machines = [
+        {"name": name, "gpu": "fast", "num_gpus": 4, "count": 2, "intra_bandwidth_gb_per_s": 100}
+        for name in ("east", "west")
+    ]
+    data = {
+        "name": "sites",
+        "inter_machine": {"bandwidth_gb_per_s": 10, "latency_us": 10},
+        "machines": machines,
+        "groups": [{"name": f"of_{name}", "members": [name], "uplink_gb_per_s": 0.05} for name in ("east", "west")],
+        "gpus": {"fast": {"tflops": 100, "memory_gib": 16, "hbm_gb_per_s": 1500}},
+    }
+    model = replace(TINY, num_layers=8)
+    return Problem(cluster_from_section(Section(data, "x")), model, Workload(global_batch=64, seq_len=512))
+
+
+def made(problem: Problem, *recipes: ChainRecipe) -> list[ChainColumn]:
+    """Columns in ZeRO-0."""
+    pool = ColumnPool(PlanCompleter(Search("t", problem, Budget(), 0).pricer), MachineKinds(problem), 0, 2)
+    columns = [pool.make(recipe) for recipe in recipes]
+    assert all(columns)
+    return [column for column in columns if column is not None]
+
+
+def test_layers_cross_an_uplink_only_where_both_sides_hold_them() -> None:
+    problem = two_sites()
+    layer_s = 2 * problem.model.layer_params * problem.workload.stored_gradient_bytes / 0.05e9
+    east, west, across = made(
+        problem,
+        ChainRecipe(((0, 1),), 1, 1, (4, 4)),
+        ChainRecipe(((1, 1),), 1, 1, (4, 4)),
+        ChainRecipe(((0, 1), (1, 1)), 1, 1, (4, 4)),
+    )
+    apart = SharedSync.of([across.sync.alone])
+    assert apart.inside[0] & apart.outside[0] == 0
+    assert across.sync.seconds(apart) < layer_s
+    assert east.sync.seconds(apart) == west.sync.seconds(apart) == math.inf  # they hold what stands on one side
+    halves = SharedSync.of([across.sync.alone, east.sync.alone])
+    assert across.sync.seconds(halves) == pytest.approx(4 * layer_s)
+    both = SharedSync.of([east.sync.alone, west.sync.alone])
+    assert east.sync.seconds(both) == pytest.approx(8 * layer_s)
+
+
+def test_chains_that_split_at_the_link_do_not_sync_across() -> None:
+    """The search finds them: a step is far shorter than a sync of the model across the link."""
+    problem = two_sites()
+    result = make_solver("columns").solve(problem, Budget(3600.0, 60))
+    assert result.plan is not None
+    across_s = 2 * 8 * problem.model.layer_params * problem.workload.stored_gradient_bytes / 0.05e9
+    assert result.objective < across_s
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_annealing_finds_the_best_multiset(seed: int) -> None:
+    """Of few columns, the one that all of them show."""
+    rng = random.Random(seed)
+    columns, supply = drawn_columns(rng), np.array([4.0, 5.0])
+    master = ColumnMaster(columns, supply, 40)
+    every = [
+        [(column, n) for column, n in zip(columns, numbers, strict=True) if n]
+        for numbers in itertools.product(range(6), repeat=len(columns))
+        if (master.usage @ numbers <= master.supply).all()
+    ]
+    best_s = min(master.predicted_s(chosen) for chosen in every)
+    start = next(chosen for chosen in every if chosen)
+    search = MultisetSearch(master, np.ones(2), best_s, rng)
+    found = list(search.anneal(start, 600))
+    assert found[0][0] == pytest.approx(best_s, rel=1e-4)
+    assert [seconds for seconds, _ in found] == sorted(seconds for seconds, _ in found)
