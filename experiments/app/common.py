@@ -110,7 +110,7 @@ class Job:
             what = f"plan: {self.config.plan!r} does not apply to {self.verb}"
             raise InputError(f"{what}; a plan file can be priced and explained")
         return Problem(
-            cluster=cluster_from_section(self._section("cluster")),
+            cluster=cluster_from_section(self._section("cluster"), self._profile_folder()),
             model=model_from_config(self._section("model"), self._model_name()),
             workload=self.config.workload.workload(),
             space=self.config.plan_space(),
@@ -151,6 +151,11 @@ class Job:
         file = config_file(path) if group == "model" else path
         over = {key: value for key, value in data.items() if key != "path"}
         return Section(overlay(read_mapping(file), over), str(file))
+
+    def _profile_folder(self) -> Path:
+        """The folder that the path of the cluster's profile is relative to: the file's, unless an override gives it."""
+        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and "profile" not in self.config.cluster
+        return Path(self.config.cluster["path"]).parent if own else Path()
 
     def _model_name(self) -> str | None:
         """The name of a user's model whose file states none."""

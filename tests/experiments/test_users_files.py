@@ -99,3 +99,11 @@ def test_a_file_that_cannot_be_read_is_one_line(hexiopt: Run, tmp_path: Path, ov
     (tmp_path / "bare").mkdir()
     (tmp_path / "mine.yaml").write_text(_MINE)
     assert said in refused(hexiopt("plan", *TINY, override))
+
+
+def test_a_profile_is_looked_for_beside_its_cluster_file(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.yaml").write_text(f"{_MINE}profile: none.json\n")
+    assert "profile: sub/none.json: the file does not exist" in refused(hexiopt("plan", *TINY, "cluster=sub/mine.yaml"))
+    said = refused(hexiopt("plan", *TINY, "cluster=sub/mine.yaml", "cluster.profile=mine.json"))
+    assert "profile: mine.json: the file does not exist" in said
