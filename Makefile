@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Two real plans: HexiScale's second mixed cluster with Llama-2 7B, and a small lab with a config.json on disk. Then
 # a small model is trained on this machine's CPU, with two unlike pipelines.
 demo: install
-	$(BIN)/hexiopt plan cluster=small_mixed model=hf model.path=experiments/data/config.json \
+	$(BIN)/hexiopt plan cluster=small_mixed model=experiments/data/config.json \
 	  workload.seq_len=2048 solver.time_limit_s=5 hydra.run.dir=outputs/demo/small_mixed
 	$(BIN)/hexiopt plan cluster=hexiscale_setting_2 model=llama2_7b solver.time_limit_s=20 \
 	  hydra.run.dir=outputs/demo/hexiscale_setting_2

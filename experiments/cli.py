@@ -6,10 +6,13 @@ Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 unexpected error, 130 int
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 
 from experiments.app.terminal import mute
 from experiments.app.verbs import VERBS
+from hexiopt.errors import InputError
+from hexiopt.own_packages import refuse_hidden
 
 _COMPLETION = ("-sc", "--shell-completion")
 
@@ -43,7 +46,14 @@ def _main(args: list[str]) -> int:
         return 0
     verb, overrides = args[0], args[1:]
     if verb not in VERBS:
-        print(f"hexiopt: {verb!r} is not a verb; known: {', '.join(VERBS)}", file=sys.stderr)
+        near = get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
+        print(f"hexiopt: {verb!r} is not a verb; {hint}", file=sys.stderr)
+        return 2
+    try:
+        refuse_hidden("experiments", "solvers", "conf", "runtime")
+    except InputError as error:
+        print(f"hexiopt: {error}", file=sys.stderr)
         return 2
     from experiments.app.hydra_app import run
 

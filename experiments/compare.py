@@ -25,6 +25,7 @@ def run(job: Job) -> float:
         raise NoPlanError(f"no plan: {'; '.join(said)}")
     from hexiopt.report.compared import comparison_frame, operators_frame
     from hexiopt.report.comparison import comparison_table, restricted_bounds
+    from hexiopt.report.notes import notes
     from hexiopt.report.table import headline
 
     job.write("comparison.csv", comparison_frame(results).to_csv())
@@ -38,6 +39,7 @@ def run(job: Job) -> float:
         job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
         written.append("comparison.png")
     job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
+    job.show(*(Text(f"note: {note}", "yellow") for note in notes(problem)))
     job.show_files(*written)
     return min(result.objective for result in results)
 

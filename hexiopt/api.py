@@ -95,8 +95,7 @@ def model(source: Any) -> ModelSpec:
     if isinstance(source, str) and is_shipped("model", source):
         return model_from_config(Section(shipped("model", source), f"{source}.yaml"))
     if isinstance(source, str | Path):
-        path = Path(source)
-        return read_model(path / "config.json" if path.is_dir() else path)
+        return read_model(source)
     if not isinstance(source, Mapping) and callable(getattr(source, "to_dict", None)):
         source = source.to_dict()  # as transformers' configurations have it
     return model_from_config(Section(source, "model"))

@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
 from hexiopt.errors import InputError, RenamedWarning, did_you_mean
+from hexiopt.own_packages import refuse_hidden
 from hexiopt.problem.problem import Problem
 from hexiopt.referee import Refereed
 from hexiopt.solving import Capabilities, Pricer, Solver
@@ -42,7 +43,11 @@ def current_name(name: str) -> str:
 
 
 def declared() -> dict[str, str]:
-    """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours."""
+    """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours.
+
+    Raises InputError where a folder named `solvers` hides ours.
+    """
+    refuse_hidden("solvers")
     found = {point.name: point.value for point in entry_points(group=GROUP)}
     for point in entry_points(group=TABLE_GROUP):
         if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:

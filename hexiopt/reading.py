@@ -3,6 +3,7 @@
 Every refusal is an `InputError` that names file and key.
 """
 
+import difflib
 import hashlib
 import json
 import math
@@ -214,12 +215,19 @@ class Section:
         self._taken.add(key)
         if key not in self._data:
             if default is _REQUIRED:
-                raise InputError(f"{self.at(key)}: is missing; state it")
+                self.refuse_missing(key)
             return default
         value = self._data[key]
         if value is None and default is not None:
             self._refuse_unknown(self.at(key), "")
         return value
+
+    def refuse_missing(self, key: str, remedy: str = "state it") -> NoReturn:
+        """Refuse the lack of `key`, or the key that seems to be a misspelling of it. Raises InputError."""
+        for given in self._data:
+            if given not in self._taken and _misspelt(given, key):
+                raise InputError(f"{self.at(given)}: unknown key; did you mean {key}?")
+        raise InputError(f"{self.at(key)}: is missing; {remedy}")
 
     def known(self, whose: str) -> None:
         """Refuse the first null in this mapping, however deep, saying `whose` it is. Raises InputError."""
@@ -308,6 +316,17 @@ class Section:
         for key in self._data:
             if key not in self._taken:
                 raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._taken)}")
+
+
+def _misspelt(given: str, key: str) -> bool:
+    """Whether `given` is `key` with a wrong letter or two, or without its last words.
+
+    The threshold lies above the likeness of any two different keys of a file (0.87, of nic_bandwidth_gb_per_s and
+    intra_bandwidth_gb_per_s).
+    """
+    least = 0.88 if len(key) > 5 else 0.8
+    shortened = len(given) > 3 and key.startswith(given)
+    return shortened or difflib.SequenceMatcher(None, given, key).ratio() >= least
 
 
 def _span(above: float | None, at_least: float | None, at_most: float) -> str:

@@ -30,7 +30,20 @@ FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no l
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.
 PARTS = (
-    *("errors", "value", "frame", "units", "cores", "memo", "reading", "calibration", "schedules", "problem", "plan"),
+    *(
+        "errors",
+        "own_packages",
+        "value",
+        "frame",
+        "units",
+        "cores",
+        "memo",
+        "reading",
+        "calibration",
+        "schedules",
+        "problem",
+        "plan",
+    ),
     *("cost.executors", "cost", "simulation", "bounds", "result", "solving", "referee", "plugins"),
     *("readers", *FRONT),
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.app.config import Config
+from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
@@ -22,7 +23,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.huggingface import model_from_config
+from hexiopt.readers.huggingface import config_file, model_from_config, name_of_file
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
@@ -34,7 +35,6 @@ from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
 INTERRUPTED = 130
-_FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 
 
@@ -110,8 +110,8 @@ class Job:
             what = f"plan: {self.config.plan!r} does not apply to {self.verb}"
             raise InputError(f"{what}; a plan file can be priced and explained")
         return Problem(
-            cluster=cluster_from_section(self._section("cluster")),
-            model=model_from_config(self._section("model")),
+            cluster=cluster_from_section(self._section("cluster"), self._profile_folder()),
+            model=model_from_config(self._section("model"), self._model_name()),
             workload=self.config.workload.workload(),
             space=self.config.plan_space(),
         )
@@ -137,19 +137,30 @@ class Job:
     def _section(self, group: str) -> Section:
         """The mapping of `cluster` or `model`: a shipped configuration or the user's file, with overrides applied."""
         data, choice = getattr(self.config, group), self.choices.get(group)
-        file_choice = _FILE_CHOICES[group]
+        file_choice = FILE_CHOICES[group]
         if data is None or choice is None:
             names = ", ".join(name for name in config_names(group) if name != file_choice)
             raise InputError(
-                f"{group}: is missing; choose {group}={file_choice} {group}.path=FILE, or {group}=NAME "
-                f"with one of {names}"
+                f"{group}: is missing; choose {group}=FILE with your own file, or {group}=NAME with one of {names}"
             )
         if choice != file_choice:
             return Section(data, f"{group}={choice}")
-        path = data.pop("path", None)
+        path = data.get("path")
         if not isinstance(path, str) or not path:
             raise InputError(f"{group}.path: {path!r} is not a path; state {group}.path=FILE")
-        return Section(overlay(read_mapping(path), data), path)
+        file = config_file(path) if group == "model" else path
+        over = {key: value for key, value in data.items() if key != "path"}
+        return Section(overlay(read_mapping(file), over), str(file))
+
+    def _profile_folder(self) -> Path:
+        """The folder that the path of the cluster's profile is relative to: the file's, unless an override gives it."""
+        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and "profile" not in self.config.cluster
+        return Path(self.config.cluster["path"]).parent if own else Path()
+
+    def _model_name(self) -> str | None:
+        """The name of a user's model whose file states none."""
+        file = None if self.choices.get("model") != FILE_CHOICES["model"] else self.config.model.get("path")
+        return name_of_file(file) if isinstance(file, str) else None
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write a result file atomically. Raises InputError where the folder cannot be written to."""

@@ -40,6 +40,7 @@ from omegaconf.errors import (
 from experiments.app import solver_config
 from experiments.app.common import FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
 from experiments.app.config import Config, register
+from experiments.app.own_files import with_own_files
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
@@ -81,7 +82,7 @@ def _ended(outcome: RunOutcome) -> int:
 
 def _run(verb: str, args: Sequence[str]) -> int:
     parsed = _parse(args)
-    overrides = [_open(override) for override in parsed.overrides]
+    overrides = [_open(override) for override in with_own_files(parsed.overrides, parsed.config_dir)]
     if verb == "train" and not any(o.startswith(("workload", "plan=", "experiment")) for o in overrides):
         overrides.append("workload=small")
     hydra_version.setbase("1.3")

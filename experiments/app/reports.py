@@ -12,6 +12,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
 from hexiopt.result import Point, Result
+from hexiopt.toolkit.naming import named_in_order
 
 if TYPE_CHECKING:
     from runtime.launch.session import TrainedStep
@@ -24,7 +25,7 @@ def write_plan(
 
     Raises NoPlanError where none was found.
     """
-    plan, cost = found(result)
+    plan, cost = named_in_order(problem, *found(result))
     made_by = solver_to_dict(result)
     job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
     return plan, cost, made_by

@@ -9,7 +9,7 @@ from typing import Any
 
 from hexiopt.errors import RenamedWarning
 
-_WIDTH = 120  # of tables, where the output is not a terminal
+_WIDTH = 120  # of tables, where the output is not a terminal and COLUMNS is not set
 
 
 def show(*renderables: Any) -> None:
@@ -22,7 +22,7 @@ def show(*renderables: Any) -> None:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    console = Terminal(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = Terminal(highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _WIDTH)
     for renderable in renderables:
         console.print(renderable, markup=False)
 

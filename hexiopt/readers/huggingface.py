@@ -10,6 +10,8 @@ from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.model import ARCHITECTURES, MAX_NAME, MAX_NORM_EPS, MAX_ROPE_THETA, RANGES, ModelSpec
 from hexiopt.reading import Section, read_mapping
 
+CONFIG_FILE = "config.json"
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_positions": 2048, "activation": "silu", "norm_eps": 1e-6},
     "mistral": {
@@ -110,17 +112,38 @@ _EXTRA = {
 
 
 def read_model(path: str | Path) -> ModelSpec:
-    """The model of a `config.json`, or of a YAML file with the same keys. Raises InputError."""
-    return model_from_config(Section(read_mapping(path), str(path)))
+    """The model of a `config.json`, of the folder with it, or of a YAML file with the same keys. Raises InputError.
+
+    A model whose file states no name has the file's, or for a `config.json` its folder's.
+    """
+    file = config_file(path)
+    return model_from_config(Section(read_mapping(file), str(file)), name_of_file(path))
 
 
-def model_from_config(section: Section) -> ModelSpec:
+def config_file(path: str | Path) -> Path:
+    """The file of a model: `path`, or the `config.json` in the folder `path`."""
+    path = Path(path)
+    return path / CONFIG_FILE if path.is_dir() else path
+
+
+def name_of_file(path: str | Path) -> str | None:
+    """The name for a model whose file states none; None where the file's and its folder's have no usable name."""
+    file = config_file(path)
+    name = file.absolute().parent.resolve().name if file.name == CONFIG_FILE else file.stem
+    return name if _usable(name) else None
+
+
+def _usable(name: Any) -> bool:
+    return isinstance(name, str) and bool(name.strip()) and name.isprintable() and len(name) <= MAX_NAME
+
+
+def model_from_config(section: Section, name: str | None = None) -> ModelSpec:
     """The model that a `config.json` mapping describes. Raises InputError, one line naming the key.
 
-    Its name is the additional key `name`, else `_name_or_path`, else `model_type`.
+    Its name is the additional key `name`, else `_name_or_path`, else the argument `name`, else `model_type`.
     """
     if section.raw("model_type", None) is None:
-        raise InputError(f"{section.at('model_type')}: is missing; state one of {', '.join(ARCHITECTURES)}")
+        section.refuse_missing("model_type", f"state one of {', '.join(ARCHITECTURES)}")
     architecture = section.text("model_type")
     if architecture not in ARCHITECTURES:
         section.fail("model_type", f"is not modelled; known: {', '.join(ARCHITECTURES)}")
@@ -128,7 +151,7 @@ def model_from_config(section: Section) -> ModelSpec:
     config.refuse()
     values = {**config.sizes(), **config.switches(), **config.numerics()}
     try:
-        return ModelSpec(name=config.name(), architecture=architecture, **values)
+        return ModelSpec(name=config.name(name or architecture), architecture=architecture, **values)
     except InputError as error:
         raise InputError(f"{section.where}: {error}") from None
 
@@ -160,13 +183,12 @@ class _Config:
                 rule = f"unknown key{hint}; remove it if it does not change the model's shape"
                 raise InputError(f"{self._section.at(key)}: {rule}")
 
-    def name(self) -> Any:
-        """The name of the model; `ModelSpec` checks it."""
+    def name(self, default: str) -> Any:
+        """The name of the model, `default` where none is stated; `ModelSpec` checks it."""
         if "name" in self._section:
             return self._section.raw("name", None)
         path = self._section.raw("_name_or_path", None)
-        usable = isinstance(path, str) and path.strip() and path.isprintable() and len(path) <= MAX_NAME
-        return path if usable else self._architecture
+        return path if _usable(path) else default
 
     def sizes(self) -> dict[str, Any]:
         """The sizes of the shape, which are whole numbers."""
@@ -230,7 +252,7 @@ class _Config:
     def _required(self, name: str) -> int:
         value = self._size(name)
         if value is None:
-            raise InputError(f"{self._section.at(self._keys[name])}: is missing; state it")
+            self._section.refuse_missing(self._keys[name])
         return value
 
     def _flag(self, name: str, default: bool) -> bool:

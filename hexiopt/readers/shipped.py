@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError, did_you_mean, quoted
+from hexiopt.own_packages import refuse_hidden
 from hexiopt.reading import read_mapping
 
 _FOR_A_PATH = {"cluster": "file", "model": "hf"}  # configurations that only hold the path of a user's file
@@ -12,6 +13,7 @@ _FOR_A_PATH = {"cluster": "file", "model": "hf"}  # configurations that only hol
 
 def shipped_names(group: str) -> list[str]:
     """The names of the shipped clusters (`group` "cluster") or models ("model"), sorted."""
+    refuse_hidden("conf")
     found = (entry.name for entry in files("conf").joinpath(group).iterdir())
     names = (name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
     return sorted(name for name in names if name != _FOR_A_PATH.get(group))

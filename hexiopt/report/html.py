@@ -17,6 +17,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import style, table
+from hexiopt.report.money import money
 from hexiopt.report.rows import plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.result import Point
@@ -57,7 +58,11 @@ def report_html(
             unused=style.listed(style.device_ranges(problem.cluster, unused), 40),
             picture=base64.b64encode(png if isinstance(png, bytes) else Path(png).read_bytes()).decode(),
             summary=(
-                [*table.performance(problem, cost), *table.bound(cost, solver)],
+                [
+                    *table.performance(problem, cost),
+                    *table.bound(cost, solver),
+                    *money(problem, plan, cost),
+                ],
                 [*table.choices(problem, plan), *table.origin(solver)],
             ),
             step=step_parts(problem, plan, cost),

@@ -104,6 +104,11 @@ def rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.4g}"
 
 
+def amount(money: float) -> str:
+    """A sum of money, in whole units from a thousand on and three significant digits below one."""
+    return f"{money:,.0f}" if money >= 1000 else f"{money:.2f}" if money >= 1 else f"{money:.3g}"
+
+
 def percent(share: float) -> str:
     """A share in percent; one decimal below ten."""
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"

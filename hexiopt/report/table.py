@@ -11,6 +11,8 @@ from rich.text import Text
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.money import money
+from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import (
@@ -42,6 +44,7 @@ _HEADERS = (
 )
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
+_LEAST = {1: 9, 2: 2, 3: 11, 4: 7, 9: 5}  # columns of words and the widths to which they may shrink
 # A small plan is shown with all its pipelines, equal ones grouped; the table of a large one has at most 60 lines.
 _FEW_DEVICES = 128
 _MANY = {"max_pipelines": 12, "max_stages": 40}
@@ -62,21 +65,43 @@ class _PlanTable:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        cells = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
+        parts = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
         header = [Text(name, style="bold") for name in _HEADERS]
-        lines = [header, *(line for part in cells for line in part)]
-        widths = [max(line[k].cell_len for line in lines) for k in range(len(_HEADERS))]
-        widths[_BINDS] = min(widths[_BINDS], len("+0.0 GiB"))
+        widths = _widths([header, *(line for part in parts for line in part)])
         free = options.max_width - sum(widths) + widths[_DEVICES] - (len(widths) - 1)
-        widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
+        narrow = free < min(widths[_DEVICES], _MIN_DEVICES)
+        if narrow:
+            parts = [[_cells(row, stage, bar=False) for stage in row.stages] for row in self._rows.pipelines]
+            header = [Text(name.replace(" ", "\n"), style="bold") for name in _HEADERS]
+            widths = _narrowed([header, *(line for part in parts for line in part)], options.max_width)
+        else:
+            widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
         total = sum(widths) + len(widths) - 1
         yield _grid(widths, [header])
-        for row, part in zip(self._rows.pipelines, cells, strict=True):
+        for row, part in zip(self._rows.pipelines, parts, strict=True):
             yield Text(_title(row, total), style=f"bold {PIPELINE_HUES[row.hue % len(PIPELINE_HUES)]}")
-            yield _grid(widths, part, fold=not self._rows.grouped)
+            yield _grid(widths, part, fold=narrow or not self._rows.grouped)
         if self._rows.note:
             yield Text(self._rows.note[0].upper() + self._rows.note[1:] + ".", style="italic")
         yield Text(_NOTE, style="dim")
+
+
+def _widths(lines: list[list[Text]]) -> list[int]:
+    """The width of each column."""
+    widths = [max(cell_len(part) for line in lines for part in line[k].plain.split("\n")) for k in range(len(_HEADERS))]
+    widths[_BINDS] = min(widths[_BINDS], len("+0.0 GiB"))
+    return widths
+
+
+def _narrowed(lines: list[list[Text]], max_width: int) -> list[int]:
+    """The widths in a narrow console: the widest columns of words give way, and their cells fold; numbers are whole."""
+    widths = _widths(lines)
+    while sum(widths) + len(widths) - 1 > max_width:
+        widest = max(_LEAST, key=lambda k: widths[k] - _LEAST[k])
+        if widths[widest] <= _LEAST[widest]:
+            break
+        widths[widest] -= 1
+    return widths
 
 
 def _title(row: PipelineRow, width: int) -> str:
@@ -101,7 +126,7 @@ def _grid(widths: list[int], lines: list[list[Text]], fold: bool = True) -> Tabl
     return table
 
 
-def _cells(row: PipelineRow, stage: StageRow) -> list[Text]:
+def _cells(row: PipelineRow, stage: StageRow, bar: bool = True) -> list[Text]:
     more = " …" if len(row.members) > 1 else ""
     binds = Text(" ".join(stage.binds), style="red" if stage.cost.excess_bytes > 0 else "yellow")
     return [
@@ -113,16 +138,19 @@ def _cells(row: PipelineRow, stage: StageRow) -> list[Text]:
         Text(milliseconds(stage.compute_s)),
         Text(f"{100 * stage.busy:.0f}"),
         Text("–" if stage.send_s is None else milliseconds(stage.send_s)),
-        _memory(stage.cost),
+        _memory(stage.cost, bar),
         binds,
     ]
 
 
-def _memory(cost: StageCost) -> Text:
+def _memory(cost: StageCost, bar: bool) -> Text:
     share = cost.memory.total / cost.limit_bytes
     filled = min(_BAR, max(0, round(share * _BAR)))
     colour = "green" if share <= FULL_MEMORY else "yellow" if share <= 1 else "red"
-    text = Text(f"{gib(cost.memory.total)}/{gib(cost.limit_bytes)} ")
+    taken = f"{gib(cost.memory.total)}/{gib(cost.limit_bytes)}"
+    if not bar:
+        return Text(taken, colour)
+    text = Text(f"{taken} ")
     return text.append("█" * filled, colour).append("░" * (_BAR - filled), "dim")
 
 
@@ -138,12 +166,14 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
         (a, b), (c, d) = pair
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(problem), style="bold"), table]
+    lines += [Text(f"{name}: {said}") for name, said in money(problem, plan, cost)]
     lines += [Text(proved) for proved in restricted_bound(cost, solver)]
     if not cost.fits:
         lines.append(Text(misfit(problem, plan, cost), style="bold red"))
     unused = unused_devices(problem, plan)
     if unused:
         lines.append(Text(f"unused: {listed(device_ranges(problem.cluster, unused), 8)}", style="yellow"))
+    lines += [Text(f"note: {note}", style="yellow") for note in notes(problem)]
     return Group(*lines)
 
 

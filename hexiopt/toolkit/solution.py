@@ -15,10 +15,13 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from hexiopt.report.money import money
+from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
+from hexiopt.toolkit.naming import named_in_order
 from hexiopt.units import GIB
 from hexiopt.value import Value
 
@@ -148,11 +151,12 @@ class Solution(Result, Value):
 
     @classmethod
     def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> "Solution":
-        """`result` for `problem`, its plan priced by `pricer`."""
+        """`result` for `problem`, its plan priced by `pricer`, like GPUs named in the order of the plan."""
         stated = _fields(result, Result)
         if result.plan is not None and result.cost is not None:
-            stated["plan"] = PlacedPlan.of(problem, result.plan, solver_to_dict(result))
-            stated["cost"] = PlanCost.of(problem, stated["plan"], result.cost, pricer)
+            plan, cost = named_in_order(problem, result.plan, result.cost, pricer)
+            stated["plan"] = PlacedPlan.of(problem, plan, solver_to_dict(result))
+            stated["cost"] = PlanCost.of(problem, stated["plan"], cost, pricer)
         return cls(**stated, problem=problem)
 
     def above(self, bound_s: float) -> "Solution":
@@ -191,6 +195,8 @@ class Solution(Result, Value):
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
             rows.append(("memory", _memory(problem, plan, cost)))
+            rows += money(problem, plan, cost)
+        rows += [("note", note) for note in notes(problem)]
         title = f"{problem.model.name} on {problem.cluster.name}"
         return "\n".join([title, *(f"{name:12} {said}" for name, said in rows)])
 

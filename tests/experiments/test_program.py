@@ -94,3 +94,21 @@ def test_interrupt_outside_the_main_thread_is_left_alone() -> None:
     with common.interrupt.caught():
         pass
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("name", ["solvers", "conf"])
+def test_a_folder_that_hides_our_package_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    said = f"{tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder"
+    python = "import hexiopt; hexiopt.cluster('small_mixed'); hexiopt.solver('random')"
+    program = "import sys; from experiments.cli import main; sys.exit(main(['plan']))"
+    for code, last in ((python, f"hexiopt.errors.InputError: {said}"), (program, f"hexiopt: {said}")):
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.stderr.splitlines()[-1] == last

@@ -172,3 +172,14 @@ def test_no_plan_exits_3_with_the_shortfall(hexiopt: Run, tmp_path: Path) -> Non
     assert ran.code == 3
     assert ran.err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
+
+
+def test_columns_set_the_width_of_piped_tables(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("compare", *QUICK, "compare.solvers=[random,hexiscale]")
+    wide = hexiopt(*command)
+    monkeypatch.setenv("COLUMNS", "72")
+    narrow = hexiopt(*command)
+    assert wide.code == narrow.code == 0
+    table = narrow.out.partition("out/comparison.csv")[0]
+    assert max(map(len, table.splitlines())) <= 72 < max(map(len, wide.out.splitlines()))
+    assert "…" not in table

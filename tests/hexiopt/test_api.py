@@ -161,7 +161,8 @@ def test_a_configuration_of_transformers_is_a_model(kind: str, tmp_path: Path) -
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, kind)()
     config.save_pretrained(tmp_path)
-    assert hexiopt.model(config) == hexiopt.model(tmp_path) == hexiopt.model(str(tmp_path / "config.json"))
+    assert hexiopt.model(tmp_path) == hexiopt.model(str(tmp_path / "config.json"))
+    assert hexiopt.model(config).replace(name=tmp_path.name) == hexiopt.model(tmp_path), "a folder names its model"
     assert hexiopt.model(config) == hexiopt.model(config.to_dict())
     assert hexiopt.model(hexiopt.model(config)) == hexiopt.model(config)
 

@@ -416,3 +416,23 @@ def test_closest_names_a_cure(word: str) -> None:
 @given(st.text())
 def test_an_input_error_is_one_line(text: str) -> None:
     assert len(str(InputError(text)).splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ("intra_bandwith_gb_per_s", "intra_bandwidth_gb_per_s"),
+        ("intra_bandwidth", "intra_bandwidth_gb_per_s"),
+        ("num_gpu", "num_gpus"),
+        ("nam", "name"),
+        ("machine", "machines"),
+    ],
+)
+def test_a_misspelt_key_is_named(given: str, key: str) -> None:
+    with pytest.raises(InputError, match=f"^a: {given}: unknown key; did you mean {key}\\?$"):
+        Section({given: 1}, "a").raw(key)
+
+
+def test_another_key_is_not_taken_for_a_misspelling() -> None:
+    with pytest.raises(InputError, match=r"^a: intra_bandwidth_gb_per_s: is missing; state it$"):
+        Section({"nic_bandwidth_gb_per_s": 1, "intra_latency_us": 1}, "a").raw("intra_bandwidth_gb_per_s")

@@ -1,6 +1,7 @@
 """The reader of `config.json`: its defaults, what it ignores and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,10 @@ def test_refuses(base: dict[str, Any], change: dict[str, Any], says: str) -> Non
 def test_reads_json_and_yaml_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "m.yaml").write_text("\n".join(f"{key}: {value}" for key, value in LLAMA.items()))
-    assert read_model(tmp_path / "config.json") == read_model(str(tmp_path / "m.yaml")) == read(LLAMA)
+    found = {read_model(path).name: read_model(path) for path in (tmp_path / "config.json", str(tmp_path / "m.yaml"))}
+    assert set(found) == {tmp_path.name, "m"}, "named by the folder, or by the file"
+    assert {replace(model, name="llama") for model in found.values()} == {read(LLAMA)}
+    assert read_model(tmp_path) == found[tmp_path.name]
     (tmp_path / "list.json").write_text("[1]")
     for missing in ("list.json", "none.json"):
         with pytest.raises(InputError, match=missing):

@@ -9,14 +9,19 @@ from matplotlib.text import Text
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
-from hexiopt.report.comparison import restricted_bounds
+from hexiopt.readers.cluster_file import read_cluster
+from hexiopt.report.comparison import comparison_table, restricted_bounds
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html
+from hexiopt.report.money import money
+from hexiopt.report.notes import notes
 from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import breakdown_table, plan_table, summary_table
-from hexiopt.result import RestrictedBound, Result, Status
+from hexiopt.result import Point, RestrictedBound, Result, Status
+from hexiopt.toolkit.solution import Solution
+from tests.conftest import ROOT
 from tests.hexiopt.report.pictures import SOLVER, Case, printed
 
 # ------------------------------------------------------------------------------------------------- words
@@ -203,3 +208,87 @@ def test_a_sequence_stage_is_named_by_its_groups(ragged: Case) -> None:
     assert len(cost.pipelines[0].stages[0].copies) == 7
     assert "seq 4+3" in report_html(*ragged, b"")
     assert problem.cluster.num_devices == 16
+
+
+def test_money_of_the_machines_that_the_plan_uses(small: Case) -> None:
+    problem, plan, _ = small
+    assert "price" not in printed(summary_table(*small))
+    prices = {"old": 3.0, "new": 2.0}
+    machines = tuple(m.replace(price_per_hour=prices.get(m.name)) for m in problem.cluster.machines)
+    for known, per_hour, beside in (
+        (machines, 5.0, False),
+        ((machines[0], *problem.cluster.machines[1:]), 2.0, True),
+    ):
+        own = problem.replace(cluster=problem.cluster.replace(machines=known))
+        cost = PlanPricer(own).price(plan)
+        ((_, said),) = money(own, plan, cost)
+        step, tokens = (float(word.replace(",", "")) for word in said.split() if word[0].isdigit() and word != "1")
+        assert step == pytest.approx(per_hour / 3600 * cost.step_time_s, rel=5e-3)
+        assert tokens == pytest.approx(per_hour * 1e12 / cost.tokens_per_s / 3600, abs=0.5)
+        assert said.endswith(" per trillion tokens" + " (without 1 machine of unknown price)" * beside)
+        assert f"price: {said}" in printed(summary_table(own, plan, cost))
+        found = Result("made", Status.FEASIBLE, 0, 0.0, 1, plan=plan, cost=cost)
+        assert f"price        {said}" in str(Solution.of(own, found))
+        assert said in report_html(own, plan, cost, b"")
+
+
+def test_notes_on_what_may_be_overlooked(small: Case) -> None:
+    problem, plan, _ = small
+    assert notes(problem) == []
+
+    def said(**change: Any) -> str:
+        own = problem.replace(**change)
+        (note,) = notes(own)
+        assert note in " ".join(printed(summary_table(own, plan, PlanPricer(own).price(plan))).split())
+        assert f"note         {note}" in str(
+            Solution.of(own, Result("made", Status.NOT_FOUND, 0, 0.0, 1, reason="none"))
+        )
+        return note
+
+    fast = tuple(machine.replace(nic_bandwidth_bytes_per_s=200e9) for machine in problem.cluster.machines)
+    assert "200 GB/s per network interface (new, old)" in said(cluster=problem.cluster.replace(machines=fast))
+    assert "if it is in Gbit/s, state 25" in said(cluster=problem.cluster.replace(machines=fast))
+    long = problem.workload.replace(seq_len=8192)
+    assert "8,192 is beyond the 4,096 positions of llama2_7b (max_position_embeddings)" in said(workload=long)
+    model = problem.model.replace(max_positions=2**20)
+    long = long.replace(seq_len=32_768)
+    assert "space.sequence=true may find a faster plan" in said(model=model, workload=long)
+    assert notes(problem.replace(model=model, workload=long, space=problem.space.replace(sequence=True))) == []
+    assert notes(problem.replace(model=model, workload=long.replace(seq_len=32_767))) == []
+
+
+def test_no_shipped_cluster_has_an_implausible_rate(small: Case) -> None:
+    for path in sorted((ROOT / "conf" / "cluster").glob("*.yaml")):
+        if path.stem != "file":
+            workload = small[0].workload.replace(precision="fp32")
+            problem = small[0].replace(cluster=read_cluster(path), workload=workload)
+            assert not any("Gbit" in note for note in notes(problem)), path
+
+
+def test_tables_hold_at_eighty_columns(case: Case) -> None:
+    problem, plan, _ = case
+    for renderable in (plan_table(*case), summary_table(*case, SOLVER), breakdown_table(*case)):
+        assert max(len(line) for line in printed(renderable, 80).splitlines()) <= 80
+    text = printed(plan_table(*case), 80)
+    for word in ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B", "Busy", "Send", "Memory", "Binds"):
+        assert word in text.splitlines()[0].split()
+    wide = [line.split() for line in printed(plan_table(*case), 300).splitlines()]
+    for row in (line for line in wide if "·" in line[0]):
+        numbers = [word for word in row if word.replace(".", "").replace("/", "").replace(",", "").isdigit()]
+        assert [word for word in numbers if word not in text.split()] == [], "no number is cut"
+    if len(plan.devices()) <= 64:
+        for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+            assert all(name in text for name in device_ranges(problem.cluster, stage.all_devices()) if len(name) <= 9)
+
+
+def test_a_comparison_holds_at_eighty_columns(mixed: Case) -> None:
+    _, plan, cost = mixed
+    ends = (Point(59.9, 1, cost.step_time_s),)
+    found = Result("megatron", Status.FEASIBLE, 0, 59.9, 12_345, plan, cost, 0.5, ends)
+    worse = replace(found, solver="portfolio", cost=replace(cost, step_time_s=1.5 * cost.step_time_s))
+    table = comparison_table([found, worse])
+    wide, narrow = printed(table, 120), printed(table, 80)
+    assert max(len(line) for line in narrow.splitlines()) <= 80
+    assert "…" not in narrow
+    assert sorted(narrow.split()) == sorted(wide.split()), "nothing is cut"
+    assert wide.splitlines()[0].split()[:3] == ["Solver", "Step", "time"]

@@ -1,0 +1,64 @@
+"""`cluster=FILE` and `model=FILE`, which Hydra would take for names of configurations, as overrides that it reads."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hexiopt.errors import InputError
+from hexiopt.readers.shipped import shipped_names
+
+FILE_CHOICES = {"cluster": "file", "model": "hf"}
+"""The configuration of each group that reads the file at `GROUP.path`."""
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
+    """`overrides` with `cluster=my.yaml` as `cluster=file` and `cluster.path=my.yaml`, and so for `model`.
+
+    A value is a file or folder if it exists or looks like a path, and names no configuration, shipped or in
+    `config_dir`. A sweep may list several. Raises InputError for a file that does not exist, and for a list of both
+    names and files.
+    """
+    return [rewritten for override in overrides for rewritten in _rewritten(override, config_dir)]
+
+
+def _rewritten(override: str, config_dir: str | None) -> Iterator[str]:
+    group, _, value = override.partition("=")
+    if group not in FILE_CHOICES or not value:
+        yield override
+        return
+    listed = [value] if _is_file(group, value, config_dir) else [part.strip() for part in value.split(",")]
+    files = [part for part in listed if _is_file(group, part, config_dir)]
+    if not files:
+        yield override
+        return
+    if len(files) < len(listed):
+        name = next(part for part in listed if part not in files)
+        raise InputError(f"{override}: {name!r} is a name and {files[0]!r} a file; sweep over names or over files")
+    for file in files:
+        if not (path := Path(_unquoted(file)).expanduser()).exists():
+            raise InputError(f"{group}={file}: the file {str(path)!r} does not exist; check the path")
+    yield f"{group}={FILE_CHOICES[group]}"
+    yield f"{group}.path={','.join(_quoted(_unquoted(file)) for file in files)}"
+
+
+def _is_file(group: str, value: str, config_dir: str | None) -> bool:
+    value = _unquoted(value)
+    if not value or "${" in value or value in (*shipped_names(group), FILE_CHOICES[group]):
+        return False
+    if config_dir is not None and Path(config_dir, group, value).with_suffix(".yaml").exists():
+        return False
+    path = Path(value).expanduser()
+    if "," in value:
+        return path.exists()
+    return value.endswith(_SUFFIXES) or "/" in value or path.exists()
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def _quoted(path: str) -> str:
+    """The path as a quoted string of Hydra's grammar."""
+    text = str(Path(path).expanduser()).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
