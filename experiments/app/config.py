@@ -4,7 +4,6 @@
 `seed=abc` when it composes the configuration, and `__post_init__` checks ranges.
 """
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
@@ -66,8 +65,8 @@ class SolverConfig:
 
 
 def _default(parameter: Field[Any]) -> Any:
-    factory = parameter.default_factory
-    return parameter.default if factory is dataclasses.MISSING else factory()
+    factory = parameter.default_factory  # `MISSING` is another object in a process that got the class by pickle
+    return factory() if callable(factory) else parameter.default
 
 
 @dataclass
