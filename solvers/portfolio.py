@@ -181,10 +181,15 @@ def _run_columns(run: Search, members: Sequence[_Member], others: Budget) -> Non
     def go_on(number: int) -> Callable[[Search], None]:
         if layouts and number == 0:
             return lambda own: plan_jointly(own, random.Random(own.seed))
+
+        def fallbacks(own: Search) -> Iterable[Partition]:
+            """What is left of them; the last member prices it."""
+            return islice(_many_fallbacks(own, completer), priced, None) if number == len(members) - 1 else ()
+
         if number % 2 and len(run.problem.usable_devices) <= _SOME:
-            return lambda own: _anneal(own, _completer(own, members[number]), members[number], columns.best(_BEST))
-        rest = priced if number == len(members) - 1 else None
-        return lambda own: _run_on_columns(own, columns, number, rest)
+            best, member = columns.best(_BEST), members[number]
+            return lambda own: _anneal(own, _completer(own, member), member, chain(best, fallbacks(own)))
+        return lambda own: _run_on_columns(own, columns, number, fallbacks(own))
 
     with in_parallel(run, *(_within(others, go_on(number)) for number in range(1, len(members)))) as answers:
         go_on(0)(run)
@@ -204,16 +209,14 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
     return best, next(numbers)
 
 
-def _run_on_columns(run: Search, columns: ColumnSearch, number: int, priced: int | None) -> None:
-    """One member, from columns that are made; with `priced`, also the fallbacks after so many."""
+def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
+    """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
     columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
     columns.restricted_master(
         run.until(0.5 if len(run.problem.usable_devices) < _SOME else 0.75), _ELSEWHERE[number % 2]
     )
     columns.variants(5, run.until(0.8))
-    if priced is not None:
-        rest = islice(_many_fallbacks(run, columns.completer), priced, None)
-        price_fallbacks(run, columns.completer, rest, run.until(0.93))
+    price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
     columns.anneal(run.until(0.93))
     HillClimber(run, columns.completer, columns.rng).finish(columns.best(5))
 
@@ -248,7 +251,9 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
         return
     partitions = find_spec("pymetis") is not None
     found = hexiscale_partitions(run, completer, member.partition, member.until_first_plan) if partitions else []
-    _anneal(run, completer, member, [*found, *cheap])
+    grids = not (found or cheap) or len(problem.usable_devices) <= _FEW
+    of_kinds = own_grids(problem, completer) if grids else ()
+    _anneal(run, completer, member, chain(found, cheap, of_kinds))
 
 
 def _for_columns(budget: Budget) -> float:
@@ -259,13 +264,12 @@ def _for_columns(budget: Budget) -> float:
     return share if share * budget.max_steps >= _LEAST_FOR_COLUMNS else 0.0
 
 
-def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Sequence[Partition]) -> None:
-    """Anneal `starts` and the rule-based ones, to the end of the budget."""
+def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Iterable[Partition]) -> None:
+    """Anneal `starts`, chains and replicas, to the end of the budget."""
     problem, rng = run.problem, random.Random(run.seed * _SEEDS + member.number)
-    grids = () if starts and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
     climber = HillClimber(run, completer, rng)
     recreate_share = member.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    every = chain(starts, grids, without_grids(problem, completer))
+    every = chain(starts, without_grids(problem, completer))
     climber.finish(improve(climber, every, run.until(ANNEAL), member.cooling, recreate_share))
 
 

@@ -13,8 +13,6 @@ from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
 _BACKWARD = 0.6  # share of the backward passes in filling and draining a pipeline, about
 
-_STEP = 1.2  # between the drains that are told apart
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChainRecipe:
@@ -47,8 +45,6 @@ class ChainColumn:
 
     recipe: ChainRecipe
     counts: tuple[int, ...]  # machines by kind
-    num_stages: int
-    tp_degrees: frozenset[int]
     rate: float  # sequences/s of all its pipelines
     fill_s: float
     sync: ChainSync
@@ -120,8 +116,7 @@ class ColumnPool:
             return None
         if space.num_stages not in (None, len(group.stages)):
             return None
-        degrees = frozenset(len(own) for slot in group.stages for own in slot)
-        if not space.uneven_tp and len(degrees) > 1:
+        if not space.uneven_tp and len({len(own) for slot in group.stages for own in slot}) > 1:
             return None
         schedule = default_schedule(self._problem.workload)
         made = self._completer.pipelines_alone(group, schedule, self.shards, self._sequences)
@@ -133,8 +128,6 @@ class ColumnPool:
         return ChainColumn(
             recipe,
             tuple(taken),
-            len(group.stages),
-            degrees,
             sum(recipe.micro_batch_size / pipeline.rate.period_s for pipeline in made),
             fill_s,
             self._sync.of(group, [num_layers for num_layers, _ in made[0].split], _BACKWARD * fill_s),

@@ -1,9 +1,10 @@
 """`columns`: the search for many and irregular machines, by chains of whole machines as columns of a master program.
 
 Short chains of one kind and a sweep of the sync S give a first plan; sketches of all chains, ranked by what they gain
-under the duals, give more columns (Gilmore and Gomory, 1961); then a restricted master rounds with noise, corrected by
-what pipelines of priced plans really take, or packs a few chains of a good plan anew. Columns, programs and roundings
-count as fractions of a step, fixed here, so that the clock steers nothing where steps are limited.
+under the duals, give more columns (Gilmore and Gomory, 1961); then multisets of columns are annealed by predicted step
+time, corrected by what pipelines of priced plans really take, with new columns near those in use in between. Columns,
+programs and roundings count as fractions of a step, fixed here, so that the clock steers nothing where steps are
+limited.
 """
 
 import math
@@ -15,15 +16,14 @@ from itertools import count, islice, product
 
 import numpy as np
 
-from hexiopt.memo import Memo
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
-from solvers.columns.machine_kinds import Floats, MachineKinds
-from solvers.columns.master import Chosen, ColumnMaster, Relaxed, Syncs, rank, sync_of
+from solvers.columns.machine_kinds import MachineKinds
+from solvers.columns.master import Chosen, Relaxed
 from solvers.columns.multiset_search import MultisetSearch
+from solvers.columns.programs import ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
-from solvers.columns.sync import SharedSync
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
 from solvers.core.partition import Partition, PipelineGroup
@@ -34,9 +34,8 @@ from solvers.frame.starts import chain_partitions, short_chain_partitions
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import Annealer
 
-_UNITS = 20  # of work in a step: what a price takes; a column made takes 1, a program 3, a rounding 10
-_COLUMN, _PROGRAM, _ROUNDING = 1, 3, 10
-_SYNCS = 20  # values of S in a sweep
+_UNITS = 20  # of work in a step: what a price takes; a program takes 3 of them, a rounding 10
+_COLUMN = 1  # unit that making a column takes
 _LENGTHS = (1, 2, 3, 4)  # machines of the chains of one kind
 _GPUS_A_PIPELINE = 16  # assumed at first
 _FEWER = 3  # times fewer pipelines are assumed where no plan fits
@@ -46,9 +45,6 @@ _PER_PROGRAM = 6  # sketches made exactly for each program
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
 _REPEATED_ALONE = 60  # where the plan space allows nothing else
 _DEALT = 12  # of the short chains of every mix
-_FEW_SYNCS = 5  # values of S in a sweep in one context
-_CONTEXTS = 6  # remembered
-_HOPES = 3  # programs in which each chain syncs as among copies of its own, that are rounded for their contexts
 _STARTS = 3  # best plans that multisets are annealed from in turn
 _MOVES = 2000  # of an annealing
 _MOVES_A_UNIT = 4
@@ -56,7 +52,6 @@ _PRICED = 4  # of the multisets met in an annealing
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
 _SHUFFLED = 0.25  # of these in another order
 _WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
-_NEAR_BEST = 1.05  # of the best program's answer: other contexts that columns are made for
 _KEPT = 200  # structures remembered as found
 _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
@@ -86,11 +81,6 @@ class ColumnSearch:
         """The best partitions priced, best first."""
         return [partition for _, _, partition, _ in sorted(self._found, key=lambda f: f[:2])[:most]]
 
-    @property
-    def best_s(self) -> float:
-        """The least step time priced."""
-        return min((seconds for seconds, *_ in self._found), default=math.inf)
-
     def hear(self) -> None:
         """Price the best of another search, if it is better than all here."""
         heard = self.run.heard()
@@ -103,7 +93,7 @@ class ColumnSearch:
         """First plans, then columns and the master in turn. Past the budget until there is a plan, or no hope."""
         for again in range(_ASSUMPTIONS):
             self._one_kind(allowance)
-            if not self._found or not self._answers:
+            if not self._found or not self._programs.answers:
                 free = np.full(len(self.kinds), 1e-9)
                 self._make_best([Relaxed(math.inf, math.inf, 1e9, free)], allowance, 10 * _PER_PROGRAM)
                 self._sweep(2, allowance)
@@ -114,40 +104,40 @@ class ColumnSearch:
             if not self._continues(allowance):
                 break
             self.price(partition)
-        if not self._answers:
+        if not self._programs.answers:
             return
         for turn in count(1):
-            if not allowance or not self._make_best(self._best_answers(), allowance, _PER_PROGRAM):
+            if not allowance or not self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM):
                 break
             if turn % 3 == 2:
                 self._sweep(2, allowance, near=True)
             else:
-                self._near_programs()
+                self._programs.refine()
         self._sweep(6, allowance, near=True)
         self._without_a_kind(allowance)
         self._other_ways(allowance)
 
     def restricted_master(self, allowance: Allowance, elsewhere: float = 0.3) -> None:
-        """Multisets of columns annealed from the best plans, a share `elsewhere` of them from other roundings; with new
+        """Anneal multisets of columns from the best plans, a share `elsewhere` of them from other roundings, and make
         columns near those in use in between."""
         turn = 0
-        while allowance and self._found and self._answers:
+        while allowance and self._found and self._programs.answers:
             self.hear()
             ranked = sorted((found for found in self._found if found[3]), key=lambda f: f[:2])
             if not ranked:
                 return
             recipes = ranked[min(len(ranked) - 1, turn % _STARTS)][3]
             if turn % 3 == 2:
-                self._near_programs()
-                self._make_best(self._best_answers(), allowance, _PER_PROGRAM)
+                self._programs.refine()
+                self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM)
             else:
                 self._make_near(recipes, allowance)
             start = [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
             if self.rng.random() < elsewhere:
-                start = self._rounded_anywhere() or start
+                start = self._programs.rounded_anywhere(self.rng) or start
             tally, best_s, began_s = self.run.operators.of("anneal_chains"), self.run.best_s, self.run.runtime_s
-            answer = self.rng.choice(self._answers[:5])
-            search = MultisetSearch(self._master(), answer.duals, answer.pipelines_s, self.rng)
+            answer = self.rng.choice(self._programs.answers[:5])
+            search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
             priced = 0
             for seconds, chosen in search.anneal(start, _MOVES):
                 if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
@@ -221,20 +211,8 @@ class ColumnSearch:
     def _assume(self, num_pipelines: int) -> None:
         self._pool = ColumnPool(self.completer, self.kinds, self.zero_stage, num_pipelines)
         self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
-        self._answers: list[Relaxed] = []  # best first
-        self._hopes: list[Relaxed] = []  # where each chain syncs as among copies of its own
-        self._syncs_s: Syncs = Memo(sync_of)
-        num_layers = self.problem.model.num_layers
-        worst, every = SharedSync.worst(num_layers, len(self.kinds.uplinks)), (1 << num_layers) - 1
-        # The layers behind each uplink, and elsewhere, of chains that stay in one place.
-        self._places = [
-            (tuple(every * behind for behind in place), tuple(every * (not behind) for behind in place))
-            for place in self.kinds.places
-        ]
-        # First the worst, then the latest met. `_fresh` are not in `_answers` yet.
-        self._contexts = list(dict.fromkeys([worst, *map(worst.with_sides, self._places)]))
-        self._fresh: list[SharedSync] = []
         self._correction.clear()
+        self._programs = ContextPrograms(self.problem, self.kinds, self._pool, self._correction, self._work)
 
     def _one_kind(self, allowance: Allowance) -> None:
         """Short chains of one kind, of all widths, and what the master makes of them."""
@@ -291,21 +269,21 @@ class ColumnSearch:
             self._work(_COLUMN)
         return self._pool.make(recipe)
 
-    # ----------------------------------------------------------------------------- programs
+    # ------------------------------------------------------------------------------ sweeps
 
     def _sweep(self, roundings: int, allowance: Allowance, *, near: bool = False) -> None:
         """Price the best roundings of programs over all values of S, or those `near` the best, and columns alone."""
         if not self._pool.columns:
             return
         if not self._together:
-            if near and self._answers:
-                self._near_programs()
+            if near and self._programs.answers:
+                self._programs.refine()
             else:
-                self._answers = self._programs()
-            master = self._master()
-            for answer in self._answers[:roundings]:
+                self._programs.sweep()
+            master = self._programs.master()
+            for answer in self._programs.answers[:roundings]:
                 if self._continues(allowance):
-                    self._work(_ROUNDING)
+                    self._work(ROUNDING)
                     self._price_chosen(master.least_rounded(answer))
         batch, supply = self.problem.workload.global_batch, self.kinds.supply
         ranked = []
@@ -321,85 +299,12 @@ class ColumnSearch:
             if self._continues(allowance):
                 self._price_chosen([(column, copies)])
 
-    def _programs(self) -> list[Relaxed]:
-        """The programs over all values of S, in the contexts known, and in those of the chains that look best where
-        each syncs as among copies of its own."""
-        self._work(_SYNCS * _PROGRAM)
-        master = self._master()
-        self._hopes = master.sweep(None, _SYNCS)
-        self._learn_from_hopes(master)
-        found = []
-        for context in self._contexts:
-            self._work(_FEW_SYNCS * _PROGRAM)
-            found += master.sweep(context, _FEW_SYNCS)
-        return sorted(found, key=rank)
-
-    def _learn_from_hopes(self, master: ColumnMaster) -> None:
-        for hope in self._hopes[:_HOPES]:
-            self._work(_PROGRAM)
-            self._learn(master.rounded(hope.sync_s, None, 1.02 * hope.pipelines_s))
-
-    def _learn(self, chosen: Chosen) -> None:
-        """Remember the context of chains that look good together, and those of one of them that crosses an uplink,
-        beside chains that stay in one place; the latest are kept."""
-        if not chosen:
-            return
-        found = [SharedSync.of(column.sync.alone for column, _ in chosen)]
-        worst = self._contexts[0]
-        for column, _ in sorted(chosen, key=lambda item: -item[1]):
-            own = column.sync.alone.inside, column.sync.alone.outside
-            if own not in self._places:
-                found += [worst.with_sides(own), *(worst.with_sides(own, place) for place in self._places)]
-                break
-        for context in found:
-            if context not in self._contexts:
-                self._contexts[1:] = [context, *self._contexts[1:_CONTEXTS]]
-                self._fresh.append(context)
-
-    def _near_programs(self) -> None:
-        """The best values of S again, with the columns that came since, values between, and new contexts."""
-        master = self._master()
-        starts = {(answer.sync_s, answer.context): answer.pipelines_s for answer in self._best_answers()}
-        for answer in self._answers[:2]:
-            for factor in (0.93, 1.07):
-                starts.setdefault((answer.sync_s * factor, answer.context), answer.pipelines_s)
-        self._work(len(starts) * _PROGRAM)
-        found = [one for near, start_s in starts.items() if (one := master.relaxed(*near, start_s))]
-        again = (master.relaxed(hope.sync_s, None, hope.pipelines_s) for hope in self._hopes[:_HOPES])
-        self._hopes = sorted([*filter(None, again), *self._hopes[_HOPES:]], key=rank)
-        self._learn_from_hopes(master)
-        for context in self._fresh:
-            self._work(_FEW_SYNCS * _PROGRAM)
-            found += master.sweep(context, _FEW_SYNCS)
-        self._fresh.clear()
-        self._answers = sorted(found, key=rank) or self._answers
-
-    def _best_answers(self) -> list[Relaxed]:
-        """The best answers, and the best in every context."""
-        best = {answer.context: answer for answer in reversed(self._answers)}
-        near = (answer for answer in best.values() if answer.total_s <= _NEAR_BEST * self._answers[0].total_s)
-        return list(dict.fromkeys([*self._answers[:5], *near]))
-
     def _without_a_kind(self, allowance: Allowance) -> None:
         """The best program with each kind left out, rounded once, so that a kind more never hurts."""
         for kind in range(len(self.kinds)) if not self._together and len(self.kinds) > 1 else ():
             if not allowance:
                 return
-            supply = self.kinds.supply * (np.arange(len(self.kinds)) != kind)
-            kept = [column for column in self._pool.columns if not column.counts[kind]]
-            if not kept:
-                continue
-            master = self._master(kept, supply)
-            self._work(5 * _PROGRAM + _ROUNDING)
-            found = [one for near in self._answers[:5] if (one := master.relaxed(near.sync_s, near.context))]
-            if found:
-                self._price_chosen(master.least_rounded(min(found, key=rank)))
-
-    def _rounded_anywhere(self) -> Chosen:
-        """A rounding of one of the best programs, for a somewhat longer T."""
-        self._work(_PROGRAM)
-        answer = self.rng.choice([*self._answers[:5], *self._hopes[:5]])
-        return self._master().rounded(answer.sync_s, answer.context, answer.pipelines_s * self.rng.uniform(1.0, 1.03))
+            self._price_chosen(self._programs.without(kind))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
         """Columns near those in use: a machine more or less of a kind, half or twice as wide, in other ways."""
@@ -429,16 +334,6 @@ class ColumnSearch:
             near = ChainRecipe(tuple(parts), width, size, degrees, 0 if degrees else rng.choice((0, 0, 1)))
             if near not in self._pool:
                 made += self._make(near) is not None
-
-    def _master(self, columns: Sequence[ChainColumn] | None = None, supply: Floats | None = None) -> ColumnMaster:
-        return ColumnMaster(
-            self._pool.columns if columns is None else columns,
-            self.kinds.supply if supply is None else supply,
-            self.problem.workload.global_batch,
-            self.problem.space.num_pipelines,
-            self._correction,
-            self._syncs_s,
-        )
 
     # ------------------------------------------------------------------------------- plans
 

@@ -13,7 +13,7 @@ T is the least at which that is the global batch; the optimum is convex in T, so
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -138,31 +138,18 @@ class ColumnMaster:
                 found.append(answer)
         return sorted(found, key=rank)
 
-    def rounded(
-        self,
-        sync_s: float,
-        context: SharedSync | None,
-        pipelines_s: float,
-        noise: Callable[[int], Floats] | None = None,
-        supply: Floats | None = None,
-    ) -> Chosen:
-        """Whole numbers of columns that process the most sequences in `pipelines_s`, in whole micro-batches.
-
-        `noise(n)` has factors on the n values, for other roundings than the best; `supply` replaces the right sides.
-        """
+    def rounded(self, sync_s: float, context: SharedSync | None, pipelines_s: float) -> Chosen:
+        """Whole numbers of columns that process the most sequences in `pipelines_s`, in whole micro-batches."""
         own = np.flatnonzero(self._within(sync_s, context))
         if not own.size:
             return []
         values = self.values(own, pipelines_s)
-        if noise is not None:
-            values = values * noise(len(own))
-        most = self.supply if supply is None else supply
-        least = np.full(len(most), -np.inf)
+        least = np.full(len(self.supply), -np.inf)
         if self._fixed:
-            least[-1] = most[-1]
+            least[-1] = self.supply[-1]
         rows = np.vstack([self.usage[:, own], values * self._sequence_s[:, own]])
-        busy = np.full(len(rows) - len(most), 1.0)
-        limits = LinearConstraint(rows, np.append(least, -np.inf * busy), np.append(most, pipelines_s * busy))
+        busy = np.full(len(self._sequence_s), 1.0)
+        limits = LinearConstraint(rows, np.append(least, -np.inf * busy), np.append(self.supply, pipelines_s * busy))
         with _quiet():
             answer = milp(
                 -values,
@@ -229,10 +216,12 @@ class ColumnMaster:
         return own
 
     def at(self, chosen: Chosen) -> tuple[Ints, Floats]:
+        """The positions of chains among the columns, and how many there are of each."""
         at = np.array([self._index[column.recipe] for column, _ in chosen], np.int64)
         return at, np.array([copies for _, copies in chosen], float)
 
     def values(self, at: Ints, pipelines_s: float) -> Floats:
+        """Sequences that the columns at these positions process in `pipelines_s`, in whole micro-batches."""
         samples, left_s = self._samples[at], np.maximum(0.0, pipelines_s - self._fill_s[at])
         result: Floats = samples * np.floor(left_s * self._rate[at] / samples + 1e-6)
         return result

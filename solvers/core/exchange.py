@@ -84,6 +84,10 @@ class MemberExchange:
         self._unsent: Any = None
         self._waiting = False
 
+    def close(self) -> None:
+        """Ask nothing and read nothing any more."""
+        self._end.close()
+
     def swap(self, news: Any) -> list[Any]:
         """As `IncumbentExchange` says; of unsent news, the latest are passed on."""
         self._unsent = self._unsent if news is None else news

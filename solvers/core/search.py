@@ -58,7 +58,7 @@ class Search:
         self.enough_gap = 0.0  # the search ends at a plan proved to be within it of the best
         self.operators = OperatorStatistics()
         self.exchange: IncumbentExchange | None = None  # with other searches of this run
-        self._heard: list[Found] = []  # by it, not yet taken; the best first
+        self._heard: Found | None = None  # the best that it has told, not yet taken
         self._best_source: Found | None = None  # not yet passed on
         self._trajectory: list[Point] = []
         self.on_progress = on_progress
@@ -81,7 +81,7 @@ class Search:
         other = copy(self)
         other._begun_steps, other._others_steps = self.steps, 0
         other.closest_to_fitting, other._trajectory, other.operators = None, [], OperatorStatistics()
-        other.exchange, other._heard, other._best_source = None, [], None
+        other.exchange, other._heard, other._best_source = None, None, None
         return other
 
     def count_others(self) -> None:
@@ -168,14 +168,14 @@ class Search:
             return False
         self.steps += 1
         if self.exchange is not None and self.steps % _SWAP_EVERY == 0:
-            self._heard += self.exchange.swap(self._best_source)
+            told = self.exchange.swap(self._best_source)
+            self._heard = min(filter(None, (self._heard, *told)), key=lambda found: found[0], default=None)
             self._best_source = None
         return True
 
     def heard(self) -> Any:
         """What other searches made their best plan from (`offer`), if it is better than the best here; once."""
-        best = min(self._heard, key=lambda found: found[0], default=None)
-        self._heard = []
+        best, self._heard = self._heard, None
         return best[1] if best is not None and best[0] < self.best_s * (1 - OPTIMALITY_TOLERANCE) else None
 
     # ----------------------------------------------------------------------------- what is found

@@ -144,6 +144,7 @@ def _work(own: Search, work: ParallelWork, pipe: Connection, exchange: MemberExc
         own.on_progress = lambda _: not pipe.poll()
         own.exchange = exchange
         found = work(own)
+        exchange.close()  # else each might wait for the other to read: the hub its reply, this one its answer
         pipe.send((found, own.outcome()))
         code = 0
     except BaseException as error:

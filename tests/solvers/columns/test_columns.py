@@ -46,9 +46,7 @@ def drawn_columns(rng: random.Random) -> list[ChainColumn]:
         order = tuple((kind, count) for kind, count in enumerate(counts) if count)
         recipe = ChainRecipe(order, 1, 1 + k % 2, rank=k)
         rate, fill_s, sync_s = rng.uniform(0.5, 3.0), rng.uniform(0.1, 2.0), rng.uniform(0.0, 3.0)
-        found.append(
-            ChainColumn(recipe, counts, 1, frozenset((1,)), rate, fill_s, ChainSync(WORST, (((0, 1, (sync_s,)),),)))
-        )
+        found.append(ChainColumn(recipe, counts, rate, fill_s, ChainSync(WORST, (((0, 1, (sync_s,)),),))))
     return found
 
 
