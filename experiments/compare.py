@@ -23,8 +23,8 @@ def run(job: Job) -> float:
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.compared import comparison_frame, operators_frame
     from hexiopt.report.comparison import comparison_table, restricted_bounds
+    from hexiopt.report.comparison_frames import comparison_frame, operators_frame
     from hexiopt.report.notes import notes
     from hexiopt.report.table import headline
 

@@ -31,7 +31,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.profile import Profile
 from hexiopt.readers.link_files import sailor_network
 from hexiopt.readers.profile_files import read_profile
-from hexiopt.report.validation import (
+from hexiopt.report.runs.validation import (
     Errors,
     Prediction,
     draw_validation,

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -61,11 +61,7 @@ class Frame(Value):
 
     def to_csv(self) -> str:
         """The table as CSV with a header; None becomes an empty cell."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(self.rows)
-        return text.getvalue()
+        return csv_text([self.columns, *self.rows])
 
     def __repr__(self) -> str:
         cells = [self.columns, *(tuple(map(_clipped, row)) for row in self.rows[:_MOST_ROWS])]
@@ -98,6 +94,13 @@ class Frame(Value):
         rest = len(self.rows) - _MOST_ROWS
         more = f"<p>... and {rest:,} more rows</p>" if rest > 0 else ""
         return f"<table>{caption}{head}<tbody>{body}</tbody></table>{more}"
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """The content of a CSV file with the given rows, the header among them; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _is_number(column: Sequence[Any]) -> bool:

@@ -67,8 +67,8 @@ def show_training(
     job: Job, problem: Problem, plan: Plan, steps: Sequence["TrainedStep"], timelines: Sequence[Mapping[str, Any]]
 ) -> None:
     """Print and draw the steps of a training run; does nothing where none has ended."""
-    from hexiopt.report.measured import MeasuredRank, both_timelines, measured_table
-    from hexiopt.report.training import draw_training, training_table
+    from hexiopt.report.runs.measured import MeasuredRank, both_timelines, measured_table
+    from hexiopt.report.runs.training import draw_training, training_table
 
     if not steps:
         return

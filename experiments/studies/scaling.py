@@ -91,8 +91,7 @@ def claims(rows: pd.DataFrame) -> list[str]:
         over = own.loc[own["solver"] == OURS.solver, "step_time_s"].min() / best["step_time_s"] - 1
         longer = f"; a step of `{OURS.solver}`'s takes {over:.1%} longer" if over > 0 else ""
         said.append(
-            f"{gpus:,} GPUs: `{best['solver']}` has the best plan, at most {best['gap']:.1%} from the "
-            f"optimum{longer}."
+            f"{gpus:,} GPUs: `{best['solver']}` has the best plan, at most {best['gap']:.1%} from the optimum{longer}."
         )
     for solver, own in rows.groupby("solver", sort=False):
         refused = own[own["status"] == "refused"]

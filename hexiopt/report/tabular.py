@@ -1,7 +1,5 @@
-"""Rows of cells as a table for a terminal, and as CSV."""
+"""Rows of cells as a table for a terminal."""
 
-import csv
-import io
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -48,10 +46,3 @@ def plain_table(
     columns = zip(*[header, *rows], strict=True)
     table.full_width = sum(max(map(cell_len, column)) + 2 for column in columns) - 2
     return table
-
-
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """The content of a CSV file with the given rows, the header among them; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()

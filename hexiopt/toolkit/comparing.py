@@ -11,7 +11,7 @@ from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.problem.problem import Problem
 from hexiopt.referee import InvalidPlanError
-from hexiopt.report.compared import comparison_frame, operators_frame
+from hexiopt.report.comparison_frames import comparison_frame, operators_frame
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
 from hexiopt.toolkit.running import Interrupt

@@ -128,9 +128,8 @@ def main(folder: Path) -> None:
             lines.put(line)
         os._exit(0)
 
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # in case the parent ignores it, as background jobs of a shell do
+    # In case the parent ignores it, as background jobs of a shell do.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = Interrupt()
     with interrupt.caught():
         threading.Thread(target=read, daemon=True).start()

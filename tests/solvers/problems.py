@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -13,21 +12,10 @@ from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from tests.conftest import ROOT
+from tests.models import TINY
 
 _CONF = ROOT / "conf"
 
-TINY = ModelSpec(
-    name="tiny",
-    architecture="llama",
-    num_layers=4,
-    hidden_size=1024,
-    num_heads=8,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=2816,
-    vocab_size=8000,
-    max_positions=4096,
-)
 BATCH_OF_4 = Workload(global_batch=4, seq_len=512)
 FIXED = {"schedule": "1f1b", "optimizer_sharding": "1"}
 ANY = Space()

@@ -15,7 +15,6 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, unpriced
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
@@ -23,20 +22,10 @@ from hexiopt.reading import Section
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
+from tests.models import TINY
 from tests.strategies import format_plans, plans, problems, problems_with_plans, roomy_problems_with_plans
 
-MODEL = ModelSpec(
-    name="m",
-    architecture="llama",
-    num_layers=6,
-    hidden_size=1024,
-    num_heads=8,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=2816,
-    vocab_size=32_000,
-    max_positions=2048,
-)
+MODEL = replace(TINY, name="m", num_layers=6, vocab_size=32_000, max_positions=2048)
 CLUSTER = cluster_from_section(
     Section(
         {

@@ -21,20 +21,10 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from tests.models import TOY
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
-MODEL = ModelSpec(
-    name="m",
-    architecture="llama",
-    num_layers=6,
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    ffn_size=100,
-    vocab_size=1000,
-    max_positions=1000,
-)
+MODEL = replace(TOY, num_layers=6)
 TIED = replace(MODEL, tied_embeddings=True)
 Holders = tuple[int, ...]
 

@@ -12,26 +12,15 @@ from hypothesis import strategies as st
 
 from hexiopt.calibration.frameworks import calibration_sha256
 from hexiopt.errors import InputError
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section
+from tests.models import TOY
 from tests.strategies import JSON, LAB, problems
 
-MODEL = ModelSpec(
-    name="m",
-    architecture="llama",
-    num_layers=4,
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    ffn_size=100,
-    vocab_size=1000,
-    max_positions=1000,
-)
+MODEL = TOY
 FP16 = Workload(precision="fp16", global_batch=8)
 
 

@@ -18,7 +18,6 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import (
@@ -34,20 +33,10 @@ from hexiopt.readers.plan_file import (
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from tests.models import TOY
 from tests.strategies import LAB, format_plans, problems_with_plans, roomy_problems_with_plans
 
-MODEL = ModelSpec(
-    name="m",
-    architecture="llama",
-    num_layers=4,
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    ffn_size=100,
-    vocab_size=1000,
-    max_positions=1000,
-)
+MODEL = TOY
 PROBLEM = Problem(LAB, MODEL, Workload(precision="fp16", global_batch=8, seq_len=100))
 PLAN = Plan(
     (

@@ -10,8 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from hexiopt.frame import csv_text
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, seconds
-from hexiopt.report.tabular import csv_text, plain_table
+from hexiopt.report.tabular import plain_table
 
 SYMMETRIC = "megatron"  # whose plans are symmetric
 _COLUMNS = [

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
+from hexiopt.frame import csv_text
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
-from hexiopt.report.tabular import csv_text, plain_table
+from hexiopt.report.tabular import plain_table
 
 _COLUMNS = (
     *("line", "source", "gpu", "gpus", "model", "precision", "framework", "micro_batch_size", "recompute", "chunks"),

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.report.measured import MeasuredOperation, MeasuredRank, measured_table
+from hexiopt.report.runs.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.units import GIB
 from tests.solvers.problems import loose
 

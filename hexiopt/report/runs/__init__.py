@@ -1,0 +1,1 @@
+"""Reports of what was run: trained, measured beside the prediction, emulated, and validated against published runs."""
