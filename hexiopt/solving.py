@@ -70,7 +70,8 @@ class Capabilities:
 class Pricer(Protocol):
     """What a search asks of a cost model; `hexiopt.cost.pricer.PlanPricer` is ours, `solvers.baselines` has others.
 
-    A *site* is whatever makes two TP groups cost the same (hashable). All times in seconds for one micro-batch.
+    A TP group here is what its cost depends on (hashable), equal for all devices that cost the same. All times are in
+    seconds for one micro-batch.
     """
 
     problem: Problem
@@ -80,7 +81,7 @@ class Pricer(Protocol):
         """What it can do beyond this; searches ask that, never its class."""
 
     def tp_group(self, devices: tuple[int, ...]) -> Any:
-        """The site of a TP group."""
+        """The TP group that these devices form."""
 
     def stage_s(
         self, tp_group: Any, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str

@@ -279,10 +279,10 @@ def _prices(make: Callable[[Problem], Pricer], problem: Problem) -> str:
 
 
 def _stages_grow(pricer: Pricer) -> str:
-    site = pricer.tp_group(pricer.problem.usable_devices[:1])
-    hash(site)
+    group = pricer.tp_group(pricer.problem.usable_devices[:1])
+    hash(group)
     for policy in pricer.policies():
-        times = [sum(pricer.stage_s(site, n, False, False, 1, policy)) for n in (1, 2, 4)]
+        times = [sum(pricer.stage_s(group, n, False, False, 1, policy)) for n in (1, 2, 4)]
         assert 0.0 < times[0] < times[1] < times[2], f"{times} s for 1, 2 and 4 layers with recompute {policy}"
     devices = pricer.problem.usable_devices
     assert pricer.message_s(devices[:1], devices[-1:], 1) >= 0.0, "a message of negative time"
@@ -290,7 +290,7 @@ def _stages_grow(pricer: Pricer) -> str:
 
 
 def _memory_shrinks(pricer: Pricer) -> str:
-    site, alone = pricer.tp_group(pricer.problem.usable_devices[:1]), StateSharding(0, 1)
-    most = [pricer.max_layers(site, True, True, size, "none", holding(1), alone) for size in (1, 4, 16)]
+    group, alone = pricer.tp_group(pricer.problem.usable_devices[:1]), StateSharding(0, 1)
+    most = [pricer.max_layers(group, True, True, size, "none", holding(1), alone) for size in (1, 4, 16)]
     assert most == sorted(most, reverse=True), f"at most {most} layers at micro-batches of 1, 4 and 16"
     return f"{most[0]} layers at a micro-batch of 1"

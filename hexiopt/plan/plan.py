@@ -212,11 +212,6 @@ class Pipeline:
         """Layer ranges of every stage: more than one where the pipeline is interleaved."""
         return len(self.stages[0].layers)
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether every stage is one replica, or one sequence layout, that holds one range of layers."""
-        return all(len(stage.executors) == 1 == len(stage.layers) for stage in self.stages)
-
 
 @dataclass(frozen=True, slots=True)
 class Sharding:

@@ -24,7 +24,7 @@ from solvers.core.partition import DeviceGroup
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 
 Member = TypeVar("Member", int, DeviceGroup)
-StageTpGroups = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
+StageTpGroups = frozenset[Any]  # of a stage; the slowest and the fullest decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class GridEstimates:
         self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
     def tp_groups(self, grid: StageGrid) -> list[StageTpGroups]:
-        """The sites of every stage."""
+        """The TP groups of every stage."""
         return [frozenset(self.pricer.tp_group(group) for group in stage_groups) for stage_groups in grid.stages]
 
     def stage_s(
         self, tp_groups: StageTpGroups, num_layers: int, first: bool, last: bool, size: int, policy: str
     ) -> float:
-        """Seconds of forward and backward of a stage on its slowest site."""
+        """Seconds of forward and backward of a stage on its slowest TP group."""
         key = (tp_groups, num_layers, first, last, size, policy)
         found = self._seconds.get(key)
         if found is None:
@@ -87,7 +87,7 @@ class GridEstimates:
     def max_layers(
         self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
     ) -> int:
-        """The most layers that fit on the fullest site of a stage; at least 0."""
+        """The most layers that fit on the fullest TP group of a stage; at least 0."""
         key = (tp_groups, first, last, size, policy, held, shards)
         found = self._max_layers.get(key)
         if found is None:
@@ -109,7 +109,7 @@ class GridEstimates:
         held: InFlight,
         shards: int,
     ) -> int:
-        """The most layers that fit on the fullest site of a stage of `chunks` equal ranges.
+        """The most layers that fit on the fullest TP group of a stage of `chunks` equal ranges.
 
         `block` states the policy of the first layers of each range, how many these are, and the policy of the others.
         """

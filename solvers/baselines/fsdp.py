@@ -129,7 +129,7 @@ class FsdpTrial:
         self.devices, self.sharding, self.size = devices, sharding, size
         self.pricer, self.problem = pricer, pricer.problem
         self.count = self.problem.workload.global_batch // (len(devices) * size)
-        self._sites = {pricer.tp_group((d,)) for d in devices}
+        self._tp_groups = {pricer.tp_group((d,)) for d in devices}
         machine_of = self.problem.cluster.machine_of
         fewest = len(devices)  # holders of the smallest sharding group
         if sharding.groups == "machine":
@@ -146,7 +146,8 @@ class FsdpTrial:
             (policy,)
             for policy in policies
             if all(
-                pricer.max_layers(tp_group, *at, policy, self._held, self._spread) >= layers for tp_group in self._sites
+                pricer.max_layers(tp_group, *at, policy, self._held, self._spread) >= layers
+                for tp_group in self._tp_groups
             )
         )
         stages = pricer.features.stages
@@ -156,7 +157,7 @@ class FsdpTrial:
             counts = range(layers, layers + 1)
             num_smaller = max(
                 stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
-                for tp_group in self._sites
+                for tp_group in self._tp_groups
             )
             if num_smaller < layers:
                 yield recompute_first(smaller, num_smaller, faster, layers)
@@ -165,9 +166,9 @@ class FsdpTrial:
         """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
         if (stages := pricer.features.stages) is not None:
-            each = [stages.stage_s(tp_group, *at, recompute) for tp_group in self._sites]
+            each = [stages.stage_s(tp_group, *at, recompute) for tp_group in self._tp_groups]
         else:
-            each = [pricer.stage_s(tp_group, *at, recompute[0]) for tp_group in self._sites]
+            each = [pricer.stage_s(tp_group, *at, recompute[0]) for tp_group in self._tp_groups]
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)
 
 

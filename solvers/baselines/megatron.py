@@ -217,7 +217,7 @@ def _max_layers(
     shards: int,
     recompute: MegatronRecompute,
 ) -> list[int]:
-    """The most layers that fit on the fullest site of every stage."""
+    """The most layers that fit on the fullest TP group of every stage."""
     found, count, policy = [], len(tp_groups), recompute.policy
     for s, own in enumerate(tp_groups):
         at = StagePosition(s, count, num_micro_batches, chunks)
@@ -264,7 +264,7 @@ class _PipelineTimes:
         num_micro_batches: int,
         chunks: int,
     ) -> "_PipelineTimes":
-        """The times on the slowest site of each stage."""
+        """The times on the slowest TP group of each stage."""
         policy = recompute.policy if recompute.block is None else "none"
         layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in tp_groups)
         first_s = times.stage_s(tp_groups[0], 1, True, False, size, policy) - layer_s[0]

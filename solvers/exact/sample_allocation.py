@@ -114,7 +114,7 @@ class SampleAllocation:
         self._seconds, self._model = seconds, seconds.model
         self._size, self._count, self._frame, self._limit_s = size, count, global_choices, limit_s
         self._groups = groups
-        self._sites = [[self._model.tp_group(group) for group in stage] for stage in groups]
+        self._tp_groups = [[self._model.tp_group(group) for group in stage] for stage in groups]
         self._stages: Memo[tuple[int, tuple[int, ...]], _Stage] = Memo(lambda key: self._stage(*key))
         self._parts: Memo[tuple[int, tuple[int, ...], StageAllocation], tuple[ReplicaWork, ...]] = Memo(
             lambda key: self._part(*key)
@@ -135,9 +135,7 @@ class SampleAllocation:
                 parts = [
                     self._parts[s, own, given] for s, (own, given) in enumerate(zip(lengths, allocated, strict=True))
                 ]
-                sends_s = [
-                    self._pair_sends_s(s, allocated[s][0], allocated[s + 1][0]) for s in range(len(allocated) - 1)
-                ]
+                sends_s = [self._pair_sends[s, allocated[s][0], allocated[s + 1][0]] for s in range(len(allocated) - 1)]
                 ends_s = ends_lower_bound_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
                 if max(ends_s) < self._limit_s:
                     yield allocated, tuple(ends_s)
@@ -149,7 +147,7 @@ class SampleAllocation:
         if not stages:
             yield ()
             return
-        s = len(self._sites) - len(stages)
+        s = len(self._tp_groups) - len(stages)
         for allocated, ways_s in self._allocate_stage(s, stages[0], lengths[s], before):
             own, first = [], 0
             for part, group, (there_s, back_s) in zip(
@@ -225,7 +223,7 @@ class SampleAllocation:
                 seconds += (
                     self._model.stages.stage_s(tp_group, b - a, False, False, x, each[a:b])[1]
                     for a, b in pairwise(ends)
-                    for tp_group, x in zip(self._sites[s], given, strict=True)
+                    for tp_group, x in zip(self._tp_groups[s], given, strict=True)
                 )
         found: list[Recompute] = []
         for recompute in sorted(firsts, key=firsts.__getitem__):
@@ -236,7 +234,7 @@ class SampleAllocation:
     def _stage(self, s: int, lengths: tuple[int, ...]) -> _Stage:
         """The limits of stage s with layer ranges of `lengths`."""
         global_choices, num_layers = self._frame, sum(lengths)
-        at = StagePosition(s, len(self._sites), self._count, len(lengths))
+        at = StagePosition(s, len(self._tp_groups), self._count, len(lengths))
         shards = StateSharding(global_choices.sharding, global_choices.holders)
         chains, least_recompute = (
             self._seconds.chains(global_choices.policies, num_layers),
@@ -245,12 +243,12 @@ class SampleAllocation:
         fitting = [
             [
                 least_recompute.first_fits(tp_group, lengths, global_choices.schedule, at, shards, chain)
-                for tp_group in self._sites[s]
+                for tp_group in self._tp_groups[s]
             ]
             for chain in chains
         ]
         work = []
-        for tp_group, *each in zip(self._sites[s], *fitting, strict=True):
+        for tp_group, *each in zip(self._tp_groups[s], *fitting, strict=True):
             least = [inf] * max(map(len, each))
             for chain, own in zip(chains, each, strict=True):
                 for k, first_fit in enumerate(own):
@@ -263,7 +261,7 @@ class SampleAllocation:
     def _part(self, s: int, lengths: tuple[int, ...], allocated: StageAllocation) -> tuple[ReplicaWork, ...]:
         """The work of the replicas of stage s."""
         (given, recompute), work_s = allocated, self._seconds.work_s
-        first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
+        first, last, alone = s == 0, s == len(self._tp_groups) - 1, len(lengths) == 1
         begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
         return tuple(
             ReplicaWork(
@@ -271,7 +269,7 @@ class SampleAllocation:
                 work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
                 work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
             )
-            for tp_group, x in zip(self._sites[s], given, strict=True)
+            for tp_group, x in zip(self._tp_groups[s], given, strict=True)
         )
 
     def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[tuple[float, float]]:

@@ -79,7 +79,7 @@ class StageModel:
         first_of = dict[Hashable, int]()
         self._first_alike = [first_of.setdefault(machine.kind, m) for m, machine in enumerate(cluster.machines)]
         self._gpus = {gpu.name: gpu for gpu in reversed(cluster.types)}
-        self._sites = Memo(self._find_site)
+        self._tp_groups = Memo(self._find_tp_group)
         self._site_by_place = Memo(self._site_at)
         self._site_by_value = Memo(self._new_site)
         self._layers = Memo(self._time_layer)
@@ -94,9 +94,9 @@ class StageModel:
 
     def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
         """The class of a TP group, whose devices are of one machine."""
-        return self._sites[devices]
+        return self._tp_groups[devices]
 
-    def _find_site(self, devices: tuple[int, ...]) -> TpGroup:
+    def _find_tp_group(self, devices: tuple[int, ...]) -> TpGroup:
         machine = self._first_alike[self._machine_of[devices[0]]]
         if len(devices) == 1:
             return self._site_by_value[self.problem.cluster.machines[machine].gpu.name, 1, float("inf"), 0.0]
@@ -111,7 +111,7 @@ class StageModel:
         return TpGroup(self._gpus[value[0]], *value[1:])
 
     def best_tp_groups(self, machine: int) -> list[TpGroup]:
-        """Per TP degree allowed in a machine, a site at least as fast as any group of that many of its devices."""
+        """Per TP degree allowed in a machine, a TP group at least as fast as any group of that many of its devices."""
         spec = self.problem.cluster.machines[machine]
         pairs = [(i, j) for i in range(spec.num_gpus) for j in range(i)]
         bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))
@@ -122,7 +122,7 @@ class StageModel:
         ]
 
     def measured(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
-        """What the cluster's profile has of the problem's layers at a site."""
+        """What the cluster's profile has of the problem's layers in a TP group."""
         problem = self.problem
         shape = Shape.of(problem.model, problem.workload)
         return problem.cluster.profile.times(shape, tp_group.gpu.name, tp_group.tp, micro_batch_size)
@@ -175,7 +175,7 @@ class StageModel:
         return embedding.beside(extra_s), head.beside(extra_s)
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
-        """Bytes of stages of any length at a site."""
+        """Bytes of stages of any length in a TP group."""
         return self._memory_models[tp_group.gpu.name, tp_group.tp, micro_batch_size]
 
     def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:

@@ -75,7 +75,7 @@ class EspressoPlanner:
                 own.sort(key=lambda devices: prices[devices[0]])
         self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
         self._groups: dict[int, list[list[DeviceGroup]]] = {}
-        self._sites: dict[tuple[int, int], StageTpGroups] = {}
+        self._tp_groups: dict[tuple[int, int], StageTpGroups] = {}
 
     def groups(self, tp: int) -> list[list[DeviceGroup]]:
         """TP groups of each type."""
@@ -92,10 +92,10 @@ class EspressoPlanner:
         return [len(own) // choice.dp for own in self.groups(choice.tp)]
 
     def tp_groups(self, tp: int, kind: int) -> StageTpGroups:
-        """The sites of a type's TP groups."""
-        if (tp, kind) not in self._sites:
-            self._sites[tp, kind] = frozenset(self.times.pricer.tp_group(group) for group in self.groups(tp)[kind])
-        return self._sites[tp, kind]
+        """The TP groups of a type, those that cost the same once."""
+        if (tp, kind) not in self._tp_groups:
+            self._tp_groups[tp, kind] = frozenset(self.times.pricer.tp_group(group) for group in self.groups(tp)[kind])
+        return self._tp_groups[tp, kind]
 
     def layer_s(self, choice: EspressoChoice, kind: int) -> float:
         """Seconds of a layer on a type."""

@@ -77,7 +77,7 @@ def published_intra_gb_per_s(gpu: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class FlashFlexSite:
+class FlashFlexTpGroup:
     """A TP group, as far as its own time and memory go."""
 
     flops: float  # of one device
@@ -144,26 +144,26 @@ class FlashFlexPricer:
         self._last_params = hidden + vocab * hidden
         self._num_layers = layers
         self._eye = np.eye(len(cluster.machines))
-        self._sites: dict[tuple[int, int], FlashFlexSite] = {}
-        self._stages: dict[tuple[FlashFlexSite, int, bool, bool, int], StageCost] = {}
+        self._tp_groups: dict[tuple[int, int], FlashFlexTpGroup] = {}
+        self._stages: dict[tuple[FlashFlexTpGroup, int, bool, bool, int], StageCost] = {}
         self._parts: dict[tuple[int, int], _Part] = {}
 
     # What a search asks of one stage.
 
-    def tp_group(self, devices: tuple[int, ...]) -> FlashFlexSite:
-        """The site of a TP group: devices of one machine."""
+    def tp_group(self, devices: tuple[int, ...]) -> FlashFlexTpGroup:
+        """The TP group that devices of one machine form."""
         key = (self._machine_of[devices[0]], len(devices))
-        found = self._sites.get(key)
+        found = self._tp_groups.get(key)
         if found is None:
             if len({self._machine_of[d] for d in devices}) > 1:
                 raise ValueError(f"devices {devices} are in different machines; a TP group stays inside one")
             m, tp = key
             gpu = self.problem.cluster.machines[m].gpu
-            found = self._sites[key] = FlashFlexSite(self._flops[m], gpu.memory_bytes, tp, self._link_s[m][m])
+            found = self._tp_groups[key] = FlashFlexTpGroup(self._flops[m], gpu.memory_bytes, tp, self._link_s[m][m])
         return found
 
     def stage_s(
-        self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Forward and backward seconds of a stage for one micro-batch, without its sends, times 1.8."""
         _only_full(policy)
@@ -180,7 +180,7 @@ class FlashFlexPricer:
 
     def max_layers(
         self,
-        tp_group: FlashFlexSite,
+        tp_group: FlashFlexTpGroup,
         first: bool,
         last: bool,
         micro_batch_size: int,
@@ -208,7 +208,7 @@ class FlashFlexPricer:
         """Raises ValueError for recompute policies that have no price here."""
         _only_full(policy)
 
-    def _num_params(self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool) -> float:
+    def _num_params(self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool) -> float:
         return (
             num_layers * self._layer_params / tp_group.tp
             + (self._first_params if first else 0.0)
@@ -216,7 +216,7 @@ class FlashFlexPricer:
         )
 
     def _memory(
-        self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int
+        self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int
     ) -> Memory:
         state = ELEMENT_BYTES * self._num_params(tp_group, num_layers, first, last)
         message = micro_batch_size * self._message_bytes
@@ -313,7 +313,7 @@ class FlashFlexPricer:
         )
         return found
 
-    def _stage_cost(self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
+    def _stage_cost(self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
         key = (tp_group, num_layers, first, last, size)
         found = self._stages.get(key)
         if found is None:

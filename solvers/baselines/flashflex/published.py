@@ -18,7 +18,7 @@ from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from hexiopt.units import GB
 from solvers.baselines._plans import optimizer_sharding
-from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
+from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexTpGroup
 from solvers.baselines.flashflex.released import StageSequence
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
@@ -33,8 +33,8 @@ Pipelines = tuple[StageSequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _OurSite(FlashFlexSite):
-    """A site of FlashFlex's formulas with the same site of our cost model."""
+class _OurTpGroup(FlashFlexTpGroup):
+    """A TP group of FlashFlex's formulas, with the same one of our cost model."""
 
     own: Any = None
 
@@ -45,26 +45,26 @@ class OurMemory(FlashFlexPricer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
         self._model = PlanPricer(problem)
-        self._places: dict[tuple[int, ...], _OurSite] = {}
+        self._places: dict[tuple[int, ...], _OurTpGroup] = {}
 
-    def tp_group(self, devices: tuple[int, ...]) -> _OurSite:
-        """The site of a TP group."""
+    def tp_group(self, devices: tuple[int, ...]) -> _OurTpGroup:
+        """The TP group that these devices form."""
         found = self._places.get(devices)
         if found is None:
             base, own = super().tp_group(devices), self._model.tp_group(devices)
-            found = _OurSite(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
+            found = _OurTpGroup(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
             self._places[devices] = found
         return found
 
     def stage_s(
-        self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Seconds with full recompute."""
         return super().stage_s(tp_group, num_layers, first, last, micro_batch_size, "full")
 
     def max_layers(
         self,
-        tp_group: FlashFlexSite,
+        tp_group: FlashFlexTpGroup,
         first: bool,
         last: bool,
         micro_batch_size: int,
@@ -73,7 +73,7 @@ class OurMemory(FlashFlexPricer):
         shards: StateSharding,
     ) -> int:
         """The most layers that fit by our memory."""
-        assert isinstance(tp_group, _OurSite), "a site of this pricer"
+        assert isinstance(tp_group, _OurTpGroup), "a TP group of this pricer"
         return self._model.max_layers(tp_group.own, first, last, micro_batch_size, policy, held, shards)
 
     def policies(self) -> tuple[str, ...]:

@@ -177,8 +177,8 @@ class StagePlanner:
             return []
         return [replace(uniform, tps=tuple(tps))]
 
-    def _sites(self, order: Ranks, tp: int) -> frozenset[TpGroup]:
-        """The sites of all TP groups of a degree."""
+    def _tp_groups(self, order: Ranks, tp: int) -> frozenset[TpGroup]:
+        """The TP groups of a degree, those that cost the same once."""
         key = (frozenset(order), tp)
         found = self._found_sites.get(key)
         if found is None:
@@ -193,7 +193,7 @@ class StagePlanner:
         """The options of stage `s` with TP degree `tp`."""
         stages = len(choice.tps)
         holders = len(order) // stages // tp
-        tp_groups = self._sites(order, tp)
+        tp_groups = self._tp_groups(order, tp)
         held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
         spread, samples = StateSharding(choice.zero, holders), choice.sequences // holders
         key = (tp_groups, s == 0, s == stages - 1, samples, held, spread, choice.policies)

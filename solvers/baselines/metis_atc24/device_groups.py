@@ -83,13 +83,15 @@ class RankedDevices:
         self.degrees = sorted(
             {t for own in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(own))}
         )
-        self._sites: dict[int, list[Any]] = {tp: [self._site(a, tp) for a in range(len(ranks))] for tp in self.degrees}
+        self._tp_groups: dict[int, list[Any]] = {
+            tp: [self._tp_group(a, tp) for a in range(len(ranks))] for tp in self.degrees
+        }
         self._crossing_s = [self._sequence_s(a) for a in range(len(ranks) + 1)]
         self._places: dict[tuple[int, int, int], tuple[tuple[Any, ...], float, float]] = {}
         self.max_stages = min(len(ranks), problem.model.num_layers, _MAX_STAGES)
 
-    def _site(self, a: int, tp: int) -> Any:
-        """The site of the TP group that begins at rank a; None if it would leave the machine."""
+    def _tp_group(self, a: int, tp: int) -> Any:
+        """The TP group that begins at rank a; None if it would leave the machine."""
         if a + tp > len(self.ranks) or self._machine[a] != self._machine[a + tp - 1]:
             return None
         allowed = self.problem.space.allowed_tp(self.problem.cluster.machines[self._machine[a]].num_gpus)
@@ -156,9 +158,9 @@ class RankedDevices:
         return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, max_layers)
 
     def _place(self, a: int, size: int, tp: int) -> tuple[tuple[Any, ...], float, float]:
-        """Sites of the replicas (None for those that would leave their machine), and seconds of their ring and of
+        """TP groups of the replicas (None for those that would leave their machine), and seconds of their ring and of
         waits."""
-        return tuple(self._sites[tp][a : a + size : tp]), self._ring_s(a, size, tp), self._waits_s(a, a + size)
+        return tuple(self._tp_groups[tp][a : a + size : tp]), self._ring_s(a, size, tp), self._waits_s(a, a + size)
 
     def is_aligned(self, group: StageGroup) -> bool:
         """Whether the group begins at a multiple of its size from the first rank of its machine."""
