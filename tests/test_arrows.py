@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -50,17 +50,21 @@ PARTS = (
 EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports from further up): may only shrink
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, anywhere in it."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found += (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the whole name"
-            yield node.module or ""
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            found.append(node.module or "")
+            found += (f"{node.module}.{name.name}" for name in node.names)
+    return tuple(found)
 
 
+@cache
 def files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
