@@ -1,0 +1,244 @@
+"""What a change of plans moves: the states that each device must fetch, from which device, and how long that takes.
+
+A device holds an interval of each unit's parameters, where a unit is a layer, the embedding or the LM head and [0, 1)
+all its parameters: rank r of a TP group of t holds weights [r/t, (r+1)/t). Master weights and moments follow, cut under
+ZeRO among the holders of the sharding group in equal parts (`StateSharding`). A device keeps what it already holds and
+fetches the rest from devices that hold it. Where no remaining device holds a part, training goes back to a checkpoint,
+from which every device reads all its states.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.units import GB
+
+Interval = tuple[int, float, float]  # device; the part of a unit that it holds, [start, end) within [0, 1)
+_ROUNDING = 1e-12  # of a unit
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that a device fetches from another one, or from a checkpoint where `source` is None."""
+
+    device: int
+    source: int | None
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Moving:
+    """The transfers that begin a plan on the devices of `problem`. Between two devices there is at most one.
+
+    `from_checkpoint`: some state is on no remaining device, so that all states come from a checkpoint.
+    """
+
+    problem: Problem
+    transfers: tuple[Transfer, ...]
+    from_checkpoint: bool
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of all transfers."""
+        return sum(one.num_bytes for one in self.transfers)
+
+    @cached_property
+    def fetched_bytes(self) -> Mapping[int, float]:
+        """Bytes that each device fetches, of devices that fetch any."""
+        found: dict[int, float] = defaultdict(float)
+        for one in self.transfers:
+            found[one.device] += one.num_bytes
+        return found
+
+    def seconds(self, checkpoint_gb_per_s: float | None = None) -> float:
+        """A lower bound on the duration in seconds, with all transfers at once: that of the busiest link.
+
+        Transfers between machines load every network resource on their route, those inside one the links of both
+        devices. A machine reads a checkpoint at `checkpoint_gb_per_s`; None: as fast as its interfaces receive.
+        """
+        cluster, network = self.problem.cluster, self.problem.cluster.network
+        between: dict[int, float] = defaultdict(float)
+        inside: dict[tuple[int, bool], float] = defaultdict(float)
+        read: dict[int, float] = defaultdict(float)
+        for one in self.transfers:
+            machine = int(cluster.machine_of[one.device])
+            if one.source is None:
+                if checkpoint_gb_per_s is None:
+                    between[network.receive_interface(one.device)] += one.num_bytes
+                else:
+                    read[machine] += one.num_bytes
+            elif int(cluster.machine_of[one.source]) == machine:
+                seconds = one.num_bytes / network.path(one.source, one.device)[1]
+                inside[one.source, True] += seconds
+                inside[one.device, False] += seconds
+            else:
+                for resource in network.route(one.source, one.device):
+                    between[resource] += one.num_bytes
+        shared = (num_bytes / float(network.capacity[resource]) for resource, num_bytes in between.items())
+        reading = (num_bytes / ((checkpoint_gb_per_s or 1.0) * GB) for num_bytes in read.values())
+        return max((*shared, *inside.values(), *reading), default=0.0)
+
+
+def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Moving:
+    """What `plan` on `problem` must fetch where `old` ran on `old_problem`, which trained the same model.
+
+    Devices are the same where their names are. Devices that `problem` excludes, or whose cluster lacks them, are lost
+    with what they held.
+    """
+    cluster = problem.cluster
+    left = {cluster.device_name(device): device for device in problem.usable_devices}
+    now = {device: left.get(old_problem.cluster.device_name(device)) for device in old.devices()}
+    held = _holdings(old_problem, old)
+    wanted = _holdings(problem, plan)
+    unit_bytes = _unit_bytes(problem)
+    patterns: dict[tuple[tuple[Interval, ...], tuple[Interval, ...]], float] = defaultdict(float)
+    for key, needs in wanted.items():
+        have = tuple((left_device, a, b) for device, a, b in held[key] if (left_device := now[device]) is not None)
+        patterns[have, tuple(needs)] += unit_bytes[key]
+    fetched: list[tuple[int, tuple[int, ...], float]] = []
+    for (have, needs), num_bytes in patterns.items():
+        for device, sources, part in _missing(have, needs):
+            if not sources:
+                return _restored(problem, wanted, unit_bytes)
+            fetched.append((device, sources, part * num_bytes))
+    return Moving(problem, tuple(_assigned(problem, fetched)), from_checkpoint=False)
+
+
+Key = tuple[int, bool]  # number of the unit (layers, then embedding and head); weights, or master weights and moments
+
+
+def _unit_bytes(problem: Problem) -> dict[Key, float]:
+    model, workload = problem.model, problem.workload
+    params = [*([model.layer_params] * model.num_layers), model.embedding_params, model.head_params]
+    per_param = {True: workload.element_bytes, False: workload.master_bytes + workload.optimizer_bytes}
+    return {(unit, weights): count * size for unit, count in enumerate(params) for weights, size in per_param.items()}
+
+
+def _holdings(problem: Problem, plan: Plan) -> dict[Key, list[Interval]]:
+    """Who holds which part of each unit, in the order of the plan."""
+    num_layers = problem.model.num_layers
+    held: dict[Key, list[Interval]] = defaultdict(list)
+    for pipeline in plan.pipelines:
+        for s, stage in enumerate(pipeline.stages):
+            units = [layer for first, end in stage.layers for layer in range(first, end)]
+            units += [num_layers] * (s == 0) + [num_layers + 1] * (s == len(pipeline.stages) - 1)
+            own = [
+                (device, rank / len(devices), (rank + 1) / len(devices))
+                for devices in stage.parameter_copies
+                for rank, device in enumerate(devices)
+            ]
+            for unit in units:
+                held[unit, True] += own
+    groups = _sharding_group_of(problem, plan)
+    cut: dict[tuple[Interval, ...], list[Interval]] = {}
+    for unit, weights in list(held):
+        own = held[unit, weights]
+        key = tuple(own)
+        if plan.sharding.stage and key not in cut:
+            cut[key] = _sharded(own, groups)
+        held[unit, False] = cut.get(key, own)
+        if plan.sharding.stage == 3:
+            held[unit, True] = held[unit, False]
+    return held
+
+
+def _sharding_group_of(problem: Problem, plan: Plan) -> Mapping[int, int]:
+    groups = plan.sharding.groups
+    if isinstance(groups, str):
+        machine_of = problem.cluster.machine_of
+        return {device: int(machine_of[device]) if groups == "machine" else 0 for device in plan.devices()}
+    return {device: number for number, group in enumerate(groups) for device in group}
+
+
+def _sharded(held: Sequence[Interval], groups: Mapping[int, int]) -> list[Interval]:
+    """Each part of a unit cut equally among its holders in each sharding group."""
+    by_group: dict[int, list[Interval]] = defaultdict(list)
+    for device, start, end in held:
+        by_group[groups[device]].append((device, start, end))
+    found = []
+    for own in by_group.values():
+        for start, end, devices in _segments(own):
+            step = (end - start) / len(devices)
+            found += [(device, start + k * step, start + (k + 1) * step) for k, device in enumerate(devices)]
+    return found
+
+
+def _segments(held: Iterable[Interval]) -> list[tuple[float, float, tuple[int, ...]]]:
+    """The unit cut where any holder's part begins or ends: [start, end) and its holders, in order; only parts held."""
+    events: dict[float, tuple[list[int], list[int]]] = {}
+    order: dict[int, int] = {}
+    for device, start, end in held:
+        order.setdefault(device, len(order))
+        for at, side in ((start, 0), (end, 1)):
+            events.setdefault(round(at / _ROUNDING) * _ROUNDING, ([], []))[side].append(device)
+    found, active, before = [], dict[int, int](), 0.0
+    for at in sorted(events):
+        if active and at > before:
+            found.append((before, at, tuple(sorted(active, key=order.__getitem__))))
+        begins, ends = events[at]
+        for device in ends:
+            active[device] -= 1
+            if not active[device]:
+                del active[device]
+        for device in begins:
+            active[device] = active.get(device, 0) + 1
+        before = at
+    return found
+
+
+def _missing(have: Sequence[Interval], needs: Sequence[Interval]) -> list[tuple[int, tuple[int, ...], float]]:
+    """What devices need and do not hold: device, who holds it (none: nobody), and the part of the unit."""
+    segments = _segments(have)
+    starts = [start for start, _, _ in segments]
+    found: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
+    for device, start, end in needs:
+        at = start
+        k = max(0, bisect_right(starts, start + _ROUNDING) - 1)
+        while at < end - 2 * _ROUNDING:
+            if k < len(segments) and segments[k][1] <= at + _ROUNDING:
+                k += 1
+                continue
+            first, last, holders = segments[k] if k < len(segments) else (end, end, ())
+            if first > at + _ROUNDING:  # a gap that nobody holds
+                last, holders = min(first, end), ()
+            until = min(last, end)
+            if device not in holders:
+                found[device, holders] += until - at
+            at = until
+    return [(device, holders, part) for (device, holders), part in found.items()]
+
+
+def _restored(problem: Problem, wanted: Mapping[Key, Sequence[Interval]], unit_bytes: Mapping[Key, float]) -> Moving:
+    """Everything from a checkpoint."""
+    read: dict[int, float] = defaultdict(float)
+    for key, needs in wanted.items():
+        for device, start, end in needs:
+            read[device] += (end - start) * unit_bytes[key]
+    transfers = tuple(Transfer(device, None, num_bytes) for device, num_bytes in read.items())
+    return Moving(problem, transfers, from_checkpoint=True)
+
+
+def _assigned(problem: Problem, fetched: Iterable[tuple[int, tuple[int, ...], float]]) -> list[Transfer]:
+    """A source for every part: in the same machine where one is, else the least loaded interface; large parts first."""
+    cluster, network = problem.cluster, problem.cluster.network
+    machine_of = cluster.machine_of
+    load: dict[tuple[bool, int], float] = defaultdict(float)  # seconds of devices inside, and of interfaces
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    wishes: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
+    for device, sources, num_bytes in fetched:
+        wishes[device, sources] += num_bytes
+    for (device, sources), num_bytes in sorted(wishes.items(), key=lambda item: (-item[1], item[0])):
+        near = [one for one in sources if machine_of[one] == machine_of[device]]
+        if near:
+            source = min(near, key=lambda one: (load[True, one], one))
+            load[True, source] += num_bytes
+        else:
+            source = min(sources, key=lambda one: (load[False, network.transmit_interface(one)], one))
+            interface = network.transmit_interface(source)
+            load[False, interface] += num_bytes / float(network.capacity[interface])
+        found[device, source] += num_bytes
+    return [Transfer(device, source, num_bytes) for (device, source), num_bytes in found.items()]
