@@ -1,4 +1,7 @@
-"""`hexiopt price plan=path/plan.json`: checks a plan file, prices it again and writes the new prediction."""
+"""`hexiopt price plan=path/plan.json`: checks a plan file, prices it again and writes the new prediction.
+
+Overrides of `cluster` and `workload` price it on a changed network, batch or profile.
+"""
 
 import sys
 
@@ -9,13 +12,15 @@ from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict
+from hexiopt.readers.plan_file import PlanFile, on_problem, plan_file_to_dict
 
 
 def run(job: Job) -> float:
     """Price a plan; returns its step time in seconds. Raises InputError, and NoPlanError where it exceeds memory."""
-    file = job.plan_file()
-    cost = priced(file, str(job.config.plan))
+    where = str(job.config.plan)
+    read, problem = job.changed_plan_file()
+    file = PlanFile(problem, on_problem(read.plan, read.problem.cluster, problem, where), read.solver)
+    cost = priced(file, where)
     job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
     show_plan(job, file.problem, file.plan, cost, file.solver)
     job.show_files("plan.json")

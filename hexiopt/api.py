@@ -29,10 +29,12 @@ from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.shipped import is_shipped, shipped
 from hexiopt.readers.sweep_files import job_folders, jobs_frame
 from hexiopt.reading import Section, number_in, whole_in
+from hexiopt.result import Result
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
+from hexiopt.toolkit.replanning import Replacement, Replanning, replacements
 from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
@@ -47,6 +49,8 @@ __all__ = [
     "Plan",
     "PlanCost",
     "Problem",
+    "Replacement",
+    "Replanning",
     "Solution",
     "SolverCatalogue",
     "SolverInfo",
@@ -61,6 +65,7 @@ __all__ = [
     "plot",
     "price",
     "read_sweep",
+    "replan",
     "solve",
     "solver",
     "solvers",
@@ -164,6 +169,7 @@ def solve(
     *,
     constraints: Mapping[str, Any] | None = None,
     pricer: str | Pricer | Callable[[Problem], Pricer] | None = None,
+    start: Plan | None = None,
     progress: bool | None = None,
     **options: object,
 ) -> Solution:
@@ -172,7 +178,8 @@ def solve(
     `solver` is a name in `solvers()`, or a solver class or object; `options` are its parameters. `max_steps` limits the
     search in the solver's own unit; the same `seed` then gives the same plan, whatever the load of the machine.
     `constraints` are fields of `Space` that replace those of the problem for this call. `pricer` is the cost model that
-    steers the search instead of our own: a declared name, or a class or function that makes one for a problem.
+    steers the search instead of our own: a declared name, or a class or function that makes one for a problem. `start`
+    is a plan for the problem to begin from, such as that of an earlier search: the result is never slower.
     Progress appears on a terminal and in a notebook, unless `progress` is False. Ctrl-C ends the search, and the best
     plan so far is returned.
 
@@ -188,8 +195,51 @@ def solve(
     made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options)
     judge = _pricer(pricer, problem)
     with listening(Interrupt(), problem.workload.tokens, budget.time_limit_s, progress) as listen:
-        result = made.solve(problem, budget, seed=seed, pricer=judge, on_progress=listen)
+        result = made.solve(problem, budget, seed=seed, pricer=judge, on_progress=listen, start=start)
     return Solution.of(problem, result, judge)
+
+
+def replan(
+    plan: PlacedPlan,
+    problem: Problem | None = None,
+    *,
+    lost: Sequence[str] = (),
+    horizon_steps: float = 1000.0,
+    restart_s: float = 0.0,
+    checkpoint_gb_per_s: float | None = None,
+    solver: str | Solver | type = "portfolio",
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    progress: bool | None = None,
+) -> Replanning:
+    """Plans that can replace `plan` on a changed cluster, each with the bytes and seconds that it moves.
+
+    `problem` is the changed problem, of the same model; by default that of `plan`. Machines and devices in `lost` are
+    excluded from it. Devices with the same name hold what they held. Half of `time_limit_s`, and of `max_steps`, goes
+    to the fastest plan, half to one whose moving also pays back within `horizon_steps` steps. `restart_s` seconds are
+    what a change takes beside moving; a machine reads a checkpoint at `checkpoint_gb_per_s` (None: as fast as its
+    network interfaces receive). Raises InputError, also where there is no plan.
+    """
+    changed = plan.problem if problem is None else problem
+    if lost:
+        changed = changed.replace(space=changed.space.replace(exclude=(*changed.space.exclude, *lost)))
+    if changed.model != plan.problem.model:
+        raise InputError("replan: the changed problem has another model; plan again")
+    steps = number_in(horizon_steps, "horizon_steps", above=0.0, at_most=1e12)
+    rest_s = number_in(restart_s, "restart_s", at_least=0.0, at_most=1e9)
+    if checkpoint_gb_per_s is not None:
+        number_in(checkpoint_gb_per_s, "checkpoint_gb_per_s", above=0.0, at_most=1e6)
+
+    half = Budget(time_limit_s / 2, None if max_steps is None else max(1, max_steps // 2))
+    seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
+    made = made_solver(current_name(solver) if isinstance(solver, str) else solver, {})
+
+    def search(start: Plan | None, pricer: Pricer | None) -> Result:
+        with listening(Interrupt(), changed.workload.tokens, half.time_limit_s, progress) as listen:
+            return made.solve(changed, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
+
+    return replacements(plan, changed, search, steps, rest_s, checkpoint_gb_per_s)
 
 
 def compare(

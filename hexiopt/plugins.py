@@ -92,7 +92,7 @@ def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
     return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
 
 
-def refereed(made: SolverClass, **options: object) -> Solver:
+def refereed(made: SolverClass, **options: object) -> Refereed:
     """A solver of the class `made` with its own `options`, its plans checked by the referee.
 
     Raises InputError for unknown options, and for values out of range.

@@ -1,10 +1,14 @@
 """The referee: no plan of a solver passes to anybody unchecked."""
 
 from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from hexiopt.plan.check import Violation, check
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, Solver
@@ -75,7 +79,18 @@ class Refereed:
         seed: int = 0,
         pricer: Pricer | None = None,
         on_progress: OnProgress | None = None,
+        start: Plan | None = None,
     ) -> Result:
-        """As the solver's. Raises InvalidPlanError where its plan breaks a rule, and what the solver raises."""
-        result = self.solver.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress)
+        """As the solver's. Raises InvalidPlanError where its plan breaks a rule, InputError where `start` does or the
+        solver takes none, and what the solver raises."""
+        more: dict[str, Any] = {}
+        if start is not None:
+            if "start" not in signature(self.solver.solve).parameters:
+                raise InputError(f"start: {self.name} begins from no plan; leave it out, or use solver=portfolio")
+            if broken := check(problem, start):
+                raise InputError(
+                    f"start: breaks the rule {broken[0].rule}: {broken[0].text}; give a plan of this problem"
+                )
+            more["start"] = start
+        result = self.solver.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress, **more)
         return referee(problem, result, pricer)

@@ -129,7 +129,10 @@ OnProgress = Callable[[Progress], bool]  # returns False to stop the search
 
 
 class Solver(Protocol):
-    """Finds a plan. `pricer` replaces our cost model; `on_progress` hears progress and may stop the search."""
+    """Finds a plan. `pricer` replaces our cost model; `on_progress` hears progress and may stop the search.
+
+    A solver whose `solve` also takes `start`, a plan to begin from, returns none that is slower.
+    """
 
     @property
     def name(self) -> str:

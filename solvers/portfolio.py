@@ -32,7 +32,7 @@ from solvers.frame.starts import short_chain_partitions, whole_grids
 from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
-from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
+from solvers.heuristics.local_search import ANNEAL, improve, known_partitions, own_grids, without_grids
 from solvers.sequence.planning import plan_jointly
 
 
@@ -175,7 +175,7 @@ def _run_columns(run: Search, members: Sequence[_Member], others: Budget) -> Non
             columns.generate(made)
             [found] = answers(at_once=run.budget.max_steps is None)
     partitions, priced = found or ((), 0)
-    for partition in partitions:
+    for partition in chain(known_partitions(run), partitions):
         columns.price(partition)
 
     def go_on(number: int) -> Callable[[Search], None]:

@@ -10,7 +10,8 @@ from typing import cast
 
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.plugins import ALIASES, SolverClass, current_name, declared, imported, refereed
-from hexiopt.solving import Capabilities, Solver
+from hexiopt.referee import Refereed
+from hexiopt.solving import Capabilities
 
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
@@ -56,7 +57,7 @@ def solver_class(name: str) -> SolverClass:
     return imported(name, solvers[name])
 
 
-def make_solver(name: str, **options: object) -> Solver:
+def make_solver(name: str, **options: object) -> Refereed:
     """The solver called `name` with its own `options`, its plans checked by the referee.
 
     Raises InputError for unknown names and options, and for values out of range.

@@ -22,12 +22,13 @@ from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.readers.huggingface import config_file, model_from_config, name_of_file
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
+from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
 from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
-from hexiopt.referee import InvalidPlanError
+from hexiopt.referee import InvalidPlanError, Refereed
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
 from hexiopt.toolkit.comparing import bound_above
@@ -35,6 +36,7 @@ from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
 INTERRUPTED = 130
+_CHANGEABLE = ("cluster", "workload")  # of a plan file's problem, by the verbs that price it anew
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 
 
@@ -123,11 +125,33 @@ class Job:
 
     def plan_file(self) -> PlanFile:
         """The plan file `plan=...`. Raises InputError, also where an override concerns what the file holds."""
+        return self._plan_file(_PROBLEM_KEYS)
+
+    def changed_plan_file(self, *own: str) -> tuple[PlanFile, Problem]:
+        """The plan file `plan=...`, and its problem with the overrides of `cluster` and `workload`.
+
+        `own` are keys that concern the verb, not the file. Raises InputError where an override concerns something else
+        that the file holds.
+        """
+        file = self._plan_file([key for key in _PROBLEM_KEYS if key not in (*_CHANGEABLE, *own)])
+        data = problem_to_dict(file.problem)
+        chosen = self.choices.get("cluster") is not None
+        if chosen or self.config.cluster:
+            changed = overlay(_inheriting(data["cluster"]), self.config.cluster)
+            section = self._section("cluster") if chosen else Section(changed, "cluster")
+            data["cluster"] = cluster_to_dict(cluster_from_section(section, self._profile_folder()))
+        for override in self.overrides:
+            key = override.lstrip("+").partition("=")[0].removeprefix("workload.")
+            if key in data["workload"]:
+                data["workload"][key] = getattr(self.config.workload, key)
+        return file, problem_from_section(Section(data, str(self.config.plan)))
+
+    def _plan_file(self, fixed: Sequence[str]) -> PlanFile:
         if not self.config.plan:
             raise InputError(f"plan: is missing; give the file: hexiopt {self.verb} plan=path/plan.json")
         for override in self.overrides:
             key = override.lstrip("+~").partition("=")[0]
-            if key.partition(".")[0].partition("/")[0] in _PROBLEM_KEYS:
+            if key.partition(".")[0].partition("/")[0] in fixed:
                 raise InputError(
                     f"{override.lstrip('+')}: does not apply to a plan file, which holds its whole problem; "
                     "remove it, or plan again"
@@ -199,6 +223,13 @@ class Job:
                 print(os.path.relpath(self.folder / name))
 
 
+def _inheriting(cluster: dict[str, Any]) -> dict[str, Any]:
+    """A cluster's mapping in which machines state only network rates that are not the cluster's own."""
+    common = {f"nic_{key}": value for key, value in cluster["inter_machine"].items()}
+    own = [{k: v for k, v in machine.items() if k not in common or v != common[k]} for machine in cluster["machines"]]
+    return {**cluster, "machines": own}
+
+
 def config_names(group: str) -> list[str]:
     """The names of the configurations in a group."""
     found = (entry.name for entry in files("conf").joinpath(group).iterdir())
@@ -226,7 +257,7 @@ def overlay(base: Any, over: Any) -> Any:
 # --------------------------------------------------------------------------------- searching
 
 
-def solver_of(job: Job) -> Solver:
+def solver_of(job: Job) -> Refereed:
     """The solver of the configuration. Raises InputError."""
     return make_solver(job.config.solver.name, **job.config.solver.options())
 
@@ -236,7 +267,8 @@ def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
 
     Raises InputError as `make_solver` does, and for an option that none of them accepts.
     """
-    options, made, left = job.config.solver.options(), [], set(job.config.solver.options())
+    options, left = job.config.solver.options(), set(job.config.solver.options())
+    made: list[Solver] = []
     for name in names:
         taken = {field.name for field in parameters(solver_class(name))}
         made.append(make_solver(name, **{key: value for key, value in options.items() if key in taken}))

@@ -191,6 +191,22 @@ class TrainConfig:
 
 
 @dataclass
+class ReplanConfig:
+    """How `replan` weighs new plans: training steps until the next change, seconds that a change takes beside moving
+    states, and GB/s at which a machine reads a checkpoint (null: as fast as its network interfaces receive)."""
+
+    horizon_steps: float = 1000.0
+    restart_s: float = 0.0
+    checkpoint_gb_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        section = Section(asdict(self), "replan")
+        section.number("horizon_steps", above=0, at_most=1e12)
+        section.number("restart_s", at_least=0, at_most=1e9)
+        section.number("checkpoint_gb_per_s", above=0, at_most=1e6, default=None)
+
+
+@dataclass
 class EmulateConfig:
     """The settings of `emulate`: it trains the plans of `solvers`, and of plan=... if given, for `steps` steps each
     after a warm-up step.
@@ -308,7 +324,7 @@ class DiscoverConfig:
 @dataclass
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `plan` is the path of a plan file,
-    `data` that of a file of measured runs."""
+    `lost` the machines and devices that `replan` does without, `data` the path of a file of measured runs."""
 
     cluster: Any = None
     model: Any = None
@@ -320,10 +336,12 @@ class Config:
     seed: int = 0
     report: bool | None = None
     plan: str | None = None
+    lost: list[str] = field(default_factory=list)
     data: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    replan: ReplanConfig = field(default_factory=ReplanConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)

@@ -4,6 +4,7 @@ VERBS = {
     "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
     "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png",
     "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
+    "replan": "plans again after plan=... without lost=[...] or on a changed cluster; writes plan.json, replan.json",
     "train": "trains with plan=... or a plan found first; writes checkpoints, metrics.jsonl, timeline.json, loss.png",
     "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
     "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",

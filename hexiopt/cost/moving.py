@@ -96,9 +96,9 @@ def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Mov
     wanted = _holdings(problem, plan)
     unit_bytes = _unit_bytes(problem)
     patterns: dict[tuple[tuple[Interval, ...], tuple[Interval, ...]], float] = defaultdict(float)
-    for key, needs in wanted.items():
+    for key, wants in wanted.items():
         have = tuple((left_device, a, b) for device, a, b in held[key] if (left_device := now[device]) is not None)
-        patterns[have, tuple(needs)] += unit_bytes[key]
+        patterns[have, tuple(wants)] += unit_bytes[key]
     fetched: list[tuple[int, tuple[int, ...], float]] = []
     for (have, needs), num_bytes in patterns.items():
         for device, sources, part in _missing(have, needs):
@@ -136,11 +136,11 @@ def _holdings(problem: Problem, plan: Plan) -> dict[Key, list[Interval]]:
     groups = _sharding_group_of(problem, plan)
     cut: dict[tuple[Interval, ...], list[Interval]] = {}
     for unit, weights in list(held):
-        own = held[unit, weights]
-        key = tuple(own)
+        whole = held[unit, weights]
+        key = tuple(whole)
         if plan.sharding.stage and key not in cut:
-            cut[key] = _sharded(own, groups)
-        held[unit, False] = cut.get(key, own)
+            cut[key] = _sharded(whole, groups)
+        held[unit, False] = cut.get(key, whole)
         if plan.sharding.stage == 3:
             held[unit, True] = held[unit, False]
     return held

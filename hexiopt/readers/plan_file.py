@@ -183,6 +183,24 @@ def read_plan(path: str | Path) -> PlanFile:
     return PlanFile(problem, plan, read)
 
 
+def on_problem(plan: Plan, cluster: Cluster, problem: Problem, where: str = "plan") -> Plan:
+    """A plan on `cluster` for `problem`: the devices of the same names, and micro-batches for its global batch.
+
+    Raises InputError where the cluster of `problem` lacks a device, and where the batch cannot be spread as it was.
+    """
+    data = plan_to_dict(plan, cluster)
+    batch, before = problem.workload.global_batch, sum(pipeline.num_sequences for pipeline in plan.pipelines)
+    for k, pipeline in enumerate(data["pipelines"]):
+        count, rest = divmod(pipeline["num_micro_batches"] * batch, before)
+        if rest or not count:
+            raise InputError(
+                f"{where}: pipelines[{k}]: {pipeline['num_micro_batches']} micro-batches of {before} sequences are no "
+                f"whole number of {batch}; choose a batch that is a multiple, or plan again"
+            )
+        pipeline["num_micro_batches"] = count
+    return plan_from_section(Section(data, where), problem.cluster)
+
+
 def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
     schedule = schedule_named(section.text("schedule"), section.at("schedule"))

@@ -11,7 +11,7 @@ from hexiopt.errors import InputError, did_you_mean
 from hexiopt.frame import Frame
 from hexiopt.plugins import SolverClass, current_name, declared, imported, parameters, refereed
 from hexiopt.referee import Refereed
-from hexiopt.solving import Capabilities, Solver
+from hexiopt.solving import Capabilities
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def solver_class(name: str, targets: Mapping[str, str]) -> SolverClass:
     return imported(name, targets[name])
 
 
-def made_solver(solver: object, options: Mapping[str, object]) -> Solver:
+def made_solver(solver: object, options: Mapping[str, object]) -> Refereed:
     """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object.
 
     Raises InputError for unknown names and options, for values out of range, and for objects that are not solvers.

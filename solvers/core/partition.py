@@ -7,10 +7,12 @@ and are changed as one. In a *replicated* pipeline group the TP groups of a stag
 replicas of that stage of a single pipeline.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.schedules.schedule import Schedule
 
 DeviceGroup = tuple[int, ...]  # devices of a TP group
@@ -74,6 +76,30 @@ class Partition:
     def devices(self) -> set[int]:
         """All devices used."""
         return {d for b in self.pipeline_groups for stage_groups in b.stages for group in stage_groups for d in group}
+
+
+def partition_of(plan: Plan) -> Partition | None:
+    """The partition that a plan follows, its like pipelines in one group; None where stages have sequence layouts.
+
+    Completed, it may get other layers and micro-batches than the plan has.
+    """
+    alike: dict[Hashable, list[Pipeline]] = defaultdict(list)
+    for pipeline in plan.pipelines:
+        if any(not stage.replicas for stage in pipeline.stages):
+            return None
+        replicated = any(len(stage.replicas) > 1 for stage in pipeline.stages)
+        shape = tuple((stage.layers, stage.tp) for stage in pipeline.stages)
+        alike[pipeline if replicated else (shape, pipeline.micro_batch_size)].append(pipeline)
+    groups = []
+    for first, *others in alike.values():
+        columns = zip(*(one.stages for one in (first, *others)), strict=True)
+        stages = [tuple(r.devices for stage in column for r in stage.replicas) for column in columns]
+        replicated = any(len(stage.replicas) > 1 for stage in first.stages)
+        groups.append(PipelineGroup(tuple(stages), first.micro_batch_size, replicated))
+    sharding = plan.sharding
+    chunks = max(pipeline.num_chunks for pipeline in plan.pipelines)
+    named = sharding.groups if isinstance(sharding.groups, str) else "all"
+    return Partition(tuple(groups), plan.schedule, sharding.stage, chunks, named)
 
 
 @dataclass(frozen=True, slots=True)

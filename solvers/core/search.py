@@ -45,6 +45,7 @@ class Search:
         self.pricer: Pricer = pricer or PlanPricer(problem)
         exact = self.pricer.features.exact
         self.bound_s = 0.0 if exact is None else lower_bound_s(exact)
+        self.start: Plan | None = None  # a plan to begin from
         self.plan: Plan | None = None
         self.cost: Cost | None = None
         self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan that exceeds memory least
@@ -184,6 +185,12 @@ class Search:
     def best_s(self) -> float:
         """Best step time so far."""
         return self.cost.step_time_s if self.cost else float("inf")
+
+    def begin_at(self, start: Plan | None) -> None:
+        """Price `start`, a plan known before, if there is one; searches that move from plan to plan begin there."""
+        self.start = start
+        if start is not None:
+            self.offer(start)
 
     def offer(self, plan: Plan, cost: Cost | None = None, source: Any = None) -> Cost:
         """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting.

@@ -5,6 +5,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, refuse
@@ -36,13 +37,15 @@ class SearchSolver(ABC):
         seed: int = 0,
         pricer: Pricer | None = None,
         on_progress: OnProgress | None = None,
+        start: Plan | None = None,
     ) -> Result:
-        """The best plan found within `budget`; without one, the reason.
+        """The best plan found within `budget`, none slower than `start`; without one, the reason.
 
         Raises InputError for what its capabilities do not cover, and where a package is missing.
         """
         refuse(self, problem, pricer)
         run = Search(self.name, problem, budget, seed, pricer, on_progress)
+        run.begin_at(start)
         if self.capabilities.kind == "baseline":
             run.remedy = f"{self.name} plans within its own space, so try solver=portfolio"
         elif self.capabilities.sequence == "only":

@@ -9,12 +9,13 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
 from solvers.core.operators import OperatorTally
-from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
+from solvers.core.partition import DoesNotFit, Partition, PipelineGroup, partition_of
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
 from solvers.frame.solver import SearchSolver
@@ -177,6 +178,13 @@ def own_grids(
                 yield from (replace(base, sharding=sharding, groups=way) for way in sharding_groups(problem, sharding))
 
 
+def known_partitions(search: Search) -> Iterator[Partition]:
+    """That of the plan from which the search begins, if there is one."""
+    partition = partition_of(search.start) if search.start is not None else None
+    if partition is not None:
+        yield partition
+
+
 def improve(
     climber: HillClimber,
     starts: Iterable[Partition],
@@ -192,6 +200,7 @@ def improve(
     halving (Jamieson and Talwalkar, 2016): a start soon shows whether it leads anywhere.
     """
     search = climber.search
+    starts = chain(known_partitions(search), starts)
     annealer = Annealer(search, climber.completer, climber.rng, recreate_share)
     pool: list[tuple[float, int, Partition]] = []
     least, for_starts = math.inf, allowance.part(_STARTS)

@@ -1,0 +1,296 @@
+"""New plans for a cluster that has changed, each weighed against what it moves.
+
+Three plans are made: the one that moves least (pipelines that are still whole go on as they are and share the batch),
+the fastest one, and one in between, whose search minimises the step time plus the seconds of moving spread over the
+steps until the next change. What is on no other's frontier of step time and moving time is dropped.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.moving import Moving, moving
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
+from hexiopt.frame import Frame
+from hexiopt.memo import Memo
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, solver_to_dict
+from hexiopt.reading import Section
+from hexiopt.result import Result
+from hexiopt.solving import Pricer
+from hexiopt.toolkit.naming import renumbered
+from hexiopt.toolkit.solution import PlacedPlan, PlanCost
+from hexiopt.units import GIB
+from hexiopt.value import Value
+
+LEAST, BETWEEN, FASTEST = "least moved", "in between", "fastest"
+_KEPT = 20_000  # plans whose moving is remembered
+_SAME = 1e-12  # of a step time
+
+
+@dataclass(frozen=True, repr=False)
+class Replacement(Value):
+    """A plan for the changed problem: its price, what it moves and how long that takes in seconds."""
+
+    name: str
+    plan: PlacedPlan
+    cost: PlanCost
+    moving: Moving
+    moving_s: float
+
+    def total_s(self, steps: float) -> float:
+        """Seconds of moving and of `steps` steps."""
+        return self.moving_s + steps * self.cost.step_time_s
+
+
+@dataclass(frozen=True, repr=False)
+class Replanning(Value):
+    """What can replace a plan: `replacements` from the least moved to the fastest, all on the frontier.
+
+    `horizon_steps`: training steps until the next change, which decide between them.
+    """
+
+    before: PlacedPlan
+    replacements: tuple[Replacement, ...]
+    horizon_steps: float
+
+    @cached_property
+    def best(self) -> Replacement:
+        """The one that trains `horizon_steps` steps first."""
+        return min(self.replacements, key=lambda one: one.total_s(self.horizon_steps))
+
+    def pays_back_steps(self, one: Replacement) -> float | None:
+        """After how many steps `one` has made good what it moves beyond the least moved plan; None for that one."""
+        least = self.replacements[0]
+        if one is least:
+            return None
+        return (one.moving_s - least.moving_s) / (least.cost.step_time_s - one.cost.step_time_s)
+
+    def frame(self) -> Frame:
+        """One row per replacement."""
+        rows = [
+            {
+                "plan": one.name,
+                "step_time_s": one.cost.step_time_s,
+                "tokens_per_s": one.cost.tokens_per_s,
+                "moved_gib": one.moving.num_bytes / GIB,
+                "moving_s": one.moving_s,
+                "from_checkpoint": one.moving.from_checkpoint,
+                "pays_back_steps": self.pays_back_steps(one),
+                "chosen": one is self.best,
+            }
+            for one in self.replacements
+        ]
+        return Frame.of(rows, title=f"Plans after the change, for {self.horizon_steps:,.0f} more steps")
+
+    def __str__(self) -> str:
+        return str(self.frame())
+
+    def __repr__(self) -> str:
+        return f"Replanning({len(self.replacements)} plans; best: {self.best.name}, {self.best.cost!r})"
+
+
+class MovingPricer:
+    """Our cost model, with the seconds of moving, spread over `horizon_steps`, added to each step."""
+
+    def __init__(
+        self, problem: Problem, moved: Callable[[Plan], float], horizon_steps: float, pricer: PlanPricer | None = None
+    ) -> None:
+        self._own = pricer or PlanPricer(problem)
+        self._moved_s, self._horizon_steps = Memo(moved, _KEPT), horizon_steps
+        self.features = replace(self._own.features, exact=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
+        """The cost of a plan whose step also takes its share of the moving."""
+        cost = self._own.price(plan, pipelines)
+        step_s = cost.step_time_s + self._moved_s[plan] / self._horizon_steps
+        slower = cost.step_time_s / step_s
+        return replace(cost, step_time_s=step_s, tokens_per_s=cost.tokens_per_s * slower, mfu=cost.mfu * slower)
+
+
+Search = Callable[[Plan | None, Pricer | None], Result]  # from a plan to begin with and a cost model to a result
+
+
+def replacements(
+    before: PlacedPlan,
+    problem: Problem,
+    search: Search,
+    horizon_steps: float,
+    restart_s: float = 0.0,
+    checkpoint_gb_per_s: float | None = None,
+) -> Replanning:
+    """The plans for `problem` that can replace `before`; `search` is run twice.
+
+    A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`.
+    Raises InputError where no plan is found.
+    """
+
+    def moved(plan: Plan) -> tuple[Moving, float]:
+        what = moving(before.problem, before, problem, plan)
+        goes_on = not what.transfers and len(plan.pipelines) == len(before.pipelines)
+        return what, 0.0 if goes_on else restart_s + what.seconds(checkpoint_gb_per_s)
+
+    def replacement(name: str, plan: Plan, solver: Mapping[str, Any] = MappingProxyType({})) -> Replacement:
+        placed = PlacedPlan.of(problem, plan, solver)
+        return Replacement(name, placed, placed.cost, *moved(plan))
+
+    least = kept(before, problem)
+    found = [] if least is None else [replacement(LEAST, least)]
+    fastest = search(least, None)
+    if fastest.plan is None:
+        if not found:
+            raise InputError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
+        return Replanning(before, tuple(found), horizon_steps)
+    near = staying(before, problem, fastest.plan)
+    found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
+    pricer = MovingPricer(problem, lambda plan: moved(plan)[1], horizon_steps)
+    between = search(min(found, key=lambda one: one.total_s(horizon_steps)).plan, pricer)
+    if between.plan is not None:
+        found.append(replacement(BETWEEN, staying(before, problem, between.plan), solver_to_dict(between)))
+    return Replanning(before, tuple(_frontier(found)), horizon_steps)
+
+
+def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
+    """Those that no other beats in step time and moving time, least moved first."""
+    left: list[Replacement] = []
+    for one in sorted(found, key=lambda one: (one.moving_s, one.cost.step_time_s)):
+        if not left or one.cost.step_time_s < left[-1].cost.step_time_s * (1 - 1e-9):
+            left.append(one)
+    return left
+
+
+def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
+    """The pipelines of a plan whose devices are all left, with the batch shared among them by their speed.
+
+    None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
+    """
+    old, names = before.problem.cluster, {problem.cluster.device_name(device) for device in problem.usable_devices}
+    whole = [
+        k
+        for k, pipeline in enumerate(before.pipelines)
+        if all(old.device_name(device) in names for stage in pipeline.stages for device in stage.all_devices())
+    ]
+    counts = _shared_batch(before, whole, problem.workload.global_batch)
+    if counts is None:
+        return None
+    pipelines = tuple(replace(before.pipelines[k], num_micro_batches=counts[k]) for k in whole)
+    groups = before.sharding.groups
+    if not isinstance(groups, str):
+        used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.all_devices()}
+        groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
+    try:
+        plan = Plan(pipelines, before.schedule, Sharding(before.sharding.stage, groups))
+        plan = plan_from_section(Section(plan_to_dict(plan, old), "plan"), problem.cluster)
+        return plan if not check(problem, plan) and PlanPricer(problem).price(plan).fits else None
+    except InputError:  # such as counts that the schedule does not take
+        return None
+
+
+def _shared_batch(before: PlacedPlan, whole: Sequence[int], batch: int) -> Mapping[int, int] | None:
+    """Micro-batches of each pipeline, so that all end at about the same time; None where they cannot sum to `batch`."""
+    if not whole:
+        return None
+    pipelines: dict[int, Pipeline] = {k: before.pipelines[k] for k in whole}
+    per_sequence_s = {k: before.cost.pipelines[k].end_s / pipelines[k].num_sequences for k in whole}
+    counts = dict.fromkeys(whole, 1)
+    left = batch - sum(pipeline.micro_batch_size for pipeline in pipelines.values())
+    smallest = gcd(*(pipeline.micro_batch_size for pipeline in pipelines.values()))
+    if left < 0 or left % smallest:
+        return None
+    while left:
+        # the pipeline that would end first with one more, of those whose micro-batch still leaves a sum
+        sizes = {k: p.micro_batch_size for k, p in pipelines.items() if p.micro_batch_size <= left}
+        k = min(sizes, key=lambda k: ((counts[k] + 1) * sizes[k] * per_sequence_s[k], k), default=None)
+        if k is None:
+            return None
+        counts[k] += 1
+        left -= sizes[k]
+    return counts
+
+
+def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
+    """`plan` with like machines and like GPUs exchanged so that most weights stay where they are.
+
+    Machines are alike if they are of one kind in one group. Where the exchange would change the price, or links between
+    machines are stated, it is `plan`.
+    """
+    if problem.cluster.links:
+        return plan
+    cluster, machine_of = problem.cluster, problem.cluster.machine_of
+    numbers = {problem.cluster.device_name(device): device for device in problem.usable_devices}
+    held = {numbers.get(before.problem.cluster.device_name(device)): part for device, part in _weights(before).items()}
+    needed = _weights(plan)
+    used: dict[int, list[int]] = defaultdict(list)
+    for device in plan.devices():
+        used[int(machine_of[device])].append(device)
+    group_of = {name: group.name for group in cluster.groups for name in group.members}
+    alike: dict[object, list[int]] = defaultdict(list)
+    for m, usable in problem.usable_by_machine.items():
+        machine = cluster.machines[m]
+        group = group_of.get(machine.name, group_of.get(machine.spec_name))
+        alike[machine.kind, len(usable), group].append(m)
+    found: dict[int, int] = {}
+    for machines in alike.values():
+        pairs = {
+            (a, b): _matched(used[a], problem.usable_by_machine[b], needed, held) for a in machines for b in machines
+        }
+        kept_by = np.array([[pairs[a, b][0] for b in machines] for a in machines])
+        rows, columns = linear_sum_assignment(kept_by, maximize=True)
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            found |= pairs[machines[row], machines[column]][1]
+    moved, pricer = renumbered(plan, found), PlanPricer(problem)
+    old, new = pricer.price(plan), pricer.price(moved)
+    same = abs(new.step_time_s - old.step_time_s) <= _SAME * old.step_time_s and new.fits == old.fits
+    return moved if same else plan
+
+
+_Weights = tuple[frozenset[int], float, float]  # layers, and the part [start, end) of each
+
+
+def _weights(plan: Plan) -> dict[int, _Weights]:
+    """What each device holds."""
+    found = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            layers = frozenset(layer for first, end in stage.layers for layer in range(first, end))
+            for devices in stage.parameter_copies:
+                for rank, device in enumerate(devices):
+                    found[device] = (layers, rank / len(devices), (rank + 1) / len(devices))
+    return found
+
+
+def _matched(
+    devices: Sequence[int],
+    places: Sequence[int],
+    needed: Mapping[int, _Weights],
+    held: Mapping[int | None, _Weights],
+) -> tuple[float, dict[int, int]]:
+    """The layers that stay at best if `devices` take `places`, and who takes which."""
+
+    def common(device: int, place: int) -> float:
+        if place not in held:
+            return 0.0
+        (layers, start, end), (others, first, last) = needed[device], held[place]
+        return len(layers & others) * max(0.0, min(end, last) - max(start, first))
+
+    shared: NDArray[np.float64] = np.array([[common(device, place) for place in places] for device in devices])
+    if not devices:
+        return 0.0, {}
+    rows, columns = linear_sum_assignment(shared, maximize=True)
+    taken = {devices[row]: places[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
+    return float(shared[rows, columns].sum()), taken

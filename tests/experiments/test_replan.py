@@ -1,0 +1,73 @@
+"""`hexiopt replan`, and plan files priced on a changed problem."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+
+SMALL = ("cluster=small_mixed", "model=tiny", "workload=small", "report=false", "bound.time_limit_s=0")
+
+
+@pytest.fixture
+def plan(hexiopt: Run) -> str:
+    ran = hexiopt("plan", *SMALL, "workload.global_batch=8", "solver.max_steps=60", "hydra.run.dir=first")
+    assert ran.code == 0, ran.err
+    return "plan=first/plan.json"
+
+
+def step_s(tmp_path: Path, folder: str) -> float:
+    found: float = json.loads((tmp_path / folder / "plan.json").read_text())["prediction"]["step_time_s"]
+    return found
+
+
+def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, tmp_path: Path, plan: str) -> None:
+    before_s = step_s(tmp_path, "first")
+    changes = {
+        "cluster.inter_machine.bandwidth_gb_per_s=0.001": lambda now_s: now_s > before_s,
+        "workload.global_batch=16": lambda now_s: before_s < now_s < 2.01 * before_s,
+        "workload.seq_len=64": lambda now_s: now_s < before_s,
+    }
+    for change, expected in changes.items():
+        ran = hexiopt("price", plan, change, "hydra.run.dir=again")
+        assert ran.code == 0, ran.err
+        assert expected(step_s(tmp_path, "again")), change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("workload.global_batch=9", "micro-batches of 8 sequences are no whole number of 9; choose a batch"),
+        ("cluster=hexiscale_setting_1", "is on no machine of the cluster"),
+        ("model=tiny", "model=tiny: does not apply to a plan file"),
+        ("solver.max_steps=5", "solver.max_steps=5: does not apply to a plan file"),
+        ("cluster.inter_machine.bandwith_gb_per_s=1", "did you mean bandwidth_gb_per_s?"),
+    ],
+)
+def test_a_change_that_cannot_be_is_one_line(hexiopt: Run, tmp_path: Path, plan: str, change: str, said: str) -> None:
+    ran = hexiopt("price", plan, change, "hydra.run.dir=again")
+    assert ran.code == 2
+    assert said in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert not (tmp_path / "again").exists()
+
+
+def test_replans_without_a_lost_device(hexiopt: Run, tmp_path: Path, plan: str) -> None:
+    cluster = json.loads((tmp_path / "first" / "plan.json").read_text())["problem"]["cluster"]
+    lost = f"{cluster['machines'][0]['name']}:0"
+    ran = hexiopt("replan", plan, f"lost=['{lost}']", "solver.max_steps=60", "report=true", "hydra.run.dir=second")
+    assert ran.code == 0, ran.err
+    assert "Pays back" in " ".join(ran.out.split())
+    found = json.loads((tmp_path / "second" / "replan.json").read_text())
+    new = (tmp_path / "second" / "plan.json").read_text()
+    assert json.loads(new)["problem"]["space"]["exclude"] == [lost]
+    chosen = next(one for one in found["replacements"] if one["name"] == found["chosen"])
+    assert chosen["step_time_s"] == pytest.approx(step_s(tmp_path, "second"))
+    moved = sum(size for own in found["fetched_bytes"].values() for size in own.values())
+    assert moved == pytest.approx(chosen["moved_bytes"])
+    assert (tmp_path / "second" / "replan.png").stat().st_size > 10_000
+    ran = hexiopt("replan", plan, "hydra.run.dir=third")
+    assert (ran.code, "nothing has changed" in ran.err) == (2, True)
+    ran = hexiopt("replan", plan, "lost=[x:9]", "hydra.run.dir=third")
+    assert (ran.code, "exclude: 'x:9'" in ran.err) == (2, True)
