@@ -33,6 +33,7 @@ from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
+from hexiopt.toolkit.fitting import Fit, fitted
 from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
@@ -40,6 +41,7 @@ from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
 __all__ = [
     "Cluster",
     "Comparison",
+    "Fit",
     "Frame",
     "InputError",
     "ModelSpec",
@@ -55,6 +57,7 @@ __all__ = [
     "check",
     "cluster",
     "compare",
+    "fit",
     "load_plan",
     "lower_bound",
     "model",
@@ -256,6 +259,35 @@ def read_sweep(*folders: str | Path) -> Frame:
     for a folder without jobs.
     """
     return jobs_frame([job for folder in folders for job in job_folders(Path(folder))])
+
+
+def fit(
+    problem: Problem,
+    solver: str | Solver | type = "portfolio",
+    time_limit_s: float = 3.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    *,
+    precision: float = 0.03,
+    progress: bool | None = None,
+    **options: object,
+) -> Fit:
+    """What fits in memory, on the whole cluster and on the devices of each GPU type alone.
+
+    The rows of the table say whether the problem fits as asked, the longest `seq_len` and the largest `num_layers`
+    that do, each with everything else as asked, and the largest micro-batch in sequences that fits in a plan found. The
+    global batch is bounded by time alone: micro-batches follow each other. `fittings` has the plans that prove it.
+    Above, a request is `impossible` where the solver proves it, and `without_plan` where it found none.
+
+    `solver` answers each question within `time_limit_s` seconds and `max_steps` steps; `precision` is the relative
+    distance to the least refused request at which bisection ends. After Ctrl-C the answers so far are returned. Raises
+    InputError as `solve` does.
+    """
+    budget = Budget(time_limit_s, max_steps)
+    seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
+    precision = number_in(precision, "precision", at_least=0.0, at_most=1.0)
+    made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options)
+    return fitted(_constrained(problem, None), made, budget, seed, precision, Interrupt(), progress)
 
 
 def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Problem:

@@ -114,6 +114,16 @@ def _check_solvers(verb: str, names: list[str]) -> None:
 
 
 @dataclass
+class FitConfig:
+    """The relative distance between the most that fits and the least that does not at which `fit` ends."""
+
+    precision: float = 0.03
+
+    def __post_init__(self) -> None:
+        Section(asdict(self), "fit").number("precision", at_least=0.0, at_most=1.0)
+
+
+@dataclass
 class CollectConfig:
     """The sweep folders that `collect` gathers; an empty list means the newest sweep in multirun/."""
 
@@ -322,6 +332,7 @@ class Config:
     plan: str | None = None
     data: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
