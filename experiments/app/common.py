@@ -258,11 +258,15 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
 
 def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
     """`results` on one problem with its lower bound, which is computed within `bound.time_limit_s`."""
-    limit_s = job.config.bound.time_limit_s
-    if limit_s is None:
-        limit_s = 0.5 * job.budget.time_limit_s
+    limit_s = bound_limit_s(job)
     bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
     return [result.above(bound_s) for result in results] if bound_s else list(results)
+
+
+def bound_limit_s(job: Job) -> float:
+    """Seconds for the lower bound."""
+    limit_s = job.config.bound.time_limit_s
+    return 0.5 * job.budget.time_limit_s if limit_s is None else limit_s
 
 
 def found(result: Result) -> tuple[Plan, Cost]:

@@ -124,6 +124,21 @@ class FitConfig:
 
 
 @dataclass
+class WhatIfConfig:
+    """The settings of `whatif`: `prices` is a price list (docs/questions.md), `factor` that by which links are made
+    faster, `processes` the number of searches at once (null: as many as the solver's cores allow)."""
+
+    prices: str | None = None
+    factor: float = 2.0
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        section = Section(asdict(self), "whatif")
+        section.number("factor", above=1.0, at_most=1000.0)
+        section.integer("processes", at_least=1, at_most=1024, default=None)
+
+
+@dataclass
 class CollectConfig:
     """The sweep folders that `collect` gathers; an empty list means the newest sweep in multirun/."""
 
@@ -333,6 +348,7 @@ class Config:
     data: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+    whatif: WhatIfConfig = field(default_factory=WhatIfConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -40,7 +41,7 @@ from omegaconf.errors import (
 from experiments.app import solver_config
 from experiments.app.common import FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
 from experiments.app.config import Config, register
-from experiments.app.own_files import with_own_files
+from experiments.app.own_files import FILE_CHOICES, with_own_files
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
@@ -122,10 +123,17 @@ def _run(verb: str, args: Sequence[str]) -> int:
 
 
 def _parse(args: Sequence[str]) -> argparse.Namespace:
-    def refuse(message: str) -> NoReturn:
-        raise InputError(f"{message}; see --hydra-help")
-
     parser = get_args_parser()
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+
+    def refuse(message: str) -> NoReturn:
+        unknown = next((word for word in args if word.startswith("--") and word.partition("=")[0] not in flags), None)
+        if unknown is None or not message.startswith("unrecognized"):
+            raise InputError(f"{message}; see --hydra-help")
+        near = get_close_matches(unknown, flags, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else "see --hydra-help"
+        raise InputError(f"{unknown}: is not a flag; {hint}")
+
     parser.error = refuse  # type: ignore[method-assign]
     parsed = parser.parse_intermixed_args(list(args))
     if parsed.experimental_rerun is not None:
@@ -351,5 +359,18 @@ def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str | None:
     parent = error.parent_node
     if not key or not OmegaConf.is_dict(parent):
         return None
-    known = [str(name) for name in parent if name != "hydra"]
-    return f"{key}: unknown key; {did_you_mean(key.rpartition('.')[2], known)}"
+    names = [str(name) for name in parent if name != "hydra"]
+    last = key.rpartition(".")[2]
+    if "." not in key and not get_close_matches(last, names, cutoff=0.6):
+        inner = {str(name): group for group in names for name in _keys_of(parent, group)}
+        near = get_close_matches(last, inner, n=1, cutoff=0.75)
+        if near:
+            return f"{key}: unknown key; did you mean {inner[near[0]]}.{near[0]}?"
+    return f"{key}: unknown key; {did_you_mean(last, names)}"
+
+
+def _keys_of(config: Any, group: str) -> list[Any]:
+    """The keys of a group of the configuration; of `cluster` and `model`, which are free, none."""
+    found = config._get_node(group)
+    typed = OmegaConf.is_dict(found) and not found._is_none() and not found._is_missing() and group not in FILE_CHOICES
+    return list(found) if typed else []
