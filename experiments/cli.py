@@ -1,4 +1,4 @@
-"""`hexiopt VERB [Hydra overrides]`.
+"""`hexiopt VERB [Hydra overrides]`; the program starts in `hexiopt/command.py`.
 
 Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 unexpected error, 130 interrupted.
 """
