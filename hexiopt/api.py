@@ -30,7 +30,7 @@ from hexiopt.readers.huggingface import model_from_config, read_model
 from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.price_list import prices_for
 from hexiopt.readers.shipped import is_shipped, shipped
-from hexiopt.readers.sweep_files import job_folders, jobs_frame
+from hexiopt.readers.sweep_files import counted, sweep_frame
 from hexiopt.reading import Section, number_in, whole_in
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
@@ -262,10 +262,11 @@ def sweep(
 def read_sweep(*folders: str | Path) -> Frame:
     """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
 
-    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Raises InputError
-    for a folder without jobs.
+    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Jobs that were asked
+    for and have not ended come last, without an exit code. Raises InputError for a folder without jobs.
     """
-    return jobs_frame([job for folder in folders for job in job_folders(Path(folder))])
+    frame = sweep_frame(map(Path, folders))
+    return frame.replace(title=counted(frame["exit_code"]))
 
 
 def fit(

@@ -281,14 +281,10 @@ interrupt = Interrupt()
 
 @contextmanager
 def listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
-    """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log.
-
-    In a sweep it does neither: there Ctrl-C ends the sweep.
-    """
-    if job.in_sweep:
-        yield lambda _: True
-        return
-    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s) as listen:
+    """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log; not
+    in a sweep, which ends with the job that Ctrl-C stops."""
+    shown = False if job.in_sweep else None
+    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s, shown) as listen:
         yield listen
 
 
@@ -311,6 +307,6 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
         return failure(error)
 
 
-def status_of(outcome: RunOutcome, overrides: Sequence[str]) -> dict[str, Any]:
+def status_of(outcome: RunOutcome, overrides: Sequence[str], key: str) -> dict[str, Any]:
     """The content of the `status.json` of a job in a sweep."""
-    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome)
+    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome, key)

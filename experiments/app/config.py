@@ -139,6 +139,14 @@ class WhatIfConfig:
 
 
 @dataclass
+class SweepConfig:
+    """`resume` skips the jobs of a sweep that have ended, by a hash of everything that determines their results: in the
+    folder `hydra.sweep.dir`, or in that of the newest sweep."""
+
+    resume: bool = False
+
+
+@dataclass
 class CollectConfig:
     """The sweep folders that `collect` gathers; an empty list means the newest sweep in multirun/."""
 
@@ -349,6 +357,7 @@ class Config:
     compare: CompareConfig = field(default_factory=CompareConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     whatif: WhatIfConfig = field(default_factory=WhatIfConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)

@@ -15,10 +15,10 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.sweep_files import jobs_frame
+from hexiopt.readers.sweep_files import Asked, counted, jobs_frame
 from hexiopt.reading import whole_in
 from hexiopt.solving import MAX_SEED, Budget
-from hexiopt.toolkit.jobs import INTERRUPTED, SweepJob
+from hexiopt.toolkit.jobs import SweepJob
 from hexiopt.toolkit.running import StatusLine
 from hexiopt.toolkit.workers import JobProcesses
 
@@ -73,6 +73,7 @@ def run_jobs(
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
     distinct = {job.key: job for job in jobs}
+    Asked.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
     left = [job for job in distinct.values() if not job.is_done(folder)]
     with StatusLine(progress) as line:
         count_up = _Counter(len(distinct), len(distinct) - len(left), line)
@@ -83,10 +84,7 @@ def run_jobs(
             said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
             raise KeyboardInterrupt(said) from None
     frame = jobs_frame([folder / job.key for job in jobs])
-    codes = frame["exit_code"]
-    words = {0: "done", INTERRUPTED: "interrupted", 3: "without a plan", 2: "refused", 1: "failed"}
-    told = ", ".join(f"{codes.count(code)} {word}" for code, word in words.items() if code in codes)
-    return Frame(frame.columns, frame.rows, title=f"{len(jobs)} jobs: {told}")
+    return Frame(frame.columns, frame.rows, title=counted(frame["exit_code"]))
 
 
 class _Counter:

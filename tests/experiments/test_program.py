@@ -1,5 +1,6 @@
 """The program: help, completion, exit codes, Ctrl-C and closed pipes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -71,8 +72,11 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
     ran = interrupted("plan", "-m", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
-    assert (ran.code, ran.err) == (130, "hexiopt: interrupted\n")
-    assert not list(tmp_path.rglob("status.json"))
+    again = "the same command with sweep.resume=true hydra.sweep.dir=sweep runs the others"
+    assert (ran.code, ran.err) == (130, f"hexiopt: interrupted: 0 of 2 jobs are done in sweep; {again}\n")
+    (status,) = tmp_path.rglob("status.json")
+    assert json.loads(status.read_text())["exit_code"] == 130
+    assert (status.parent / "plan.json").is_file(), "the best plan of the job that was running"
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
