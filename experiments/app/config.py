@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
@@ -340,8 +340,8 @@ class DiscoverConfig:
 
 @dataclass
 class Config:
-    """The whole configuration. `report` draws pictures (null: except in a sweep); `plan` is the path of a plan file,
-    `data` that of a file of measured runs."""
+    """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
+    plan, `summary` what fits a screen; `plan` is the path of a plan file, `data` that of a file of measured runs."""
 
     cluster: Any = None
     model: Any = None
@@ -352,6 +352,7 @@ class Config:
     bound: BoundConfig = field(default_factory=BoundConfig)
     seed: int = 0
     report: bool | None = None
+    print: str = "summary"
     plan: str | None = None
     data: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
@@ -369,6 +370,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
+        if self.print not in ("summary", "full"):
+            raise InputError(f"print: {self.print!r} is not known; {did_you_mean(self.print, ('full', 'summary'))}")
 
     def plan_space(self) -> Space:
         """The plan space. Raises InputError."""

@@ -40,7 +40,7 @@ def key_of(verb: str, config: Config, choices: Mapping[str, Any], overrides: Seq
     """16 hexadecimal digits of a hash of everything that determines the result of a job: the whole problem as read
     from its files, the rest of the configuration, and the content of the plan or data that it names."""
     rest: Any = OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
-    for name in ("sweep", "cluster", "model", "workload", "space", "constraints"):
+    for name in ("sweep", "print", "cluster", "model", "workload", "space", "constraints"):
         rest.pop(name)
     problem: Any
     try:
