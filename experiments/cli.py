@@ -1,4 +1,4 @@
-"""`hexiopt VERB [Hydra overrides]`.
+"""`hexiopt VERB [Hydra overrides]`; the program starts in `hexiopt/command.py`.
 
 Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 unexpected error, 130 interrupted.
 """
@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _main(args)
-    except KeyboardInterrupt:
-        print("hexiopt: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(": ".join(["hexiopt", *filter(None, ["interrupted", str(stop)])]), file=sys.stderr)
         return 130
     except BrokenPipeError:
         mute()

@@ -1,7 +1,8 @@
 """`hexiopt collect 'collect.folders=[multirun/...]'`: the jobs of sweeps as one table, one row per job.
 
 Without folders it takes the newest sweep in multirun/. Each overridden key is a column, followed by exit code, message
-and the prediction of the plan file. It writes `results.csv`, and `results.parquet` where pyarrow is installed.
+and the prediction of the plan file; jobs that were asked for and have not ended have no exit code. It prints the jobs,
+fastest first, writes `results.csv`, and `results.parquet` where pyarrow is installed, and draws `results.png`.
 """
 
 import sys
@@ -12,14 +13,14 @@ from pathlib import Path
 from experiments.app.common import Job
 from experiments.cli import main
 from hexiopt.errors import InputError
-from hexiopt.readers.sweep_files import job_folders, jobs_frame
+from hexiopt.readers.sweep_files import counted, newest_sweep, sweep_frame
 
 
 def run(job: Job) -> float:
     """Gather sweeps; returns the least step time in seconds. Raises InputError where there is no job."""
     folders = [Path(folder) for folder in job.config.collect.folders] or [_newest(Path("multirun"))]
     try:
-        rows = jobs_frame([path for folder in folders for path in job_folders(folder)])
+        rows = sweep_frame(folders)
     except InputError as error:
         raise InputError(f"collect.folders: {error}") from None
     job.write("results.csv", rows.to_csv())
@@ -29,18 +30,30 @@ def run(job: Job) -> float:
         rows.to_pandas().to_parquet(sink, index=False)
         job.write("results.parquet", sink.getvalue())
         written.append("results.parquet")
-    job.show(f"{len(rows)} jobs, {rows['exit_code'].count(0)} done")
-    if len(written) == 1:
-        job.show("results.parquet is not written: pyarrow is not installed (pip install pyarrow)")
+    told = counted(rows["exit_code"])
+    if job.pictures:
+        from hexiopt.report.sweep import sweep_figure
+        from hexiopt.report.tradeoff import draw_png
+
+        job.draw("results.png", lambda path: draw_png(sweep_figure(rows, told), path))
+        written.append("results.png")
+    if not job.in_sweep:
+        from hexiopt.report.sweep import sweep_table
+
+        table, left_out = sweep_table(rows)
+        more = [f"and {left_out:,} more, slower or without a plan, in results.csv"] if left_out else []
+        job.show(told, "", table, *more)
+        if "results.parquet" not in written:
+            job.show("results.parquet is not written: pyarrow is not installed (pip install pyarrow)")
     job.show_files(*written)
     return min((time_s for time_s in rows["result.step_time_s"] if time_s is not None), default=float("inf"))
 
 
 def _newest(root: Path) -> Path:
-    sweeps = [path.parent for path in root.glob("**/multirun.yaml")] if root.is_dir() else []
-    if not sweeps:
+    found = newest_sweep(root)
+    if found is None:
         raise InputError(f"collect.folders: [] and there is no sweep in {root}/; name the folders of a sweep")
-    return max(sweeps, key=lambda path: (path.stat().st_mtime, str(path)))
+    return found
 
 
 if __name__ == "__main__":

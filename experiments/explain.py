@@ -1,7 +1,8 @@
 """`hexiopt explain plan=path/plan.json`, or with cluster= and model= like plan: where every value comes from.
 
-Prints tables of the GPU types, the links, the workload's choices and the cost model's coefficients behind the price of
-a plan, each value with its source, and what binds the time and the memory of each stage.
+It begins with the ten lines that matter. Tables of the GPU types, the links, the workload's choices and the cost
+model's coefficients behind the price of a plan follow, each value with its source, and what binds the time and the
+memory of each stage.
 """
 
 import sys
@@ -14,6 +15,7 @@ from experiments.cli import main
 from experiments.price import priced
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables
+from hexiopt.report.in_short import summed_up
 
 
 def run(job: Job) -> float:
@@ -26,6 +28,7 @@ def run(job: Job) -> float:
         result = search(job, solver_of(job), problem)
         plan, cost = found(result)
         made_by = solver_to_dict(result)
+    job.show(summed_up(problem, plan, cost, made_by), "")
     show_plan(job, problem, plan, cost, made_by)
     source = job.config.plan or f"cluster={job.choices.get('cluster')}"
     for title, table in explanation_tables(problem, plan, cost, source):

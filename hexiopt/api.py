@@ -5,7 +5,9 @@ are immutable and display themselves in Jupyter.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hexiopt import plot
@@ -26,22 +28,27 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import model_from_config, read_model
 from hexiopt.readers.plan_file import read_plan
+from hexiopt.readers.price_list import prices_for
 from hexiopt.readers.shipped import is_shipped, shipped
-from hexiopt.readers.sweep_files import job_folders, jobs_frame
+from hexiopt.readers.sweep_files import counted, sweep_frame
 from hexiopt.reading import Section, number_in, whole_in
 from hexiopt.result import Result
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
+from hexiopt.toolkit.alternatives import alternatives, priced
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
+from hexiopt.toolkit.fitting import Fit, fitted
 from hexiopt.toolkit.replanning import Replacement, Replanning, replacements
 from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
+from hexiopt.toolkit.whatif import WhatIf, jobs_for, planned, processes_for
 
 __all__ = [
     "Cluster",
     "Comparison",
+    "Fit",
     "Frame",
     "InputError",
     "ModelSpec",
@@ -55,10 +62,12 @@ __all__ = [
     "SolverCatalogue",
     "SolverInfo",
     "Space",
+    "WhatIf",
     "Workload",
     "check",
     "cluster",
     "compare",
+    "fit",
     "load_plan",
     "lower_bound",
     "model",
@@ -70,6 +79,7 @@ __all__ = [
     "solver",
     "solvers",
     "sweep",
+    "what_if",
 ]
 
 html.register()
@@ -302,10 +312,81 @@ def sweep(
 def read_sweep(*folders: str | Path) -> Frame:
     """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
 
-    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Raises InputError
-    for a folder without jobs.
+    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Jobs that were asked
+    for and have not ended come last, without an exit code. Raises InputError for a folder without jobs.
     """
-    return jobs_frame([job for folder in folders for job in job_folders(Path(folder))])
+    frame = sweep_frame(map(Path, folders))
+    return frame.replace(title=counted(frame["exit_code"]))
+
+
+def fit(
+    problem: Problem,
+    solver: str | Solver | type = "portfolio",
+    time_limit_s: float = 3.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    *,
+    precision: float = 0.03,
+    progress: bool | None = None,
+    **options: object,
+) -> Fit:
+    """What fits in memory, on the whole cluster and on the devices of each GPU type alone.
+
+    The rows of the table say whether the problem fits as asked, the longest `seq_len` and the largest `num_layers`
+    that do, each with everything else as asked, and the largest micro-batch in sequences that fits in a plan found. The
+    global batch is bounded by time alone: micro-batches follow each other. `fittings` has the plans that prove it.
+    Above, a request is `impossible` where the solver proves it, and `without_plan` where it found none.
+
+    `solver` answers each question within `time_limit_s` seconds and `max_steps` steps; `precision` is the relative
+    distance to the least refused request at which bisection ends. After Ctrl-C the answers so far are returned. Raises
+    InputError as `solve` does.
+    """
+    budget = Budget(time_limit_s, max_steps)
+    seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
+    precision = number_in(precision, "precision", at_least=0.0, at_most=1.0)
+    made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options)
+    return fitted(_constrained(problem, None), made, budget, seed, precision, Interrupt(), progress)
+
+
+def what_if(
+    problem: Problem,
+    solver: str = "portfolio",
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    *,
+    prices: str | Path | Mapping[str, Any] | None = None,
+    factor: float = 2.0,
+    folder: str | Path | None = None,
+    bound_time_limit_s: float | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> WhatIf:
+    """What the cluster would gain from other machines and links: one row per alternative, with its plan in `options`.
+
+    Alternatives are the cluster with one machine of a kind more or less, with the rates of a kind of links multiplied
+    by `factor`, and with what the price list `prices` offers, a file or a mapping (docs/questions.md). Each is searched
+    with the same solver and budget; a plan found for one counts for every other that it is valid for, so that a machine
+    more never makes the plan worse. `gain` is in tokens per second, `bound_share` the dual value of a machine in the
+    lower bound as a share of its throughput, `worth_per_hour` the price at which a token costs as much as now.
+
+    With a `folder` the same call resumes: it keeps the plans there. `processes` run at once (by default as many as the
+    solver's cores allow). Raises InputError, and KeyboardInterrupt after Ctrl-C.
+    """
+    budget = Budget(time_limit_s, max_steps)
+    seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
+    factor = number_in(factor, "factor", above=1.0, at_most=1000.0)
+    limit_s = 0.5 * budget.time_limit_s if bound_time_limit_s is None else bound_time_limit_s
+    limit_s = number_in(limit_s, "bound_time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
+    name = current_name(solver)
+    made = made_solver(name, options)
+    offered = prices_for(_constrained(problem, None), prices)
+    found = alternatives(priced(problem, offered), offered, factor)
+    jobs = jobs_for(found, name, options, budget, seed)
+    count = processes_for(made.capabilities, processes)
+    with nullcontext(folder) if folder is not None else TemporaryDirectory() as kept:
+        return planned(found, jobs, Path(kept), count, limit_s, progress)
 
 
 def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Problem:

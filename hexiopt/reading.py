@@ -184,8 +184,10 @@ class Section:
         self.where = where
         self._data = as_mapping(data, where)
         self._taken: set[str] = set()
+        self._asked: set[str] = set()  # keys that the mapping may have: what has been taken, or looked for
 
     def __contains__(self, key: str) -> bool:
+        self._asked.add(key)
         return key in self._data
 
     def at(self, key: str | int) -> str:
@@ -213,6 +215,7 @@ class Section:
     def raw(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value of `key` as it stands; raises InputError if missing without a default, or null."""
         self._taken.add(key)
+        self._asked.add(key)
         if key not in self._data:
             if default is _REQUIRED:
                 self.refuse_missing(key)
@@ -315,7 +318,7 @@ class Section:
         """Refuse keys that nothing has taken. Raises InputError naming the first and its likely meaning."""
         for key in self._data:
             if key not in self._taken:
-                raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._taken)}")
+                raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._asked)}")
 
 
 def _misspelt(given: str, key: str) -> bool:

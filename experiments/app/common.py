@@ -290,11 +290,15 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
 
 def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
     """`results` on one problem with its lower bound, which is computed within `bound.time_limit_s`."""
-    limit_s = job.config.bound.time_limit_s
-    if limit_s is None:
-        limit_s = 0.5 * job.budget.time_limit_s
+    limit_s = bound_limit_s(job)
     bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
     return [result.above(bound_s) for result in results] if bound_s else list(results)
+
+
+def bound_limit_s(job: Job) -> float:
+    """Seconds for the lower bound."""
+    limit_s = job.config.bound.time_limit_s
+    return 0.5 * job.budget.time_limit_s if limit_s is None else limit_s
 
 
 def found(result: Result) -> tuple[Plan, Cost]:
@@ -309,14 +313,10 @@ interrupt = Interrupt()
 
 @contextmanager
 def listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
-    """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log.
-
-    In a sweep it does neither: there Ctrl-C ends the sweep.
-    """
-    if job.in_sweep:
-        yield lambda _: True
-        return
-    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s) as listen:
+    """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log; not
+    in a sweep, which ends with the job that Ctrl-C stops."""
+    shown = False if job.in_sweep else None
+    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s, shown) as listen:
         yield listen
 
 
@@ -339,6 +339,6 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
         return failure(error)
 
 
-def status_of(outcome: RunOutcome, overrides: Sequence[str]) -> dict[str, Any]:
+def status_of(outcome: RunOutcome, overrides: Sequence[str], key: str) -> dict[str, Any]:
     """The content of the `status.json` of a job in a sweep."""
-    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome)
+    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome, key)

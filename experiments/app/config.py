@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
@@ -111,6 +111,39 @@ def _check_solvers(verb: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{verb}.solvers: {name!r} appears twice; name every solver once")
+
+
+@dataclass
+class FitConfig:
+    """The relative distance between the most that fits and the least that does not at which `fit` ends."""
+
+    precision: float = 0.03
+
+    def __post_init__(self) -> None:
+        Section(asdict(self), "fit").number("precision", at_least=0.0, at_most=1.0)
+
+
+@dataclass
+class WhatIfConfig:
+    """The settings of `whatif`: `prices` is a price list (docs/questions.md), `factor` that by which links are made
+    faster, `processes` the number of searches at once (null: as many as the solver's cores allow)."""
+
+    prices: str | None = None
+    factor: float = 2.0
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        section = Section(asdict(self), "whatif")
+        section.number("factor", above=1.0, at_most=1000.0)
+        section.integer("processes", at_least=1, at_most=1024, default=None)
+
+
+@dataclass
+class SweepConfig:
+    """`resume` skips the jobs of a sweep that have ended, by a hash of everything that determines their results: in the
+    folder `hydra.sweep.dir`, or in that of the newest sweep."""
+
+    resume: bool = False
 
 
 @dataclass
@@ -323,8 +356,9 @@ class DiscoverConfig:
 
 @dataclass
 class Config:
-    """The whole configuration. `report` draws pictures (null: except in a sweep); `plan` is the path of a plan file,
-    `lost` the machines and devices that `replan` does without, `data` the path of a file of measured runs."""
+    """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
+    plan, `summary` what fits a screen; `plan` is the path of a plan file, `lost` the machines and devices that `replan`
+    does without, `data` the path of a file of measured runs."""
 
     cluster: Any = None
     model: Any = None
@@ -335,10 +369,14 @@ class Config:
     bound: BoundConfig = field(default_factory=BoundConfig)
     seed: int = 0
     report: bool | None = None
+    print: str = "summary"
     plan: str | None = None
     lost: list[str] = field(default_factory=list)
     data: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+    whatif: WhatIfConfig = field(default_factory=WhatIfConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     replan: ReplanConfig = field(default_factory=ReplanConfig)
@@ -351,6 +389,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
+        if self.print not in ("summary", "full"):
+            raise InputError(f"print: {self.print!r} is not known; {did_you_mean(self.print, ('full', 'summary'))}")
 
     def plan_space(self) -> Space:
         """The plan space. Raises InputError."""

@@ -5,12 +5,12 @@ Hence its application object is used directly.
 """
 
 import argparse
-import json
-import os
 import re
 import sys
 import time
 from collections.abc import Sequence
+from copy import deepcopy
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -28,7 +28,7 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -37,19 +37,20 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments.app import solver_config
-from experiments.app.common import FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
+from experiments.app import solver_config, sweeps
+from experiments.app.common import INTERRUPTED, Job, RunOutcome, failure, run_verb, status_of
 from experiments.app.config import Config, register
-from experiments.app.own_files import with_own_files
+from experiments.app.own_files import FILE_CHOICES, with_own_files
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.sweep_files import STATUS_FILE
+from hexiopt.reading import sha256_of
 from solvers.registry import known
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
-_REFUSED = "refused"
-_MTIME_S = 2.0  # resolution of a file system's times, at worst
+_REFUSED = "refused"  # in the configuration of a job of a sweep: why it is wrong
+_KEY = "job_key"  # and in Hydra's part of it: `sweeps.key_of`
 _MERGING = "Error merging override "
 _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
@@ -111,7 +112,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
         elif parsed.info is not None:
             hydra.show_info(parsed.info, config_name=name, overrides=overrides)
         elif parsed.multirun or (_may_set_mode(parsed) and hydra.get_mode(name, overrides) == RunMode.MULTIRUN):
-            return _sweep(hydra, name, verb, [*overrides, "hydra.mode=MULTIRUN"])
+            return _sweep(hydra, name, verb, [*sweeps.in_newest_folder(overrides), "hydra.mode=MULTIRUN"])
         else:
             return _one(hydra, loader, name, verb, [*overrides, "hydra.mode=RUN"])
     except SystemExit as leave:  # Hydra's way of saying that a package of --cfg is unknown
@@ -122,10 +123,17 @@ def _run(verb: str, args: Sequence[str]) -> int:
 
 
 def _parse(args: Sequence[str]) -> argparse.Namespace:
-    def refuse(message: str) -> NoReturn:
-        raise InputError(f"{message}; see --hydra-help")
-
     parser = get_args_parser()
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+
+    def refuse(message: str) -> NoReturn:
+        unknown = next((word for word in args if word.startswith("--") and word.partition("=")[0] not in flags), None)
+        if unknown is None or not message.startswith("unrecognized"):
+            raise InputError(f"{message}; see --hydra-help")
+        near = get_close_matches(unknown, flags, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else "see --hydra-help"
+        raise InputError(f"{unknown}: is not a flag; {hint}")
+
     parser.error = refuse  # type: ignore[method-assign]
     parsed = parser.parse_intermixed_args(list(args))
     if parsed.experimental_rerun is not None:
@@ -179,27 +187,11 @@ def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[
 
 def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
     began_s = time.time()
-    hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
-    # Sweepers differ in what they return (Optuna's returns nothing), but every job has left its status.
-    folder = Path(hydra.composed.hydra.sweep.dir)
-    found = [path for path in folder.rglob(STATUS_FILE) if path.stat().st_mtime > began_s - _MTIME_S]
-    jobs = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(found, key=_by_number)]
-    if not jobs:
-        raise FailedError("the sweep ran no job")
-    for path, status in jobs:
-        if status["exit_code"]:
-            print(f"hexiopt: job {path.parent.relative_to(folder)}: {status['message']}", file=sys.stderr)
-    codes = [status["exit_code"] for _, status in jobs]
-    quoted = os.path.relpath(folder)
-    print(f"{codes.count(0)} of {len(codes)} jobs done: {quoted}")
-    print(f"as a table: hexiopt collect collect.folders=[{quoted}]")
-    return worst(codes)
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    """A sort key: the number of the job where its folder is named by it, then the path."""
-    name = path.parent.name
-    return (int(name) if name.isdecimal() else -1, str(path))
+    try:
+        hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(sweeps.how_to_resume(hydra.sweep_folder)) from None
+    return sweeps.summary(hydra.sweep_folder, began_s)
 
 
 def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
@@ -207,7 +199,7 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     given: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    overrides = [override.removeprefix("++") for override in given]
+    overrides = sweeps.plain(given) if in_sweep else [override.removeprefix("++") for override in given]
 
     def start() -> Job:
         refused = OmegaConf.select(cfg, _REFUSED)
@@ -220,13 +212,24 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
         choices: dict[str, Any] = {k: v for k, v in hydra.runtime.choices.items() if v not in (None, "null")}
         return Job(verb, config, folder, choices, overrides, in_sweep)
 
-    outcome = run_verb(verb, start)
-    if in_sweep:
-        status = status_of(outcome, overrides)
+    if not in_sweep:
+        return run_verb(verb, start)
+    key = str(hydra[_KEY])
+    outcome = sweeps.settled(folder, key) if _resumes(cfg) else None
+    known = outcome is not None
+    if outcome is None:
+        outcome = run_verb(verb, start)
+        status = status_of(outcome, overrides, key)
         Job(verb, Config(), folder, {}, overrides, True).write_json(STATUS_FILE, status)
-        said = f"{outcome:.6g} s" if not outcome.exit_code else f"exit code {outcome.exit_code}"
-        print(f"#{hydra.job.num}: {said}", flush=True)
+    said = f"{outcome:.6g} s" if not outcome.exit_code else f"exit code {outcome.exit_code}"
+    print(f"#{hydra.job.num}: {said}{', known already' if known else ''}", flush=True)
+    if outcome.exit_code == INTERRUPTED:
+        raise KeyboardInterrupt
     return outcome
+
+
+def _resumes(cfg: DictConfig) -> bool:
+    return bool(OmegaConf.select(cfg, "sweep.resume"))
 
 
 class _Hydra(Hydra):
@@ -236,7 +239,14 @@ class _Hydra(Hydra):
 
     def compose_config(self, *args: Any, **kwargs: Any) -> DictConfig:
         self.composed = super().compose_config(*args, **kwargs)
+        if kwargs.get("run_mode") == RunMode.MULTIRUN and kwargs.get("with_log_configuration"):  # not just for its mode
+            sweeps.asked_for(self.composed, self.config_loader)
         return self.composed
+
+    @property
+    def sweep_folder(self) -> Path:
+        """The folder of the sweep."""
+        return Path(str(self.composed.hydra.sweep.dir))
 
 
 class _Loader(ConfigLoaderImpl):
@@ -246,6 +256,10 @@ class _Loader(ConfigLoaderImpl):
     """
 
     new_folders: tuple[Path, ...] = ()
+
+    def __init__(self, config_search_path: Any) -> None:
+        super().__init__(config_search_path)
+        self._folders = sweeps.Folders()
 
     def load_configuration(
         self,
@@ -268,6 +282,15 @@ class _Loader(ConfigLoaderImpl):
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        cfg = self._load_job(master_config, sweep_overrides)
+        key = _key_of(cfg)
+        with open_dict(cfg.hydra):
+            cfg.hydra[_KEY] = key
+            if _resumes(master_config):
+                cfg.hydra.sweep.subdir = self._folders.name(Path(str(master_config.hydra.sweep.dir)), key)
+        return cfg
+
+    def _load_job(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         try:
             return super().load_sweep_config(master_config, sweep_overrides)
         except _CONFIG_ERRORS as error:
@@ -278,6 +301,23 @@ class _Loader(ConfigLoaderImpl):
             cfg[_REFUSED] = refused
             cfg.hydra.overrides.task = [o for o in sweep_overrides if not o.startswith("hydra.")]
         return cfg
+
+
+def _key_of(cfg: DictConfig) -> str:
+    """The key of a job of a sweep; of one whose configuration is wrong, by its overrides."""
+    overrides: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    plain = sweeps.plain(overrides)
+    try:
+        if OmegaConf.select(cfg, _REFUSED) is None:
+            bare = deepcopy(cfg)
+            with flag_override(bare, ["struct", "readonly"], [False, False]):
+                del bare["hydra"]
+            config: Config = OmegaConf.to_object(bare)  # type: ignore[assignment]
+            choices = {k: v for k, v in cfg.hydra.runtime.choices.items() if v not in (None, "null")}
+            return sweeps.key_of(str(cfg.hydra.job.name), config, choices, plain)
+    except (OmegaConfBaseException, InputError):
+        pass
+    return sha256_of({"verb": str(cfg.hydra.job.name), "refused": sorted(plain)})[:16]
 
 
 # ------------------------------------------------------------------------------------ errors
@@ -351,5 +391,18 @@ def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str | None:
     parent = error.parent_node
     if not key or not OmegaConf.is_dict(parent):
         return None
-    known = [str(name) for name in parent if name != "hydra"]
-    return f"{key}: unknown key; {did_you_mean(key.rpartition('.')[2], known)}"
+    names = [str(name) for name in parent if name != "hydra"]
+    last = key.rpartition(".")[2]
+    if "." not in key and not get_close_matches(last, names, cutoff=0.6):
+        inner = {str(name): group for group in names for name in _keys_of(parent, group)}
+        near = get_close_matches(last, inner, n=1, cutoff=0.75)
+        if near:
+            return f"{key}: unknown key; did you mean {inner[near[0]]}.{near[0]}?"
+    return f"{key}: unknown key; {did_you_mean(last, names)}"
+
+
+def _keys_of(config: Any, group: str) -> list[Any]:
+    """The keys of a group of the configuration; of `cluster` and `model`, which are free, none."""
+    found = config._get_node(group)
+    typed = OmegaConf.is_dict(found) and not found._is_none() and not found._is_missing() and group not in FILE_CHOICES
+    return list(found) if typed else []

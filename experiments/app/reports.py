@@ -37,7 +37,8 @@ def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mappin
         return
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
 
-    stages, parts = plan_table(problem, plan, cost), breakdown_table(problem, plan, cost)
+    stages = plan_table(problem, plan, cost, full=job.config.print == "full")
+    parts = breakdown_table(problem, plan, cost)
     job.show(stages, "", parts, "", summary_table(problem, plan, cost, solver))
 
 

@@ -6,18 +6,40 @@ bound covers sequence layouts.
 """
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from hexiopt.bounds.compute import compute_bound_s
+from hexiopt.bounds.compute import compute_bound_s, compute_shares
 from hexiopt.cost.pricer import PlanPricer
 
-__all__ = ["compute_bound_s", "lower_bound_s"]
+__all__ = ["LowerBound", "compute_bound_s", "lower_bound", "lower_bound_s"]
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """A step time in seconds that no plan can beat, and the dual values of the machines in its proof.
+
+    `machine_shares`, by machine, are shares of the cluster's throughput in the bound: one more machine like it would
+    raise that by about this share. Empty where plans may have sequence layouts.
+    """
+
+    bound_s: float
+    machine_shares: Mapping[int, float]
+
+
+def lower_bound(model: PlanPricer, time_limit_s: float = 0.0) -> LowerBound:
+    """A lower bound on the step time; it is valid at any time limit, and tighter with more time."""
+    best_s = compute_bound_s(model)
+    if model.problem.space.sequence:
+        return LowerBound(best_s, {})
+    shares = None
+    if time_limit_s > 0.0:
+        from hexiopt.bounds.programme import chain_bound  # imported here, since numba takes a second to load
+
+        best_s, shares = chain_bound(model, best_s, time.perf_counter() + time_limit_s)
+    return LowerBound(best_s, compute_shares(model) if shares is None else shares)
 
 
 def lower_bound_s(model: PlanPricer, time_limit_s: float = 0.0) -> float:
-    """A lower bound on the step time in seconds; it is valid at any time limit, and tighter with more time."""
-    best = compute_bound_s(model)
-    if time_limit_s > 0.0 and not model.problem.space.sequence:
-        from hexiopt.bounds.programme import chain_bound_s  # imported here, since numba takes a second to load
-
-        best = max(best, chain_bound_s(model, best, time.perf_counter() + time_limit_s))
-    return best
+    """The `lower_bound` in seconds."""
+    return lower_bound(model, time_limit_s).bound_s

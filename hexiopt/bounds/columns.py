@@ -98,9 +98,18 @@ class BoundColumns:
 
     def worth(self, prices: Multipliers) -> float:
         """The value of the cluster and its layers at `prices`, at which no chain may cost less than it processes."""
-        machine = self.types.machine_devices[:, None] * prices.device + self.modes.most * prices.slot
         layer = float((prices.slot + prices.longest).max()) + prices.holder
-        return float(self.types.supply @ machine.max(axis=1)) + self.types.num_layers * layer
+        return float(self.types.supply @ self._machine_values(prices)) + self.types.num_layers * layer
+
+    def _machine_values(self, prices: Multipliers) -> Floats:
+        """The value of one machine of each kind [kinds]."""
+        machine = self.types.machine_devices[:, None] * prices.device + self.modes.most * prices.slot
+        return np.asarray(machine.max(axis=1))
+
+    def machine_shares(self, prices: Multipliers) -> dict[int, float]:
+        """The value of each usable machine as a share of `worth`."""
+        shares = (self._machine_values(prices) / self.worth(prices)).tolist()
+        return {m: share for share, same in zip(shares, self.types.machines, strict=True) for m in same}
 
     def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> bool:
         """Keep new chains, given with numbers of micro-batches at which they seemed cheap, that process more than

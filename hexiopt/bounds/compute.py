@@ -15,6 +15,15 @@ def compute_bound_s(model: PlanPricer) -> float:
     a size in a machine are bounded by its best TP ring. Where the space has sequence layouts, `sequence_bound_s` bounds
     what devices can do in them.
     """
+    problem, rates = model.problem, device_rates(model)
+    if problem.space.sequence:
+        return sequence_bound_s(model, [(machine.gpu, count, rate) for machine, count, rate in rates])
+    return problem.workload.global_batch * problem.model.num_layers / sum(count * rate for _, count, rate in rates)
+
+
+def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
+    """Of each machine kind: an example, its number of usable devices, and the most sequences that one of them takes
+    through a layer per second."""
     problem = model.problem
     machines: dict[object, int] = {}
     example: dict[object, int] = {}
@@ -32,6 +41,12 @@ def compute_bound_s(model: PlanPricer) -> float:
             for policy in recompute_policies(problem.workload)
         )
         rates.append((problem.cluster.machines[example[kind]], count, best))
-    if problem.space.sequence:
-        return sequence_bound_s(model, [(machine.gpu, count, rate) for machine, count, rate in rates])
-    return problem.workload.global_batch * problem.model.num_layers / sum(count * rate for _, count, rate in rates)
+    return rates
+
+
+def compute_shares(model: PlanPricer) -> dict[int, float]:
+    """The share of each usable machine in the throughput of the compute bound without sequence layouts."""
+    cluster, rates = model.problem.cluster, device_rates(model)
+    total = sum(count * rate for _, count, rate in rates)
+    of_kind = {machine.kind: rate / total for machine, _, rate in rates}
+    return {m: len(own) * of_kind[cluster.machines[m].kind] for m, own in model.problem.usable_by_machine.items()}

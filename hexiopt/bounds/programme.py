@@ -47,15 +47,16 @@ _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer range
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
-def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float:
-    """A lower bound on the step time in seconds, raised from `lower_s` (which must hold) as far as time allows. It
-    stays `lower_s` where plans may have a schedule for which the conditions of `chains.py` are not proved.
+def chain_bound(model: PlanPricer, lower_s: float, deadline_s: float) -> tuple[float, dict[int, float] | None]:
+    """A lower bound on the step time in seconds, raised from `lower_s` (which must hold) as far as time allows, and the
+    share of each machine in the value of the cluster at the prices that prove it; None where the bound stays `lower_s`.
 
-    `deadline_s` is a time of `time.perf_counter`.
+    It stays so where plans may have a schedule for which the conditions of `chains.py` are not proved. `deadline_s` is
+    a time of `time.perf_counter`.
     """
     proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
     if not proved or time.perf_counter() >= deadline_s:
-        return lower_s
+        return lower_s, None
     types, kinds = StageTypes(model), dict[int | None, list[ScheduleFamily]]()
     for shape in families_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
@@ -72,7 +73,8 @@ def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float
         if found_s <= bounds_s[which] and share == 1.0:
             break
         stuck, bounds_s[which] = found_s <= bounds_s[which], found_s
-    return min(bounds_s)
+    lowest = min(range(len(programs)), key=bounds_s.__getitem__)
+    return bounds_s[lowest], programs[lowest].machine_shares()
 
 
 def families_of(problem: Problem) -> list[ScheduleFamily]:
@@ -105,8 +107,13 @@ class ChainProgram:
         self._chains: dict[ScheduleFamily, Chains] = {}
         self._columns = BoundColumns(types, shapes[0].micro_batches)
         self._prices = self._columns.first_prices
+        self._proof: Multipliers | None = None  # the prices that prove the highest bound so far
         self._searched = False  # for columns, which are searched only once
         self._began_s = self._until_s = time.perf_counter()
+
+    def machine_shares(self) -> dict[int, float] | None:
+        """The share of each machine in the value of the cluster and its layers, at the prices that prove the bound."""
+        return None if self._proof is None else self._columns.machine_shares(self._proof)
 
     def raised(self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers) -> tuple[float, Multipliers]:
         """A lower bound in seconds on the step time of the families' plans, and the prices of the last attempt.
@@ -215,6 +222,8 @@ class ChainProgram:
                 self._doubtful.add(shape)
                 if not added or not self._on_time():
                     return False
+        if not self._doubtful:
+            self._proof = self._prices
         return not self._doubtful
 
     def _learn(self, step_s: float, shape: ScheduleFamily, smallest: float, rounds: int) -> bool:

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class StageTypes:
-    """All stage types of a problem, one array element each; `supply` is the number of machines of each kind.
+    """All stage types of a problem, one array element each; `machines` are those of each kind, `supply` their number.
 
     It has the types of every ZeRO stage; those of ZeRO-2 and 3 are `late`. A plan uses either late types or others.
     """
@@ -33,6 +33,7 @@ class StageTypes:
         for machine, own in devices.items():
             kinds.setdefault((problem.cluster.machines[machine].kind, len(own)), []).append(machine)
         examples = [problem.cluster.machines[same[0]] for same in kinds.values()]
+        self.machines = tuple(tuple(same) for same in kinds.values())
         self.supply: Floats = np.array([len(same) for same in kinds.values()], float)
         self.machine_devices: Floats = np.array([len(devices[same[0]]) for same in kinds.values()], float)
         sizes = space.micro_batch_sizes(self.global_batch)

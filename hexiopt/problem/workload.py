@@ -12,6 +12,7 @@ from hexiopt.value import Value
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
+MAX_SEQ_LEN = 2**27
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def checked_workload(section: Section) -> dict[str, Any]:
         section.fail("optimizer_sharding", f"is not known; choose {AUTO}, 0, 1, 2 or 3")
     values = {
         "global_batch": whole("global_batch", 1, 10**7),
-        "seq_len": whole("seq_len", 1, 2**27),
+        "seq_len": whole("seq_len", 1, MAX_SEQ_LEN),
         "precision": word("precision", *PRECISIONS),
         "recompute": word("recompute", AUTO, *RECOMPUTE_POLICIES),
         "schedule": word("schedule", AUTO, *schedule_names()),

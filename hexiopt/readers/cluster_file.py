@@ -53,7 +53,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     if len(name) > MAX_TITLE or not name.isprintable():
         section.fail("name", TITLE_RULE)
     profile = _read_profile(section, folder)
-    extra = _read_gpus(section.section("gpus", optional=True))
+    extra = gpus_from_section(section.section("gpus", optional=True))
     inter = section.section("inter_machine", optional=True)
     inter_bandwidth = _bandwidth(inter, "bandwidth_gb_per_s") if "bandwidth_gb_per_s" in inter else math.inf
     inter_latency = _latency(inter, "latency_us", DEFAULT_INTER_LATENCY_US * MICROSECOND)
@@ -106,10 +106,16 @@ def _new_name(section: Section, *taken: Container[str]) -> str:
     return name
 
 
-def _read_gpus(section: Section) -> dict[str, Gpu]:
+def gpus_from_section(section: Section) -> dict[str, Gpu]:
+    """The GPU types that a mapping from name to figures defines or changes. Raises InputError naming the key."""
     known = catalogue()
     names = section.keys()
     return {name: gpu_from_section(section.section(name), name, known.get(name)) for name in names}
+
+
+def machines_from_section(section: Section, extra: Mapping[str, Gpu]) -> tuple[Machine, ...]:
+    """The machines of a list outside a cluster, which state their own network. Raises InputError naming the key."""
+    return _read_machines(section, extra, math.inf, DEFAULT_INTER_LATENCY_US * MICROSECOND)
 
 
 def _read_machines(

@@ -1,18 +1,23 @@
 """Reads the folders of sweep jobs into a table: those of `hexiopt.sweep` and those of Hydra multiruns."""
 
+import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
-from hexiopt.readers.plan_file import MAX_PLAN_BYTES
-from hexiopt.reading import read_mapping
+from hexiopt.readers.plan_file import MAX_PLAN_BYTES, write_text
+from hexiopt.reading import Section, read_mapping
 
 STATUS_FILE = "status.json"
 PLAN_FILE = "plan.json"
+ASKED_FILE = "sweep.json"
+FINAL = (0, 2, 3)
+"""Exit codes of jobs that are not run again: success, bad input, no plan."""
 _RESULT = (
     *("solver", "seed", "status", "step_time_s", "tokens_per_s", "mfu"),
     *("lower_bound_s", "gap", "runtime_s", "steps"),
@@ -20,14 +25,63 @@ _RESULT = (
 _COLUMNS = ("exit_code", "message", *(f"result.{name}" for name in _RESULT), "num_pipelines", "num_stages")
 
 
-def status_to_dict(exit_code: int, message: str, overrides: Sequence[str], step_time_s: float) -> dict[str, Any]:
-    """The content of a job's `status.json`: `overrides` are its KEY=VALUE pairs; the step time may be infinite."""
+def status_to_dict(
+    exit_code: int, message: str, overrides: Sequence[str], step_time_s: float, key: str
+) -> dict[str, Any]:
+    """The content of a job's `status.json`: `overrides` are its KEY=VALUE pairs, `key` is a hash of everything that
+    determines its result; the step time may be infinite."""
     return {
+        "key": key,
         "exit_code": exit_code,
         "message": message,
         "overrides": list(overrides),
         "step_time_s": float(step_time_s) if math.isfinite(step_time_s) else None,
     }
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The content of a job's `status.json`; empty where the job has not ended."""
+    try:
+        return read_mapping(folder / STATUS_FILE) if (folder / STATUS_FILE).is_file() else {}
+    except InputError:
+        return {}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The jobs that a sweep was asked for: their overrides, or where a sweeper draws them, how many `trials`."""
+
+    jobs: tuple[tuple[str, ...], ...] = ()
+    trials: int = 0
+
+    @classmethod
+    def of(cls, folder: Path) -> "Asked":
+        """What stands in the folder of a sweep; nothing where it states none."""
+        path = folder / ASKED_FILE
+        if not path.is_file():
+            return cls()
+        section = Section(read_mapping(path), str(path))
+        jobs = section.items("jobs", optional=True)
+        return cls(tuple(tuple(map(str, job)) for job in jobs), section.integer("trials", at_least=0, at_most=10**9))
+
+    @property
+    def number(self) -> int:
+        """The number of jobs."""
+        return len(self.jobs) + self.trials
+
+    def plus(self, jobs: Iterable[Sequence[str]], trials: int) -> "Asked":
+        """These and further jobs, each once; trials are those of the last sweep."""
+        return Asked(tuple(dict.fromkeys([*self.jobs, *map(tuple, jobs)])), trials or self.trials)
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of a sweep."""
+        write_text(folder / ASKED_FILE, json.dumps({"jobs": self.jobs, "trials": self.trials}, indent=1) + "\n")
+
+
+def newest_sweep(root: Path) -> Path | None:
+    """The folder of the newest multirun below `root`, if there is any."""
+    found = [path.parent for name in (ASKED_FILE, "multirun.yaml") for path in root.glob(f"**/{name}")]
+    return max(found, key=lambda path: (path.stat().st_mtime, str(path)), default=None)
 
 
 def job_folders(folder: Path) -> list[Path]:
@@ -39,9 +93,35 @@ def job_folders(folder: Path) -> list[Path]:
     return paths
 
 
+def sweep_frame(folders: Iterable[Path]) -> Frame:
+    """The jobs of sweeps in their folders: those that have ended in the order of their folders, then those that were
+    asked for and have not, which have no exit code. Raises InputError for a folder without jobs."""
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        asked = Asked.of(folder)
+        ended = job_folders(folder) if any(folder.glob(f"**/{STATUS_FILE}")) or not asked.jobs else []
+        known = [frozenset(map(str, read_status(path).get("overrides", []))) for path in ended]
+        rows += map(_job, ended)
+        left = [job for job in asked.jobs if frozenset(job) not in known]
+        rows += ({"folder": str(folder), **_given(job), "message": "not run"} for job in left)
+        unknown = max(0, asked.trials - len(known)) if not asked.jobs else 0
+        rows += [{"folder": str(folder), "message": "not run"}] * unknown
+    return _framed(rows)
+
+
 def jobs_frame(folders: Iterable[Path]) -> Frame:
     """One row per job: its folder, each overridden key, exit code, message, and the prediction of its plan."""
-    rows = [_job(folder) for folder in folders]
+    return _framed([_job(folder) for folder in folders])
+
+
+def counted(codes: Sequence[int | None]) -> str:
+    """How many jobs ended how, in words: `64 jobs: 60 done, 3 without a plan, 1 not run`."""
+    words = {0: "done", 130: "interrupted", 3: "without a plan", 2: "refused", 1: "failed", None: "not run"}
+    told = ", ".join(f"{codes.count(code):,} {word}" for code, word in words.items() if code in codes)
+    return f"{len(codes):,} job{'s' if len(codes) != 1 else ''}: {told}"
+
+
+def _framed(rows: Sequence[Mapping[str, Any]]) -> Frame:
     keys = sorted({key for row in rows for key in row} - {"folder", *_COLUMNS})
     columns = ("folder", *keys, *_COLUMNS)
     return Frame(columns, tuple(tuple(row.get(column) for column in columns) for row in rows))
@@ -49,8 +129,7 @@ def jobs_frame(folders: Iterable[Path]) -> Frame:
 
 def _job(folder: Path) -> dict[str, Any]:
     status, plan_path = read_mapping(folder / STATUS_FILE), folder / PLAN_FILE
-    given = (str(override).lstrip("+").partition("=") for override in status.get("overrides", []))
-    row: dict[str, Any] = {"folder": str(folder), **{key: _plain(value) for key, _, value in given}}
+    row: dict[str, Any] = {"folder": str(folder), **_given(status.get("overrides", []))}
     row |= {"exit_code": status.get("exit_code"), "message": status.get("message", "")}
     if not plan_path.is_file():
         return row | {"result.step_time_s": status.get("step_time_s")}
@@ -59,6 +138,12 @@ def _job(folder: Path) -> dict[str, Any]:
     said = {**solver, **plan.get("prediction", {}), "solver": solver.get("name")}
     row |= {f"result.{name}": said.get(name) for name in _RESULT}
     return row | {"num_pipelines": len(pipelines), "num_stages": sum(len(p.get("stages", [])) for p in pipelines)}
+
+
+def _given(overrides: Iterable[object]) -> dict[str, Any]:
+    """The values of KEY=VALUE pairs by key."""
+    pairs = (str(override).lstrip("+").partition("=") for override in overrides)
+    return {key: _plain(value) for key, _, value in pairs}
 
 
 def _plain(text: str) -> Any:

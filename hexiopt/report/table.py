@@ -11,6 +11,7 @@ from rich.text import Text
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.kinds import kinds_table
 from hexiopt.report.money import money
 from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
@@ -45,24 +46,30 @@ _HEADERS = (
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
 _LEAST = {1: 9, 2: 2, 3: 11, 4: 7, 9: 5}  # columns of words and the widths to which they may shrink
-# A small plan is shown with all its pipelines, equal ones grouped; the table of a large one has at most 60 lines.
-_FEW_DEVICES = 128
-_MANY = {"max_pipelines": 12, "max_stages": 40}
+_MOST_LINES = {"wide": 20, "narrow": 12}  # of the table of stages, so that all that `plan` prints fits a screen
+_GROUP_ABOVE = 4  # pipelines from which equal ones are shown once
 _MIN_DEVICES = 12
 
 
-def plan_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
-    """One row per stage, grouped by pipeline; where pipelines are many, equal ones are shown once."""
-    few = len(plan.devices()) <= _FEW_DEVICES
-    limits = {"max_pipelines": _FEW_DEVICES, "max_stages": _FEW_DEVICES} if few else _MANY
-    return _PlanTable(plan_rows(problem, plan, cost, group_above=12, **limits))
+def plan_table(problem: Problem, plan: Plan, cost: Cost, *, full: bool = False) -> RenderableType:
+    """One row per stage, grouped by pipeline; of many pipelines equal ones are shown once.
+
+    Where that would not fit a screen, it is one row per kind of pipelines, unless `full`: then every stage has a row.
+    """
+    every = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    limits = {"max_pipelines": len(plan.pipelines), "max_stages": every}
+    rows = plan_rows(problem, plan, cost, group_above=len(plan.pipelines) if full else _GROUP_ABOVE, **limits)
+    return _PlanTable(rows, None if full else kinds_table(problem, plan, cost))
 
 
 class _PlanTable:
-    """A table as wide as the console: the column of devices takes the width that the others leave."""
+    """A table as wide as the console: the column of devices takes the width that the others leave.
 
-    def __init__(self, rows: PlanRows) -> None:
-        self._rows = rows
+    `instead` is shown where it has too many lines.
+    """
+
+    def __init__(self, rows: PlanRows, instead: RenderableType | None) -> None:
+        self._rows, self._instead = rows, instead
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
@@ -70,6 +77,10 @@ class _PlanTable:
         widths = _widths([header, *(line for part in parts for line in part)])
         free = options.max_width - sum(widths) + widths[_DEVICES] - (len(widths) - 1)
         narrow = free < min(widths[_DEVICES], _MIN_DEVICES)
+        most = _MOST_LINES["narrow" if narrow else "wide"]
+        if self._instead is not None and sum(len(row.stages) + 1 for row in self._rows.pipelines) > most:
+            yield self._instead
+            return
         if narrow:
             parts = [[_cells(row, stage, bar=False) for stage in row.stages] for row in self._rows.pipelines]
             header = [Text(name.replace(" ", "\n"), style="bold") for name in _HEADERS]

@@ -12,13 +12,12 @@ from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict, write_plan, write_text
 from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
-from hexiopt.readers.sweep_files import PLAN_FILE, STATUS_FILE, status_to_dict
-from hexiopt.reading import Section, read_mapping, sha256_of
+from hexiopt.readers.sweep_files import FINAL, PLAN_FILE, STATUS_FILE, read_status, status_to_dict
+from hexiopt.reading import Section, sha256_of
 from hexiopt.referee import InvalidPlanError
 from hexiopt.solving import Budget, OnProgress, Progress
 from hexiopt.toolkit.catalogue import made_solver
 
-FINAL = (0, 2, 3)  # exit codes of jobs that are not run again: success, bad input, no plan
 INTERRUPTED = 130
 
 
@@ -57,15 +56,11 @@ class SweepJob:
 
     def is_done(self, folder: Path) -> bool:
         """Whether an earlier run finished the job in `folder`."""
-        path = folder / self.key / STATUS_FILE
-        try:
-            return path.is_file() and read_mapping(path).get("exit_code") in FINAL
-        except InputError:
-            return False
+        return read_status(folder / self.key).get("exit_code") in FINAL
 
     def ended(self, folder: Path, exit_code: int, message: str, step_time_s: float = math.inf) -> int:
         """Write the job's `status.json`; returns the exit code."""
-        status = status_to_dict(exit_code, " ".join(message.split()), self.overrides, step_time_s)
+        status = status_to_dict(exit_code, " ".join(message.split()), self.overrides, step_time_s, self.key)
         (folder / self.key).mkdir(parents=True, exist_ok=True)
         write_text(folder / self.key / STATUS_FILE, json.dumps(status, indent=1, allow_nan=False) + "\n")
         return exit_code

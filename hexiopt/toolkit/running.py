@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from hexiopt.solving import OnProgress
 
@@ -39,6 +39,30 @@ class Interrupt:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+class StatusLine:
+    """A line on stderr that says what a long call is at, overwritten by the next; a context that ends it.
+
+    It is shown if `shown` is true or, if that is None, on a terminal and in a notebook.
+    """
+
+    def __init__(self, shown: bool | None) -> None:
+        self._shown = sys.stderr.isatty() or in_notebook() if shown is None else shown
+        self._width = 0
+
+    def tell(self, text: str) -> None:
+        """Replace the line by `text`."""
+        if self._shown:
+            print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._shown and self._width:
+            print(file=sys.stderr)
 
 
 @contextmanager

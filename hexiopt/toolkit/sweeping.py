@@ -1,8 +1,7 @@
 """Sweeps over a grid of problems, solvers and seeds on several processes; finished jobs are not run again."""
 
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -16,11 +15,11 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.sweep_files import jobs_frame
+from hexiopt.readers.sweep_files import Asked, counted, jobs_frame
 from hexiopt.reading import whole_in
 from hexiopt.solving import MAX_SEED, Budget
-from hexiopt.toolkit.jobs import INTERRUPTED, SweepJob
-from hexiopt.toolkit.running import in_notebook
+from hexiopt.toolkit.jobs import SweepJob
+from hexiopt.toolkit.running import StatusLine
 from hexiopt.toolkit.workers import JobProcesses
 
 _GROUPS = ("workload", "space", "constraints")
@@ -63,38 +62,36 @@ def jobs_of(
     ]
 
 
-def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress: bool | None) -> Frame:
+def run_jobs(
+    jobs: Sequence[SweepJob], folder: Path, processes: int | None, progress: bool | None, caller: str = "sweep"
+) -> Frame:
     """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
-    resume."""
+    resume, which is to repeat the call of `caller`."""
     count = usable_cores() if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
     distinct = {job.key: job for job in jobs}
+    Asked.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
     left = [job for job in distinct.values() if not job.is_done(folder)]
-    shown = sys.stderr.isatty() or in_notebook() if progress is None else progress
-    count_down = _Counter(len(distinct), len(distinct) - len(left), shown)
-    try:
-        JobProcesses(left, folder, count, count_down).run()
-    except KeyboardInterrupt:
-        done = sum(job.is_done(folder) for job in distinct.values())
-        said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call sweep again to resume"
-        raise KeyboardInterrupt(said) from None
-    finally:
-        count_down.close()
+    with StatusLine(progress) as line:
+        count_up = _Counter(len(distinct), len(distinct) - len(left), line)
+        try:
+            JobProcesses(left, folder, count, count_up).run()
+        except KeyboardInterrupt:
+            done = sum(job.is_done(folder) for job in distinct.values())
+            said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
+            raise KeyboardInterrupt(said) from None
     frame = jobs_frame([folder / job.key for job in jobs])
-    codes = frame["exit_code"]
-    words = {0: "done", INTERRUPTED: "interrupted", 3: "without a plan", 2: "refused", 1: "failed"}
-    told = ", ".join(f"{codes.count(code)} {word}" for code, word in words.items() if code in codes)
-    return Frame(frame.columns, frame.rows, title=f"{len(jobs)} jobs: {told}")
+    return Frame(frame.columns, frame.rows, title=counted(frame["exit_code"]))
 
 
 class _Counter:
-    """The number of finished jobs, as a line on stderr that is overwritten."""
+    """Counts finished jobs on a status line."""
 
-    def __init__(self, total: int, done: int, shown: bool) -> None:
-        self._total, self._ended, self._bad, self._shown = total, done, 0, shown
+    def __init__(self, total: int, done: int, line: StatusLine) -> None:
+        self._total, self._ended, self._bad, self._line = total, done, 0, line
         self._tell()
 
     def __call__(self, job: SweepJob, code: int) -> None:
@@ -103,14 +100,8 @@ class _Counter:
         self._tell()
 
     def _tell(self) -> None:
-        if self._shown:
-            bad = f", {self._bad} without a plan" if self._bad else ""
-            print(f"\r{self._ended} of {self._total} jobs{bad}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """End the line."""
-        if self._shown:
-            print(file=sys.stderr)
+        bad = f", {self._bad} without a plan" if self._bad else ""
+        self._line.tell(f"{self._ended} of {self._total} jobs{bad}")
 
 
 def _job(problem: Problem, values: Mapping[str, Any], solver: str, budget: Budget, sources: Sources) -> SweepJob:

@@ -87,12 +87,12 @@ class JobProcesses:
 
     def _started(self) -> "subprocess.Popen[str] | None":
         """A new process with this one's module path, in a session of its own so that Ctrl-C does not reach it."""
-        path = os.pathsep.join(filter(None, sys.path)) or os.curdir
+        path = os.pathsep.join(filter(None, sys.path)) or os.curdir  # and by -P nothing before it
         with self._lock:
             if self._stopped:
                 return None
             process = subprocess.Popen(
-                [sys.executable, "-m", "hexiopt.toolkit.workers", str(self._folder)],
+                [sys.executable, "-P", "-m", "hexiopt.toolkit.workers", str(self._folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

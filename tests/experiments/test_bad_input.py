@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from experiments import plan
+from experiments.app.verbs import VERBS
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK, RTX, TINY, V100, refused
 
@@ -33,7 +34,14 @@ MODEL = ("cluster=small_mixed", "model=hf", "solver=random")
 
 BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     ((), "no verb"),
-    (("fly",), "known: plan, compare, price, train, emulate, export, explain, validate, profile, discover, collect"),
+    (("plan", *TINY, "--multrun"), "--multrun: is not a flag; did you mean --multirun?"),
+    (("plan", *TINY, "global_batch=8"), "global_batch: unknown key; did you mean workload.global_batch?"),
+    (("plan", *TINY, "max_tp=8"), "max_tp: unknown key; did you mean constraints.max_tp?"),
+    (
+        ("plan", *TINY, "cluster.inter_machine.bandwith_gb_per_s=3"),
+        "inter_machine.bandwith_gb_per_s: unknown key; did you mean bandwidth_gb_per_s?",
+    ),
+    (("fly",), f"known: {', '.join(VERBS)}"),
     (("pln",), "'pln' is not a verb; did you mean plan?\n"),
     (("plan",), "cluster: is missing; choose"),
     (("plan", "cluster=small_mixed"), "model: is missing; choose"),
@@ -75,7 +83,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *QUICK, "seed=[1,"), "write key=value"),
     (("plan", *QUICK, "+seed=1"), "remove the +"),
     (("plan", *QUICK, "~nope"), "does not exist"),
-    (("plan", *QUICK, "--nope"), "unrecognized arguments"),
+    (("plan", *QUICK, "--nope"), "--nope: is not a flag; see --hydra-help"),
     (("plan", *QUICK, "--config-dir", "nope"), "is not a folder"),
     (("plan", *TINY, "hydra.run.dir=/proc/nope"), "/proc/nope"),
     (("plan", *CLUSTER), "cluster.path: is missing"),

@@ -1,10 +1,13 @@
 """The program: help, completion, exit codes, Ctrl-C and closed pipes."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -33,6 +36,7 @@ def test_shell_completion(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert "complete -o nospace" in hexiopt("plan", "-sc", "install=bash").out
     for line, completed in {
         "hexiopt pr": ["price", "profile"],
+        "hexiopt wh": ["whatif"],
         "hexiopt plan model=llama3": ["model=llama3_70b", "model=llama3_8b"],
         "hexiopt plan solver.ti": ["solver.time_limit_s="],
     }.items():
@@ -68,8 +72,11 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
     ran = interrupted("plan", "-m", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
-    assert (ran.code, ran.err) == (130, "hexiopt: interrupted\n")
-    assert not list(tmp_path.rglob("status.json"))
+    again = "the same command with sweep.resume=true hydra.sweep.dir=sweep runs the others"
+    assert (ran.code, ran.err) == (130, f"hexiopt: interrupted: 0 of 2 jobs are done in sweep; {again}\n")
+    (status,) = tmp_path.rglob("status.json")
+    assert json.loads(status.read_text())["exit_code"] == 130
+    assert (status.parent / "plan.json").is_file(), "the best plan of the job that was running"
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -94,6 +101,56 @@ def test_interrupt_outside_the_main_thread_is_left_alone() -> None:
     with common.interrupt.caught():
         pass
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("name", ["experiments", "solvers"])
+def test_an_own_folder_is_one_line_with_python_m_and_nothing_to_the_program(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    said = f"hexiopt: {tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder\n"
+    module = in_own_folder([sys.executable, "-m", "hexiopt", "--version"], tmp_path)
+    assert (module.returncode, module.stderr, module.stdout) == (2, said, "")
+    script = program(tmp_path)
+    started = in_own_folder([script, "--version"], tmp_path)
+    assert (started.returncode, started.stderr) == (0, ""), "scripts do not look for modules in the current folder"
+    assert started.stdout.startswith("hexiopt ")
+
+
+def program(folder: Path) -> str:
+    """The program as an installation makes it, of its entry point."""
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["hexiopt"]
+    module, _, function = entry.partition(":")
+    path = folder / "bin" / "hexiopt"
+    path.parent.mkdir()
+    path.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def in_own_folder(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | env
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_completion_in_a_shell(tmp_path: Path) -> None:
+    """Bash itself completes a key of a verb after what `-sc install=bash` prints has been evaluated."""
+    if which("bash") is None:
+        pytest.skip("bash is not installed")
+    folder = Path(program(tmp_path)).parent
+    asked = "hexiopt whatif whatif.pri"
+    typed = f'COMP_LINE="{asked}" COMP_POINT={len(asked)} COMP_WORDS=({asked}) COMP_CWORD=2'
+    lines = [
+        'eval "$(hexiopt plan -sc install=bash)"',
+        typed.replace(" COMP_", "; COMP_"),
+        "hydra_bash_completion",
+        'echo "${COMPREPLY[@]}"',
+        "complete -p hexiopt",
+    ]
+    ran = in_own_folder(["bash", "-c", "\n".join(lines)], tmp_path, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    completed, registered = ran.stdout.splitlines()[-2:]
+    assert completed == "whatif.prices=", ran.stderr
+    assert "hydra_bash_completion" in registered
 
 
 @pytest.mark.parametrize("name", ["solvers", "conf"])

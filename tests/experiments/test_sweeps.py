@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,8 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 from tests.conftest import Run
+from tests.experiments.command_line import in_process
+from tests.slow import slow_but
 
 TINY = (
     "cluster=small_mixed",
@@ -136,7 +139,7 @@ def test_collect_gathers_a_row_a_job(hexiopt: Run, tmp_path: Path) -> None:
     assert hexiopt("plan", "-m", *sweep, "seed=0,1,-1").code == 2
     ran = hexiopt("collect", "hydra.run.dir=all")
     assert ran.code == 0, ran.err
-    assert "3 jobs, 2 done" in ran.out
+    assert "3 jobs: 2 done, 1 refused" in ran.out
     with (tmp_path / "all" / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["seed"] for row in rows] == ["0", "1", "-1"]
@@ -144,6 +147,122 @@ def test_collect_gathers_a_row_a_job(hexiopt: Run, tmp_path: Path) -> None:
     assert [bool(row["result.step_time_s"]) for row in rows] == [True, True, False]
     assert "out of range" in rows[2]["message"]
     assert ("results.parquet is not written" in ran.out) != (tmp_path / "all" / "results.parquet").exists()
+
+
+@pytest.mark.parametrize("launcher", slow_but(["basic"], LAUNCHERS))
+def test_a_resumed_sweep_runs_what_has_not_ended(hexiopt: Run, tmp_path: Path, launcher: str) -> None:
+    if launcher == "joblib":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    swept = ("plan", "-m", *TINY, *LAUNCHERS[launcher])
+    assert hexiopt(*swept, "seed=0,1,-1").code == 2
+    (tmp_path / "sweep" / "1" / "status.json").unlink()  # as where it was killed
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/plan.json")}
+    ran = hexiopt(*swept, "seed=2,0,1,-1", "sweep.resume=true")
+    assert ran.code == 2
+    assert "3 of 4 jobs done" in ran.out
+    assert ran.err.count("\n") == 1
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/plan.json")}
+    assert all(after[path] == time_ns for path, time_ns in before.items()), "nothing is run twice, nor overwritten"
+    assert len(after) == len(before) + 2
+    ended = [(status["key"], status["overrides"][-1]) for status in statuses(tmp_path)]
+    assert len({key for key, _ in ended}) == 4
+    assert sorted(seed for _, seed in ended) == ["seed=-1", "seed=0", "seed=1", "seed=2"]
+
+
+@pytest.mark.slow
+def test_what_changes_a_result_makes_another_job(hexiopt: Run, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("name: own\nmachines: [{name: a, gpu: rtx_3090, num_gpus: 1}]\n")
+    swept = ("plan", "-m", "cluster=own.yaml", *TINY[1:], "sweep.resume=true", "seed=0")
+    assert hexiopt(*swept).code == 0
+    assert hexiopt(*swept).code == 0
+    assert len(statuses(tmp_path)) == 1
+    own.write_text(own.read_text().replace("3090", "4090"))
+    assert hexiopt(*swept).code == 0
+    assert len(statuses(tmp_path)) == 2, "the file has another cluster now"
+    assert hexiopt(*swept, "solver.max_steps=3").code == 0
+    assert len(statuses(tmp_path)) == 3
+
+
+@pytest.mark.slow
+def test_the_newest_sweep_is_resumed_where_none_is_named(hexiopt: Run, tmp_path: Path) -> None:
+    swept = ("plan", "-m", *(word for word in TINY if not word.startswith("hydra.")), "seed=0,1")
+    assert hexiopt(*swept).code == 0
+    ran = hexiopt(*swept, "sweep.resume=true")
+    assert ran.code == 0, ran.err
+    assert ran.out.count("known already") == 2
+    assert len(list(tmp_path.glob("multirun/**/status.json"))) == 2
+
+
+def test_collect_counts_the_jobs_that_were_asked_for(hexiopt: Run, tmp_path: Path) -> None:
+    assert hexiopt("plan", "-m", *TINY, "seed=range(3)", "solver.max_steps=2,3").code == 0
+    for name in ("1", "4"):
+        (tmp_path / "sweep" / name / "status.json").unlink()
+    ran = hexiopt("collect", "collect.folders=[sweep]", "hydra.run.dir=all")
+    assert ran.code == 0, ran.err
+    assert "6 jobs: 4 done, 2 not run" in ran.out
+    assert ran.out.count("not run") == 3, "and a line each in the table"
+    assert (tmp_path / "all" / "results.png").stat().st_size > 5_000
+    with (tmp_path / "all" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    left = {(row["seed"], row["solver.max_steps"]) for row in rows if row["exit_code"] == ""}
+    assert left == {("1", "2"), ("1", "3")}
+
+
+@pytest.mark.slow
+def test_sixty_four_jobs_killed_twice_lose_nothing_and_run_nothing_twice(tmp_path: Path) -> None:
+    swept = ("plan", "-m", *TINY, "solver.max_steps=3", "seed=range(32)", "workload.seq_len=128,256")
+    known: dict[Path, int] = {}
+
+    def ended() -> dict[Path, int]:
+        found = [path.parent / "plan.json" for path in tmp_path.glob("sweep/*/status.json")]
+        return {path: path.stat().st_mtime_ns for path in found}
+
+    for least in (5, 20):
+        process = in_process(*swept, "sweep.resume=true", cwd=tmp_path)
+        deadline = time.monotonic() + 300
+        while len(ended()) < least and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+        assert least <= len(ended()) < 64
+        assert all(ended()[path] == time_ns for path, time_ns in known.items())
+        known = ended()
+    process = in_process(*swept, "sweep.resume=true", cwd=tmp_path)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "64 of 64 jobs done" in out
+    assert out.count("known already") == len(known)
+    assert all(ended()[path] == time_ns for path, time_ns in known.items())
+    found = statuses(tmp_path)
+    assert len({status["key"] for status in found}) == len(found) == 64
+    assert len({tuple(sorted(status["overrides"])) for status in found}) == 64
+
+
+@pytest.mark.slow
+def test_optuna_counts_failures(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    drawn = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "seed=0,1")
+    ran = in_process("plan", "-m", *TINY, *drawn, "model=tiny,gpt_70b", cwd=tmp_path)
+    out, err = ran.communicate(timeout=600)
+    codes = [status["exit_code"] for status in statuses(tmp_path)]
+    assert len(codes) == 4, err
+    assert ran.returncode == (3 if 3 in codes else 0)
+    assert f"{codes.count(0)} of 4 jobs done" in out
+
+
+@pytest.mark.slow
+def test_submitit_runs_a_sweep_and_resumes_it(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    swept = ("plan", "-m", *TINY, "hydra/launcher=submitit_local", "seed=0,1,-1", "sweep.resume=true")
+    for known in (0, 3):
+        ran = in_process(*swept, cwd=tmp_path)
+        out, err = ran.communicate(timeout=600)
+        assert ran.returncode == 2, err
+        assert "2 of 3 jobs done" in out
+        logs = "".join(path.read_text() for path in tmp_path.rglob("*_log.out"))
+        assert logs.count("known already") == known
+    assert [status["exit_code"] for status in statuses(tmp_path)].count(0) == 2
 
 
 def test_a_sweep_that_cannot_start_is_one_line(hexiopt: Run) -> None:

@@ -1,0 +1,47 @@
+"""`hexiopt fit cluster=... model=...`: what fits in memory, on the whole cluster and on each GPU type alone.
+
+The solver answers each question within its budget, `solver.time_limit_s` and `solver.max_steps`. It writes `fit.csv`,
+and for every limit the plan that proves it, a plan file that `hexiopt price` checks.
+"""
+
+import re
+import sys
+
+from rich.text import Text
+
+from experiments.app.common import Job, NoPlanError, interrupt, solver_of
+from experiments.cli import main
+from hexiopt.readers.plan_file import plan_file_to_dict
+from hexiopt.toolkit.fitting import fitted
+from hexiopt.toolkit.solution import PlacedPlan
+
+
+def run(job: Job) -> float:
+    """Say what fits; returns the step time in seconds of a plan for the problem as asked.
+
+    Raises InputError, and NoPlanError where the problem does not fit the whole cluster.
+    """
+    config, shown = job.config, False if job.in_sweep else None
+    fit = fitted(job.problem, solver_of(job), job.budget, config.seed, config.fit.precision, interrupt, shown)
+    job.write("fit.csv", fit.to_csv())
+    written = ["fit.csv"]
+    for fitting in fit.fittings:
+        plans = {limit.quantity: limit.plan for limit in fitting.limits} | {"micro_batch": fitting.micro_batch_plan}
+        for quantity, plan in plans.items():
+            if plan is not None:
+                written.append(re.sub(r"[^\w.-]", "_", f"{fitting.devices}-{quantity}.json"))
+                job.write_json(written[-1], _file(plan))
+    job.show(Text(str(fit)))
+    job.show_files(*written)
+    asked = fit.fittings[0]
+    if asked.plan is None:
+        raise NoPlanError(f"{asked.fits}: {asked.reason}")
+    return asked.plan.cost.step_time_s
+
+
+def _file(plan: PlacedPlan) -> dict[str, object]:
+    return plan_file_to_dict(plan.problem, plan, plan.cost, plan.solver)
+
+
+if __name__ == "__main__":
+    sys.exit(main(["fit", *sys.argv[1:]]))

@@ -1,0 +1,7 @@
+"""`python -m hexiopt VERB ...`."""
+
+import sys
+
+from hexiopt.command import main
+
+sys.exit(main())

@@ -1,0 +1,254 @@
+"""What a cluster would gain from other machines and links: alternatives planned with one budget and compared.
+
+Every plan found for one alternative is offered to all others, which take it where it obeys their rules and is faster
+than their own. So a machine more never makes the plan worse, and a machine less never makes it better. The searches are
+jobs of a sweep: they run on several processes, and what is done is not run again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hexiopt.bounds import LowerBound, lower_bound
+from hexiopt.cores import usable_cores
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
+from hexiopt.frame import Frame
+from hexiopt.readers.plan_file import read_plan
+from hexiopt.readers.sweep_files import PLAN_FILE
+from hexiopt.report.money import hourly
+from hexiopt.report.style import amount, clipped, count, seconds
+from hexiopt.report.tradeoff import Choice
+from hexiopt.solving import Budget, Capabilities
+from hexiopt.toolkit.alternatives import ADD, BASE, LINK, TAKE, Alternative
+from hexiopt.toolkit.fitting import certified
+from hexiopt.toolkit.jobs import SweepJob
+from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.toolkit.sweeping import run_jobs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WIDTH = 80  # of the printed table
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An alternative with its plan; `found_for` names the alternative whose search found it.
+
+    `bound_share` is the part of the bound's throughput that the machines added or taken have (None: unknown).
+    """
+
+    alternative: Alternative
+    plan: PlacedPlan | None
+    found_for: str
+    bound_share: float | None
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds, infinite without a plan."""
+        return self.plan.cost.step_time_s if self.plan else float("inf")
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, 0 without a plan."""
+        return self.plan.cost.tokens_per_s if self.plan else 0.0
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of the machines that the plan uses; None where one of them states no price."""
+        price, unpriced = hourly(self.alternative.problem, self.plan) if self.plan else (None, 0)
+        return None if unpriced else price
+
+    @property
+    def price_per_trillion_tokens(self) -> float | None:
+        """Of the machines that the plan uses; None where one of them states no price."""
+        price = self.price_per_hour
+        return None if price is None else price / 3600 / self.tokens_per_s * 1e12
+
+
+@dataclass(frozen=True, repr=False)
+class WhatIf(Frame):
+    """Alternatives to a cluster, one row each: `options` has their plans, `bound` the lower bound of the cluster as it
+    is."""
+
+    options: tuple[Option, ...] = field(default=(), kw_only=True)
+    bound: LowerBound = field(default_factory=lambda: LowerBound(0.0, {}), kw_only=True)
+
+    @classmethod
+    def among(cls, options: Sequence[Option], bound: LowerBound) -> "WhatIf":
+        """A table of `options`, of which the first is the cluster as it is: machines, then links, best first."""
+        base, *others = options
+        order = [base, *sorted(others, key=lambda one: (_ORDER.index(one.alternative.change), one.step_time_s))]
+        problem = base.alternative.problem
+        rows = [_row(option, base) for option in order]
+        title = f"{problem.model.name} on {problem.cluster.name}"
+        return cls.of(rows, title=title, options=tuple(order), bound=bound)
+
+    def choices(self) -> list[Choice]:
+        """The options with a plan as points of time and money; of GPUs where prices are unknown."""
+        planned = [option for option in self.options if option.plan is not None]
+        known = all(option.price_per_hour is not None for option in planned)
+        return [
+            Choice(
+                option.alternative.name,
+                option.step_time_s,
+                (option.price_per_trillion_tokens or 0.0) if known else float(_gpus(option)),
+                option.alternative.change,
+            )
+            for option in planned
+        ]
+
+    def plot(self) -> "Figure":
+        """A matplotlib figure: price per trillion tokens over step time, and the options that no other beats in both.
+        Where a price is unknown, the number of GPUs takes its place."""
+        from hexiopt.report.tradeoff import tradeoff_figure
+
+        known = all(option.price_per_hour is not None for option in self.options if option.plan)
+        return tradeoff_figure(self.choices(), self.title, "price per trillion tokens" if known else "GPUs used")
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self))
+
+
+_ORDER = (BASE, ADD, TAKE, LINK)
+
+
+def jobs_for(found: Sequence[Alternative], solver: str, options: Any, budget: Budget, seed: int) -> list[SweepJob]:
+    """The search for each alternative."""
+    return [SweepJob((f"whatif={one.name}",), one.problem, solver, seed, budget, options) for one in found]
+
+
+def processes_for(able: Capabilities, stated: int | None) -> int:
+    """The number of searches at once: as `stated`, or as many as the cores allow for a solver of this kind.
+
+    More would share cores, and a time limit would mean less search.
+    """
+    return max(1, usable_cores() // able.cores) if stated is None else stated
+
+
+def planned(
+    found: Sequence[Alternative],
+    jobs: Sequence[SweepJob],
+    folder: Path,
+    processes: int,
+    bound_limit_s: float,
+    progress: bool | None,
+    caller: str = "what_if",
+) -> WhatIf:
+    """The alternatives with the best plan that any of the searches `jobs` found for each, and their values.
+
+    Jobs are run in `folder`, on several processes. Raises KeyboardInterrupt after Ctrl-C, with the way to resume.
+    """
+    run_jobs(jobs, folder, processes, progress, caller)
+    own = [_plan_of(folder / job.key, one) for job, one in zip(jobs, found, strict=True)]
+    base = found[0].problem
+    bound = lower_bound(PlanPricer(base), bound_limit_s)
+    options = []
+    for k, alternative in enumerate(found):
+        plan, name = _best(k, found, own)
+        share = bound.machine_shares.get(alternative.like) if alternative.like is not None else None
+        options.append(Option(alternative, plan, name, None if share is None else share * alternative.number))
+    if options[0].plan is not None and bound.bound_s > options[0].step_time_s:
+        bound = LowerBound(options[0].step_time_s, bound.machine_shares)  # rounding
+    return WhatIf.among(options, bound)
+
+
+def _plan_of(folder: Path, alternative: Alternative) -> PlacedPlan | None:
+    path = folder / PLAN_FILE
+    try:
+        read = read_plan(path) if path.is_file() else None
+    except InputError:
+        return None
+    return None if read is None else PlacedPlan.of(alternative.problem, read.plan, read.solver)
+
+
+def _best(k: int, found: Sequence[Alternative], own: Sequence[PlacedPlan | None]) -> tuple[PlacedPlan | None, str]:
+    """The fastest plan of all searches for alternative `k`, its own of equal ones, and whose search found it."""
+    best, name = own[k], found[k].name
+    for other, plan in zip(found, own, strict=True):
+        kept = None if plan is None or other is found[k] else certified(found[k].problem, plan)
+        if kept is not None and (best is None or kept.cost.step_time_s < best.cost.step_time_s * (1 - 1e-12)):
+            best, name = PlacedPlan.of(kept.problem, kept, plan.solver if plan else {}), other.name
+    return best, name
+
+
+def _gpus(option: Option) -> int:
+    return len(option.plan.devices()) if option.plan else 0
+
+
+def worth_per_hour(option: Option, base: Option) -> float | None:
+    """The price per hour at which what is added (or was taken) leaves the price of a token as it is; None where prices
+    are unknown."""
+    price = base.price_per_hour
+    if price is None or not option.plan or not base.plan:
+        return None
+    gain = option.tokens_per_s / base.tokens_per_s - 1
+    return price * (-gain if option.alternative.change == TAKE else gain)
+
+
+def _row(option: Option, base: Option) -> dict[str, Any]:
+    gain = option.tokens_per_s / base.tokens_per_s - 1 if option.plan and base.plan else None
+    return {
+        "alternative": option.alternative.name,
+        "change": option.alternative.change,
+        "step_time_s": option.step_time_s if option.plan else None,
+        "tokens_per_s": option.tokens_per_s if option.plan else None,
+        "gain": gain,
+        "gpus_used": _gpus(option) if option.plan else None,
+        "price_per_hour": option.price_per_hour,
+        "price_per_trillion_tokens": option.price_per_trillion_tokens,
+        "worth_per_hour": None if option is base else worth_per_hour(option, base),
+        "bound_share": option.bound_share,
+        "found_for": option.found_for if option.plan else None,
+    }
+
+
+# ------------------------------------------------------------------------------------- text
+
+
+def _text(found: WhatIf) -> list[str]:
+    base = found.options[0]
+    money = any(option.price_per_hour is not None for option in found.options)
+    header = ["", "step", "gain", "bound", *(["per hour", "per T tok.", "worth/h"] if money else ["GPUs"])]
+    cells = [header]
+    for option, row in zip(found.options, found, strict=True):
+        line = [option.alternative.name]
+        line.append(seconds(option.step_time_s) if option.plan else "no plan")
+        line.append("" if option is base or row["gain"] is None else f"{row['gain']:+.1%}")
+        share = row["bound_share"]
+        line.append("" if share is None else f"{-share if option.alternative.change == TAKE else share:+.1%}")
+        if money:
+            keys = ("price_per_hour", "price_per_trillion_tokens", "worth_per_hour")
+            line += ["" if row[key] is None else amount(row[key]) for key in keys]
+        else:
+            line.append(f"{row['gpus_used'] or 0:,}")
+        cells.append(line)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths[0] = min(widths[0], _WIDTH - sum(width + 2 for width in widths[1:]))
+    lines = [f"What if: {found.title}", ""]
+    for line in cells:
+        parts = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        lines.append("  ".join([clipped(line[0], widths[0]).ljust(widths[0]), *parts[1:]]).rstrip())
+    return [*lines, "", *_notes(found, base, money)]
+
+
+def _notes(found: WhatIf, base: Option, money: bool) -> list[str]:
+    notes = []
+    if base.plan is not None:
+        gap = 1 - found.bound.bound_s / base.step_time_s
+        notes.append(f"As it is, no plan is faster than {seconds(found.bound.bound_s)} (gap {max(0.0, gap):.1%}).")
+    notes += [
+        "gain: in tokens per second. bound: the machine's share of the throughput in the",
+        "lower bound, its dual value; a larger gain says that the base is far from it.",
+    ]
+    if money:
+        notes += [
+            "per hour, per T (trillion) tokens: machines that the plan uses. worth/h: the",
+            "price per hour at which a token costs as much as now.",
+        ]
+    shared = sum(option.found_for != option.alternative.name for option in found.options if option.plan)
+    if shared:
+        notes.append(f"{count(shared, 'plan')} came from the search for another alternative.")
+    return notes
