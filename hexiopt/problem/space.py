@@ -35,7 +35,9 @@ class Space(Value):
     restriction: `uneven_layers`, the stages of a pipeline have equally many layers (within one); `uneven_tp`, all
     stages have one TP degree; `uneven_batch`, all pipelines have equally many sequences (within one micro-batch);
     `uneven_structure`, all pipelines have the same TP degrees and layers; `recompute_per_stage`, all stages have one
-    recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated.
+    recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated;
+    `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups are
+    all holders.
     `sequence`, if True, allows sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused.
@@ -52,6 +54,8 @@ class Space(Value):
     uneven_structure: bool = True
     recompute_per_stage: bool = True
     recompute_per_layer: bool = True
+    batch_remainder: bool = True
+    machine_sharding: bool = True
     sequence: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
@@ -159,6 +163,8 @@ SWITCHES = (
     "uneven_structure",
     "recompute_per_stage",
     "recompute_per_layer",
+    "batch_remainder",
+    "machine_sharding",
 )
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
