@@ -84,7 +84,8 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     bounds = own.items("parts", optional=True)
     parts = [b - a for a, b in pairwise(bounds)]
     if parts:
-        parts[0], parts[-1] = parts[0] - 1, parts[-1] - 1
+        parts[0] -= 1  # the embedding
+        parts[-1] -= 1  # norm and head
     elif model.num_layers % stages == 0:
         parts = [model.num_layers // stages] * stages
     if len(parts) != stages or sum(parts) != model.num_layers or min(parts) < 1:
