@@ -1,9 +1,9 @@
 """`hexiopt import format=megatron file=train.sh cluster=my.yaml`: the layout that somebody runs, priced and drawn, and
 what better plans would give.
 
-The rank table `ranks=ranks.tsv` says which GPU each rank has; without it, ranks are the cluster's GPUs in order. A model
-is needed (`model=...`) where the file does not state it. Two searches of `solver.time_limit_s` each follow: within what
-the same trainer can express, and without limits.
+The rank table `ranks=ranks.tsv` says which GPU each rank has; without it, ranks are the cluster's GPUs in order. A
+model is needed (`model=...`) where the file does not state it. Two searches of `solver.time_limit_s` each follow: within
+what the same trainer can express, and without limits.
 """
 
 import sys

@@ -348,8 +348,8 @@ class DiscoverConfig:
 @dataclass
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `plan` is the path of a plan file,
-    `data` that of a file of measured runs. `import` reads the layout `file` of the trainer `format`, and the GPU of each
-    rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
+    `data` that of a file of measured runs. `import` reads the layout `file` of the trainer `format`, and the GPU
+    of each rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
 
     cluster: Any = None
     model: Any = None

@@ -1,4 +1,4 @@
-"""Chains: one pipeline of stages, each of them replicas of equal samples, which is what FlagScale and Galvatron express.
+"""Chains: one pipeline of stages, each of them replicas of equal samples: what FlagScale and Galvatron express.
 
 Pipelines that are all alike fold into one whose stages have that many times as many replicas.
 """
@@ -15,7 +15,7 @@ from hexiopt.schedules.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class ChainStage:
-    """A stage: the devices of each replica, all of one TP degree, its layers, and a recompute policy for each or all."""
+    """A stage: the devices of each replica, all of one TP degree; its layers; a recompute policy for each or all."""
 
     replicas: tuple[tuple[int, ...], ...]
     layers: Ranges

@@ -50,7 +50,9 @@ class ImportContext:
     def stated_model(self, name: str) -> ModelSpec:
         """The model. Raises InputError where none is stated, since files of `name` do not hold one."""
         if self.model is None:
-            raise InputError(f"model: is missing, and {name} files do not state it; give model=NAME or model=config.json")
+            raise InputError(
+                f"model: is missing, and {name} files do not state it; give model=NAME or model=config.json"
+            )
         return self.model
 
 
@@ -68,9 +70,9 @@ class Trainer:
     """A program that trains, as a format of plans.
 
     `target` is the program with the versions that the format is for; `expresses` says in a few words which plans it
-    takes. `preset` has, for a problem, values for keys of `space`, `constraints` and `workload` under which the best plan is
-    expressible, those that are set first; `takes_tp` says whether a TP degree suits a model. `write` raises InputError
-    for a plan that the format cannot express, `read` for a file that it does not understand.
+    takes. `preset` has, for a problem, values for keys of `space`, `constraints` and `workload` under which the best
+    plan is expressible, those that are set first; `takes_tp` says whether a TP degree suits a model. `write` raises
+    InputError for a plan that the format cannot express, `read` for a file that it does not understand.
     """
 
     name: str

@@ -165,7 +165,9 @@ def one_recompute(grid: Grid, refuse: Refusal) -> BlockRecompute:
     for s, own in ranges:
         count = first_layers(own)
         if count is None and len(set(own)) > 1:
-            said = f"layers of {stage_name(0, s)} differ in recompute, and not as full of the first and none of the rest"
+            said = (
+                f"layers of {stage_name(0, s)} differ in recompute, and not as full of the first and none of the rest"
+            )
             refuse(said, "space.recompute_per_layer=false")
         if count is None:
             said = f"{stage_name(0, s)} has recompute {own[0]}, another stage has another"
@@ -205,9 +207,7 @@ def one_schedule(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Sc
 def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[Ranges, ...]:
     """The layer ranges of each stage, where virtual stage i holds `parts[i]` layers and belongs to stage i mod S."""
     ends = [0, *accumulate(parts)]
-    return tuple(
-        tuple((ends[k], ends[k + 1]) for k in range(s, len(parts), num_stages)) for s in range(num_stages)
-    )
+    return tuple(tuple((ends[k], ends[k + 1]) for k in range(s, len(parts), num_stages)) for s in range(num_stages))
 
 
 def plan_of(grid: Grid, schedule: Schedule, sharding: int) -> Plan:

@@ -35,9 +35,7 @@ def restricted(problem: Problem, trainer: Trainer) -> Problem:
     suited = next((k for k, tp in enumerate(degrees) if not trainer.takes_tp(problem, tp)), len(degrees))
     if suited < len(degrees):
         space["max_tp"] = degrees[max(0, suited - 1)]
-    return replace(
-        problem, space=replace(problem.space, **space), workload=replace(problem.workload, **workload)
-    )
+    return replace(problem, space=replace(problem.space, **space), workload=replace(problem.workload, **workload))
 
 
 def _chosen(key: str, stated: Any, default: Any, allowed: tuple[Any, ...], name: str) -> Any:

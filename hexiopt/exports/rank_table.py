@@ -58,9 +58,7 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
     }
     assert sorted(devices) == sorted(place), "ranks and plan have the same devices"
     return tuple(
-        RankRow(
-            rank, cluster.machines[int(cluster.machine_of[d])].name, int(cluster.index_in_machine[d]), *place[d]
-        )
+        RankRow(rank, cluster.machines[int(cluster.machine_of[d])].name, int(cluster.index_in_machine[d]), *place[d])
         for rank, d in enumerate(devices)
     )
 

@@ -36,9 +36,8 @@ class Space(Value):
     stages have one TP degree; `uneven_batch`, all pipelines have equally many sequences (within one micro-batch);
     `uneven_structure`, all pipelines have the same TP degrees and layers; `recompute_per_stage`, all stages have one
     recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated;
-    `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups are
-    all holders.
-    `sequence`, if True, allows sequence layouts.
+    `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups
+    are all holders. `sequence`, if True, allows sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused.
     Raises InputError where a value breaks its rule.

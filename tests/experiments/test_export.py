@@ -1,4 +1,4 @@
-"""`hexiopt export` and `hexiopt import`: files of every format, refusals whose remedy works, and runs of what is written."""
+"""`hexiopt export` and `import`: files of every format, refusals whose remedy works, and runs of what is written."""
 
 import json
 import re
@@ -78,8 +78,8 @@ def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven: str
     [remedy] = re.findall(r"plan again with (space\.preset=\w+)", line)
     made = plan(hexiopt, "again", remedy)
     export(hexiopt, made, "torchrun", f"export.trainer={name}")
-    files = sorted((tmp_path / "out").iterdir())
-    own = next(path for path in files if path.name.split(".")[0] in (name, "hexiopt_plan"))
+    files = sorted((tmp_path / "out").iterdir(), reverse=True)  # .yaml before .sh
+    own = next(path for path in files if path.stem in (name, "hexiopt_plan"))
     command = ("import", f"format={name}", f"file={own}", "ranks=out/ranks.tsv", *CLUSTER, *WORK, *BUDGET)
     ran = hexiopt(*command, "solver.max_steps=5", "hydra.run.dir=imported")
     assert ran.code == 0, ran.err
@@ -106,7 +106,9 @@ def test_what_does_not_go_together_is_refused(hexiopt: Run, uneven: str) -> None
 def test_every_format_has_a_row_in_the_documentation() -> None:
     """The tables of docs/exports.md are those of the code: name, target with versions, what it expresses."""
     text = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
-    rows = {cells[1].strip(" `"): [cell.strip() for cell in cells[2:4]] for cells in map(_cells, text.splitlines()) if cells}
+    rows = {
+        cells[1].strip(" `"): [cell.strip() for cell in cells[2:4]] for cells in map(_cells, text.splitlines()) if cells
+    }
     formats = {**TRAINERS, **LAUNCHERS}
     assert {name: rows.get(name) for name in formats} == {
         name: [own.target, own.expresses] for name, own in formats.items()

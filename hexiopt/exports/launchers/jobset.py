@@ -45,9 +45,7 @@ def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options:
 
 def _job(group: PodGroup, num_nodes: int, master: str, program: Program, options: LaunchOptions) -> dict[str, Any]:
     host, port = meeting_point(master, "")
-    run = torchrun_line(
-        num_nodes, "$((BASE + JOB_COMPLETION_INDEX))", str(group.num_gpus), host, port, program.command
-    )
+    run = torchrun_line(num_nodes, "$((BASE + JOB_COMPLETION_INDEX))", str(group.num_gpus), host, port, program.command)
     env = {"BASE": str(group.first_node), "HERE": options.folder, **program.environment}
     container = {
         "name": "train",
@@ -73,7 +71,8 @@ def _selector(group: PodGroup, options: LaunchOptions) -> dict[str, str]:
     product = kubernetes_product(group.gpu, options.gpu_names)
     if product is None:
         raise InputError(
-            f"export.format: jobset has no label {_PRODUCT} for {group.gpu}; state export.gpu_names={{{group.gpu}: NAME}}"
+            f"export.format: jobset has no label {_PRODUCT} for {group.gpu}; "
+            f"state export.gpu_names={{{group.gpu}: NAME}}"
         )
     return {_PRODUCT: product}
 

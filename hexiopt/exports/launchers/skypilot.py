@@ -33,7 +33,9 @@ def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options:
     first = '$(echo "$SKYPILOT_NODE_IPS" | head -n1)' if alone else f"{groups[0].name}-0.{options.job}"
     master = options.master or f"{first}:{PORT}"
     num_nodes = sum(group.num_nodes for group in groups)
-    tasks = [_task(group, options.job if alone else group.name, num_nodes, master, program, options) for group in groups]
+    tasks = [
+        _task(group, options.job if alone else group.name, num_nodes, master, program, options) for group in groups
+    ]
     header = {"name": options.job, "execution": "parallel", "inter_connection": True}
     documents = tasks if alone else [header, *tasks]
     notes = (

@@ -16,7 +16,7 @@ from hexiopt.exports.launchers.shell import exports_of, meeting_point
 from hexiopt.exports.rank_table import RankRow
 from hexiopt.problem.cluster import Cluster
 
-TARGET = "Slurm 20.11 to 24.05"
+TARGET = "Slurm 20.11 and later"
 FILE, ARBITRARY, HOSTS = "job.sbatch", "job_arbitrary.sbatch", "hosts"
 
 
@@ -79,12 +79,12 @@ def _arbitrary(cluster: Cluster, rows: Sequence[RankRow], program: Program, opti
         *exports_of(program),
         "run() {",
         '  export RANK=$SLURM_PROCID; set -- "$@"; gpus=($GPUS)',
-        '  export CUDA_VISIBLE_DEVICES=${gpus[$RANK]}',
+        "  export CUDA_VISIBLE_DEVICES=${gpus[$RANK]}",
         *([f"  {program.setup}"] if program.setup else []),
         f'  exec python {program.command} "$@"',
         "}",
         "export -f run",
-        f"srun --distribution=arbitrary --ntasks={len(rows)} bash -c 'run \"$@\"' run \"$@\"",
+        f'srun --distribution=arbitrary --ntasks={len(rows)} bash -c \'run "$@"\' run "$@"',
     ]
     return "\n".join(lines) + "\n"
 

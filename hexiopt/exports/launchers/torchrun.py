@@ -47,7 +47,7 @@ def script(rows: Sequence[RankRow], program: Program, master: str | None) -> str
         "}",
         "machine=${1-}",
         '[ "$#" -eq 0 ] || shift',
-        'trap \'kill $pids 2>/dev/null\' INT TERM',
+        "trap 'kill $pids 2>/dev/null' INT TERM",
         'case "$machine" in',
         *arms,
         f"*) echo \"launch.sh: no machine '$machine'; name one of {', '.join(machines)}\" >&2; exit 2 ;;",
@@ -65,5 +65,8 @@ def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options:
 
 
 LAUNCHER = LauncherFormat(
-    name="torchrun", target=TARGET, expresses="every rank table; GPUs exactly as planned, unused ones left out", write=_write
+    name="torchrun",
+    target=TARGET,
+    expresses="every rank table; GPUs exactly as planned, unused ones left out",
+    write=_write,
 )

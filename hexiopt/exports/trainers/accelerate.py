@@ -1,7 +1,7 @@
 """Hugging Face Accelerate with FSDP2: a template of its YAML configuration, for plans without pipeline parallelism.
 
-`accelerate launch` takes equal machines alone, so ranks are started by torchrun. The batch is the training script's: the
-numbers stand in a comment and are read from there. Ranks are t + T·p.
+`accelerate launch` takes equal machines alone, so ranks are started by torchrun. The batch is the training script's:
+the numbers stand in a comment and are read from there. Ranks are t + T·p.
 """
 
 import re
@@ -17,7 +17,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, as_mapping, parse
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
-TARGET = "Accelerate 1.10 to 1.15"
+TARGET = "Accelerate 1.15"
 FILE = "accelerate.yaml"
 _LAYERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _BATCH = re.compile(r"(per_device_train_batch_size|gradient_accumulation_steps)=(\d{1,7})\b")

@@ -17,7 +17,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, as_mapping, parse
 from hexiopt.schedules.registry import ONE_F_ONE_B
 
-TARGET = "DeepSpeed 0.14 to 0.19"
+TARGET = "DeepSpeed 0.19"
 FILE = "deepspeed.json"
 _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 PRESET = EVEN | {
@@ -41,7 +41,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
         refuse(f"TP degree {tp} does not divide the model's heads and columns", "constraints.max_tp")
     policies = {policy for own in grid.recompute for policy in own}
     if len(policies) > 1:
-        refuse("stages or layers differ in recompute", "space.recompute_per_stage=false space.recompute_per_layer=false")
+        refuse(
+            "stages or layers differ in recompute", "space.recompute_per_stage=false space.recompute_per_layer=false"
+        )
     if policies == {"selective"}:
         refuse("it recomputes selectively", "workload.recompute=full")
     bounds = [0, *(end + 1 for end in accumulate(grid.parts))]
@@ -89,7 +91,9 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     elif model.num_layers % stages == 0:
         parts = [model.num_layers // stages] * stages
     if len(parts) != stages or sum(parts) != model.num_layers or min(parts) < 1:
-        context.fail(f"hexiopt.parts: are not the bounds of {stages} stages over {model.num_layers} layers and two ends")
+        context.fail(
+            f"hexiopt.parts: are not the bounds of {stages} stages over {model.num_layers} layers and two ends"
+        )
     interval = section.section("pipeline", optional=True).integer(
         "activation_checkpoint_interval", at_least=0, at_most=10**6, default=0
     )

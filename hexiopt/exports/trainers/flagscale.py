@@ -73,10 +73,14 @@ def _write(problem: Problem, plan: Plan) -> Program:
 def _check(problem: Problem, chain: Chain, refuse: Refusal) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
     if problem.workload.precision not in ("bf16", "fp16", "fp32"):
-        raise InputError("export.format: flagscale is written for bf16, fp16 and fp32; plan with workload.precision=bf16")
+        raise InputError(
+            "export.format: flagscale is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
+        )
     for s, stage in enumerate(chain.stages):
         if not takes_tp(problem, stage.tp):
-            refuse(f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp")
+            refuse(
+                f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp"
+            )
         if chain.micro_batch_size % stage.dp:
             said = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
             refuse(said, "space.replicas=false")
@@ -182,7 +186,9 @@ def _arguments(settings: Settings) -> Arguments:
     for key, value in settings.items():
         if value is not False:
             values = value if isinstance(value, list) else [] if value is True else [value]
-            found[key.replace("_", "-")] = [str(one).replace(" ", "") if "[" in str(one) else str(one) for one in values]
+            found[key.replace("_", "-")] = [
+                str(one).replace(" ", "") if "[" in str(one) else str(one) for one in values
+            ]
     return found
 
 
@@ -204,7 +210,9 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
         global_batch=chain.global_batch,
         seq_len=integer(arguments, "seq-length", context, context.workload.seq_len),
         precision=precision,
-        gradient_bytes=4 if settings.get("accumulate_allreduce_grads_in_fp32") is True else context.workload.gradient_bytes,
+        gradient_bytes=4
+        if settings.get("accumulate_allreduce_grads_in_fp32") is True
+        else context.workload.gradient_bytes,
     )
     zero = 1 if settings.get("use_distributed_optimizer") is True else 0
     problem = Problem(context.cluster, model, workload, context.space)
@@ -261,11 +269,15 @@ def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, 
     for k in range(0, len(numbers), 5):
         tp, cp, ep, dp, pp = numbers[k : k + 5]
         if cp != 1 or ep != 1:
-            context.fail(f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1")
+            context.fail(
+                f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1"
+            )
         found.append((tp, dp, pp))
     labels = settings.get("hetero_device_types", [])
     if isinstance(labels, list) and [label for label, _ in groupby(labels)] != list(dict.fromkeys(labels)):
-        context.fail("hetero_device_types: a label returns after another, which mixes meshes up; put like ones together")
+        context.fail(
+            "hetero_device_types: a label returns after another, which mixes meshes up; put like ones together"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""FlashFlex (HexiScale's released trainer): pipelines of any structure, as a JSON file and arguments of `llama_train.py`.
+"""FlashFlex (HexiScale's released trainer): pipelines of any structure, as JSON and arguments of `llama_train.py`.
 
 Ranks go through pipelines, stages and TP ranks. It trains four Llama shapes in fp16 at 4,096 tokens, whatever is asked
 (`hexiscale/process_args.py`); each pipeline's gradient is averaged over its own sequences, and then over pipelines.
@@ -16,10 +16,15 @@ from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, as_mapping, parse
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 
-TARGET = "FlashFlex of October 2024 (Relaxed-System-Lab/FlashFlex 5ee1726)"
+TARGET = "FlashFlex 5ee1726"
 FILE, ARGUMENTS = "flashflex.json", "flashflex.sh"
 # Of each model size: layers, hidden size, heads.
-SIZES = {(32, 4096, 32): "llama-7b", (40, 5120, 40): "llama-13b", (60, 6656, 52): "llama-30b", (80, 8192, 64): "llama-70b"}
+SIZES = {
+    (32, 4096, 32): "llama-7b",
+    (40, 5120, 40): "llama-13b",
+    (60, 6656, 52): "llama-30b",
+    (80, 8192, 64): "llama-70b",
+}
 SEQ_LEN = 4096
 _SCHEDULES = {ONE_F_ONE_B: "1F1B", GPIPE: "Gpipe"}
 _OWN = "hexiopt"  # a key of the JSON that FlashFlex does not read
@@ -95,8 +100,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
 
 def _arguments(problem: Problem, document: dict[str, Any]) -> str:
     model, own = problem.model, document[_OWN]
+    size = SIZES[model.num_layers, model.hidden_size, model.num_heads]
     found = [
-        f"--model_size {SIZES[model.num_layers, model.hidden_size, model.num_heads]} --total-layer-num {model.num_layers}",
+        f"--model_size {size} --total-layer-num {model.num_layers}",
         "--fp16 --mixed_precision fp16 --use-flash-attn",
         f"--chunks {' '.join(map(str, own['chunks']))} --global_bsz_size {' '.join(map(str, own['global_bsz_size']))}",
         f"--pipeline-type {own['pipeline_type']} --default_dp_type ddp",

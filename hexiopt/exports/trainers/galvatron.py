@@ -17,7 +17,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, as_mapping, parse
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 
-TARGET = "Galvatron 2.4 (PKU-DAIR/Hetu-Galvatron cea12ff)"
+TARGET = "Galvatron cea12ff"
 FILE = "galvatron.json"
 _SCHEDULES = {ONE_F_ONE_B: "pipedream_flush", GPIPE: "gpipe"}
 _ZERO = {0: "ddp", 2: "zero2", 3: "zero3"}
@@ -48,7 +48,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
             said = f"{stage_name(0, s)} has {stage.tp * stage.dp} GPUs, stage 0 has"
             refuse(f"{said} {chain.stages[0].tp * chain.stages[0].dp}", "space.uneven_tp=false space.replicas=false")
         if not _takes_tp(problem, stage.tp):
-            refuse(f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp")
+            refuse(
+                f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp"
+            )
         if "selective" in stage.recompute:
             refuse(f"{stage_name(0, s)} recomputes selectively", "workload.recompute=full")
     tps = [stage.tp for stage in chain.stages for _ in range(stage.num_layers)]
@@ -96,7 +98,9 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if len(division) != stages or sum(division) != model.num_layers or len(tps) != model.num_layers:
         context.fail(f"pp_division and tp_sizes_enc: are not those of {stages} stages and {model.num_layers} layers")
     if len(checkpoint) != len(tps) or world % stages:
-        context.fail(f"checkpoint has {len(checkpoint)} layers of {len(tps)}, or {stages} stages do not divide {world} GPUs")
+        context.fail(
+            f"checkpoint has {len(checkpoint)} layers of {len(tps)}, or {stages} stages do not divide {world} GPUs"
+        )
     if any(_numbers(section, "use_sp", [0])) or max(_numbers(section, "cp_sizes_enc", [1])) > 1:
         context.fail("use_sp or cp_sizes_enc: sequence parallelism of Galvatron is not modelled; import without")
     batch = section.integer("global_bsz", at_least=1, at_most=10**7)
@@ -105,10 +109,14 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     found = []
     for s, (first, end) in enumerate(pairwise([0, *accumulate(division)])):
         if len(set(tps[first:end])) != 1:
-            context.fail(f"tp_sizes_enc: layers of stage {s} have several TP degrees, which are not modelled; give it one")
+            context.fail(
+                f"tp_sizes_enc: layers of stage {s} have several TP degrees, which are not modelled; give it one"
+            )
         tp, rank = tps[first], s * per
         if per % tp or size % (per // tp) or batch % chunks:
-            context.fail(f"stage {s}: TP {tp} on {per} GPUs does not divide micro-batches of {batch} / {chunks} sequences")
+            context.fail(
+                f"stage {s}: TP {tp} on {per} GPUs does not divide micro-batches of {batch} / {chunks} sequences"
+            )
         replicas = tuple(context.devices[rank + r * tp : rank + (r + 1) * tp] for r in range(per // tp))
         policies = tuple("full" if own else "none" for own in checkpoint[first:end])
         found.append(ChainStage(replicas, ((first, end),), policies if len(set(policies)) > 1 else policies[:1]))

@@ -36,7 +36,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
-TARGET = "Megatron-LM core 0.12 to 0.19"
+TARGET = "Megatron-LM with Megatron-Core 0.16 to 0.19"
 FILE = "megatron.sh"
 _PRECISIONS = {"bf16": {"bf16": []}, "fp16": {"fp16": []}, "fp32": {}}
 _SHARDING = {"optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
@@ -69,7 +69,9 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     schedule = one_schedule(plan, (ONE_F_ONE_B, INTERLEAVED), refuse)
     zero = zero_stage(plan, (1, 0), refuse)
     if problem.workload.precision not in _PRECISIONS:
-        raise InputError(f"export.format: {trainer} is written for bf16, fp16 and fp32; plan with workload.precision=bf16")
+        raise InputError(
+            f"export.format: {trainer} is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
+        )
     found: Arguments = {
         "tensor-model-parallel-size": [str(tp)],
         "pipeline-model-parallel-size": [str(grid.num_stages)],
@@ -158,7 +160,9 @@ def imported(arguments: Mapping[str, list[str]], context: ImportContext) -> Impo
     size = whole("micro-batch-size", 1)
     batch = whole("global-batch-size", size * pipelines)
     if not size or batch % (size * pipelines):
-        context.fail(f"--global-batch-size {batch} is not divided by {pipelines} pipelines times --micro-batch-size {size}")
+        context.fail(
+            f"--global-batch-size {batch} is not divided by {pipelines} pipelines times --micro-batch-size {size}"
+        )
     parts = _parts(arguments, context, model.num_layers, stages)
     layers = ranges_of(parts, stages)
     recompute = _recompute(arguments, context)
@@ -194,8 +198,8 @@ def _parts(arguments: Mapping[str, list[str]], context: ImportContext, num_layer
         parts = read_layout("".join(arguments["pipeline-model-parallel-layout"]), where)
         if len(parts) % stages or sum(parts) != num_layers:
             context.fail(
-                f"the layout has {len(parts)} parts with {sum(parts)} layers, for {stages} stages and {num_layers} layers"
-                "; make parts a multiple of the stages, and layers the model's"
+                f"the layout has {len(parts)} parts with {sum(parts)} layers, for {stages} stages and {num_layers} "
+                "layers; make parts a multiple of the stages, and layers the model's"
             )
         return parts
     ends = [integer(arguments, f"decoder-{end}-pipeline-num-layers", context, 0) for end in ("first", "last")]
@@ -203,7 +207,9 @@ def _parts(arguments: Mapping[str, list[str]], context: ImportContext, num_layer
         middle = stages - sum(1 for end in ends if end)
         rest = num_layers - sum(ends)
         if (middle and rest % middle) or rest < middle or (not middle and rest):
-            context.fail(f"{rest} layers are not divided by {middle} stages between first and last; correct the numbers")
+            context.fail(
+                f"{rest} layers are not divided by {middle} stages between first and last; correct the numbers"
+            )
         each = rest // middle if middle else 0
         first, last = ends[0] or each, ends[1] or each
         return [first, *[each] * (stages - 2), last] if stages > 1 else [num_layers]

@@ -1,7 +1,7 @@
 """Megatron-Bridge (NeMo 2): the same values as of Megatron-LM, as overrides of a recipe, one a line.
 
-They are for `scripts/training/run_recipe.py` and other programs that take overrides of a `ConfigContainer`; the model is
-the recipe's.
+They are for `scripts/training/run_recipe.py` and other programs that take overrides of a `ConfigContainer`; the model
+is the recipe's.
 """
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer
@@ -10,7 +10,7 @@ from hexiopt.exports.trainers.megatron_model import Arguments, takes_tp, unsuita
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
-TARGET = "Megatron-Bridge 0.1 to 0.2 (Megatron-Core 0.12 to 0.19)"
+TARGET = "Megatron-Bridge with Megatron-Core 0.16 to 0.19"
 FILE = "megatron_bridge.overrides"
 
 # Of each argument of Megatron-LM, the override that has its value; flags are true.
@@ -39,7 +39,8 @@ def _write(problem: Problem, plan: Plan) -> Program:
     arguments, grid, devices = plan_arguments(problem, plan, "megatron_bridge")
     arguments["seq-length"] = [str(problem.workload.seq_len)]
     lines = [
-        f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the GPU of row r of ranks.tsv.",
+        f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
+        "# GPU of row r of ranks.tsv.",
         *(f"# Note: {note}." for note in grid.notes()),
         *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
     ]
@@ -47,7 +48,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
         lines.append(f"{_VIRTUAL}={grid.num_chunks}")
     if "use-distributed-optimizer" in arguments:
         lines.append("optimizer.use_distributed_optimizer=true")
-    command = f"\"${{BRIDGE:-.}}/scripts/training/run_recipe.py\" $(grep -v '^#' \"$HERE/{FILE}\")"
+    command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
     return Program(
         devices,
         command,

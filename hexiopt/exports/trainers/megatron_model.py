@@ -19,7 +19,8 @@ def unsuitable(problem: Problem) -> str | None:
     """Why Megatron-LM's GPT model cannot be a problem's model, with a remedy; None where it can."""
     model = problem.model
     if model.architecture not in ARCHITECTURES:
-        return f"model {model.name}: {model.architecture} is not a GPT model of Megatron-LM; take {', '.join(ARCHITECTURES)}"
+        known = ", ".join(ARCHITECTURES)
+        return f"model {model.name}: {model.architecture} is not a GPT model of Megatron-LM; take {known}"
     if model.output_bias != model.mlp_bias or (model.mlp_bias and not model.attention_bias):
         return f"model {model.name}: Megatron-LM has biases in all linear layers or in none but the QKV projection"
     if model.rope_type not in _ROPE_SCALING:
@@ -80,7 +81,9 @@ def read_model(arguments: Mapping[str, list[str]], context: ImportContext) -> tu
         stated |= {"num-attention-heads": context.model.num_heads}
         for name, own in stated.items():
             if name in arguments and whole(name) != own:
-                context.fail(f"--{name} {whole(name)} is not that of model {context.model.name} ({own}); give the model")
+                context.fail(
+                    f"--{name} {whole(name)} is not that of model {context.model.name} ({own}); give the model"
+                )
         return context.model, []
     gated, notes = "swiglu" in arguments, list[str]()
     rotary = arguments.get("position-embedding-type", ["learned_absolute"]) == ["rope"]
@@ -106,7 +109,9 @@ def read_model(arguments: Mapping[str, list[str]], context: ImportContext) -> tu
     if not gated:
         if "disable-bias-linear" in arguments:
             context.fail("--disable-bias-linear without --swiglu is no architecture known here; give model=config.json")
-        return ModelSpec(architecture="gpt2", attention_bias=True, mlp_bias=True, activation="gelu_new", **values), notes
+        return ModelSpec(
+            architecture="gpt2", attention_bias=True, mlp_bias=True, activation="gelu_new", **values
+        ), notes
     if "disable-bias-linear" not in arguments:
         values |= {"attention_bias": True, "mlp_bias": True}
     architecture = "qwen3" if "qk-layernorm" in arguments else "qwen2" if "add-qkv-bias" in arguments else "llama"
@@ -114,10 +119,7 @@ def read_model(arguments: Mapping[str, list[str]], context: ImportContext) -> tu
     return ModelSpec(architecture=architecture, rope_theta=float(whole("rotary-base", 10000)), **values), notes
 
 
-
-def integer(
-    arguments: Mapping[str, list[str]], name: str, context: ImportContext, default: int | None = None
-) -> int:
+def integer(arguments: Mapping[str, list[str]], name: str, context: ImportContext, default: int | None = None) -> int:
     """The whole number of an argument. Raises InputError where it is no number, or missing without a default."""
     if name not in arguments:
         if default is None:

@@ -20,7 +20,7 @@ def shell_arguments(text: str, where: str) -> dict[str, list[str]]:
     joined = re.sub(r"\\\n", " ", text)
     joined = "\n".join(line for line in joined.splitlines() if not line.lstrip().startswith("#"))
     variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(joined)}
-    arrays = {name: value for name, value in _ARRAY.findall(joined)}
+    arrays = dict(_ARRAY.findall(joined))
     found: dict[str, list[str]] = {}
     for chunk in [*variables.values(), *arrays.values(), _without(joined)]:
         name = None

@@ -1,6 +1,7 @@
 """torchtitan: a Python function that returns a `Trainer.Config`, as versions from 0.3 on take it; TOML is read too.
 
-Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, tp) (`torchtitan/distributed/parallel_dims.py`).
+Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, tp)
+(`torchtitan/distributed/parallel_dims.py`).
 Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not resharded after the forward, ZeRO-2.
 """
 
@@ -38,7 +39,9 @@ def _unsuitable(problem: Problem) -> str | None:
     model = problem.model
     if model.gated_mlp:
         return None
-    return f"model {model.name}: {model.architecture} has no family in torchtitan; take a llama, mistral, qwen2 or qwen3"
+    return (
+        f"model {model.name}: {model.architecture} has no family in torchtitan; take a llama, mistral, qwen2 or qwen3"
+    )
 
 
 def _write(problem: Problem, plan: Plan) -> Program:
@@ -51,7 +54,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
     zero = zero_stage(plan, (2, 3, 0), refuse)
     policies = {policy for own in grid.recompute for policy in own}
     if len(policies) > 1:
-        refuse("stages or layers differ in recompute", "space.recompute_per_stage=false space.recompute_per_layer=false")
+        refuse(
+            "stages or layers differ in recompute", "space.recompute_per_stage=false space.recompute_per_layer=false"
+        )
     if policies == {"selective"}:
         refuse("it recomputes selectively, which torchtitan does by other operators", "workload.recompute=full")
     shard = grid.num_pipelines if zero else 1

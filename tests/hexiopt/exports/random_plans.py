@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from hexiopt.exports.chain import Chain, ChainStage, plan_of_chain
 from hexiopt.exports.grid import BlockRecompute, Grid, plan_of, ranges_of
@@ -43,7 +44,7 @@ def cluster(rng: random.Random, least: int = 1) -> Cluster:
 def cuts(rng: random.Random, total: int, parts: int) -> list[int]:
     """`parts` whole numbers from 1 that sum to `total`."""
     at = [0, *sorted(rng.sample(range(1, total), parts - 1)), total]
-    return [b - a for a, b in zip(at, at[1:], strict=False)]
+    return [b - a for a, b in pairwise(at)]
 
 
 def groups_of(rng: random.Random, where: Cluster, sizes: list[int]) -> list[tuple[int, ...]]:

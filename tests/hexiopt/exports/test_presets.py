@@ -97,6 +97,8 @@ def test_what_is_stated_and_goes_with_a_preset_stays() -> None:
 
 def test_tp_degrees_that_do_not_suit_the_model_are_left_out() -> None:
     model = LLAMA_7B.replace(num_heads=12, num_kv_heads=12, head_dim=342)
-    found = restricted(FREE.replace(model=LLAMA_7B.replace(num_heads=4, num_kv_heads=4, head_dim=1024)), TRAINERS["megatron"])
+    found = restricted(
+        FREE.replace(model=LLAMA_7B.replace(num_heads=4, num_kv_heads=4, head_dim=1024)), TRAINERS["megatron"]
+    )
     assert found.space.max_tp == 4
     assert restricted(FREE.replace(model=model), TRAINERS["megatron"]).space.max_tp == 4  # 12 heads by 8 GPUs do not go

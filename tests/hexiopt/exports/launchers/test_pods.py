@@ -45,7 +45,7 @@ def test_each_group_of_machines_is_a_replicated_job() -> None:
 def test_a_type_without_a_name_is_asked_for(gpus: dict[str, str]) -> None:
     options = LaunchOptions(folder="/plan", gpu_names=gpus)
     if not gpus:
-        with pytest.raises(InputError, match="export.gpu_names="):
+        with pytest.raises(InputError, match=r"export\.gpu_names="):
             skypilot.LAUNCHER.write(MIXED, ROWS, PROGRAM, options)
         return
     header, *tasks = yaml.safe_load_all(skypilot.LAUNCHER.write(MIXED, ROWS, PROGRAM, options).files[skypilot.FILE])

@@ -95,7 +95,9 @@ def test_a_component_for_each_run_of_like_machines(folder: Path) -> None:
 def test_every_node_starts_its_ranks(folder: Path) -> None:
     step, *lines = ran(folder, FILE, "d-1 a d-0")
     assert step.startswith("srun --het-group=0,1 ")
-    found = sorted(re.match(r"torchrun (\S+) .*--node-rank=(\d) --nproc-per-node=(\d) .* (\S+)$", x).groups() for x in lines)  # type: ignore[union-attr]
+    found = sorted(
+        re.match(r"torchrun (\S+) .*--node-rank=(\d) --nproc-per-node=(\d) .* (\S+)$", x).groups() for x in lines
+    )  # type: ignore[union-attr]
     assert found == [
         ("0,1,2,3", "0", "4", "more=1"),
         ("0,1,2,3,4,5,6,7", "1", "8", "more=1"),

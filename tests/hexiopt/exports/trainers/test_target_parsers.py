@@ -60,7 +60,9 @@ def test_megatron_core_takes_the_layout_and_places_ranks_as_we_do() -> None:
         problem, plan, program = written("megatron", seed)
         given = shell_arguments(program.files["megatron.sh"], "megatron.sh")
         tp, pp = (int(given[f"{kind}-model-parallel-size"][0]) for kind in ("tensor", "pipeline"))
-        recompute = {key: given[f"recompute-{key}"][0] for key in ("granularity", "method") if f"recompute-{key}" in given}
+        recompute = {
+            key: given[f"recompute-{key}"][0] for key in ("granularity", "method") if f"recompute-{key}" in given
+        }
         layers = given.get("recompute-num-layers")
         config = core.TransformerConfig(
             num_layers=problem.model.num_layers,
@@ -102,10 +104,12 @@ def test_flagscale_takes_the_meshes() -> None:
     with modules(flagscale__train__hetero__parallel_context=context):
         own = _loaded(source, "flagscale_arguments")
     for seed in SEEDS:
-        problem, plan, program = written("flagscale", seed)
+        _, plan, program = written("flagscale", seed)
         data = yaml.safe_load(program.files["flagscale.yaml"])
         system = {**data["system"], **data["system"].pop("hetero"), **data["system"].pop("recompute", {})}
-        defaults = dict.fromkeys(f"recompute_{kind}_per_stage_micro_batch" for kind in ("granularity", "method", "num_layers"))
+        defaults = dict.fromkeys(
+            f"recompute_{kind}_per_stage_micro_batch" for kind in ("granularity", "method", "num_layers")
+        )
         given = {
             **defaults,
             "expert_tensor_parallel_size_per_process_mesh": None,
@@ -149,7 +153,7 @@ def test_torchtitan_has_every_field_and_takes_the_degrees() -> None:
         parallelism=configs.ParallelismConfig(), training=configs.TrainingConfig()
     )
     for seed in SEEDS:
-        problem, plan, program = written("torchtitan", seed)
+        problem, _, program = written("torchtitan", seed)
         names: dict[str, Any] = {}
         parents = {"torchtitan__models": types.ModuleType("m"), "torchtitan__models__llama3": types.ModuleType("l")}
         with modules(**parents, torchtitan__models__llama3__config_registry=registry):
@@ -192,7 +196,7 @@ def test_accelerate_takes_the_template(tmp_path: Path) -> None:
     read = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is missing")
     utils = pytest.importorskip("accelerate.utils")
     for seed in SEEDS:
-        problem, plan, program = written("accelerate", seed)
+        _, plan, program = written("accelerate", seed)
         path = tmp_path / "accelerate.yaml"
         path.write_text(program.files["accelerate.yaml"])
         parsed = read.load_config_from_file(str(path))
