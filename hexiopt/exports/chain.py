@@ -38,7 +38,7 @@ class ChainStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ReplicaChain:
     """Stages in order; all replicas of a stage together take `micro_batch_size` sequences of each micro-batch."""
 
     stages: tuple[ChainStage, ...]
@@ -55,7 +55,7 @@ class Chain:
         return tuple(d for stage in self.stages for replica in stage.replicas for d in replica)
 
 
-def chain_of(plan: Plan, refuse: Refusal) -> Chain:
+def chain_of(plan: Plan, refuse: Refusal) -> ReplicaChain:
     """The chain that a plan is. Raises InputError, by `refuse`, where its pipelines or replicas differ."""
     first = plan.pipelines[0]
     for p, pipeline in enumerate(plan.pipelines):
@@ -76,7 +76,7 @@ def chain_of(plan: Plan, refuse: Refusal) -> Chain:
         )
         for s, own in enumerate(first.stages)
     )
-    return Chain(stages, first.num_micro_batches, first.micro_batch_size * len(plan.pipelines))
+    return ReplicaChain(stages, first.num_micro_batches, first.micro_batch_size * len(plan.pipelines))
 
 
 def _check(p: int, s: int, stage: Stage, first: Stage, refuse: Refusal) -> None:
@@ -96,7 +96,7 @@ def _check(p: int, s: int, stage: Stage, first: Stage, refuse: Refusal) -> None:
         refuse(said, "space.recompute_per_stage=false")
 
 
-def plan_of_chain(chain: Chain, schedule: Schedule, sharding: int) -> Plan:
+def plan_of_chain(chain: ReplicaChain, schedule: Schedule, sharding: int) -> Plan:
     """The plan that a chain is: of as many pipelines as all stages have replicas, or of one with replicas.
 
     Raises InputError as the classes of a plan do.

@@ -162,9 +162,11 @@ SWITCHES = (
     "uneven_structure",
     "recompute_per_stage",
     "recompute_per_layer",
-    "batch_remainder",
-    "machine_sharding",
 )
+"""Freedoms that make plans asymmetric."""
+
+EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
+"""Freedoms that other systems' formats lack beside those; searches refuse what they exclude."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
 
@@ -183,7 +185,7 @@ def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
         "tp_degrees": space.text("tp_degrees", choices=("powers_of_two", "all"), default=defaults["tp_degrees"]),
         "max_micro_batch_size": whole("max_micro_batch_size"),
         "max_chunks": whole("max_chunks"),
-        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, "sequence")},
+        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, *EXACT_SWITCHES, "sequence")},
         "num_pipelines": bound("num_pipelines"),
         "num_stages": bound("num_stages"),
         "max_tp": bound("max_tp"),

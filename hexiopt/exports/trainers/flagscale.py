@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from hexiopt.errors import InputError
-from hexiopt.exports.chain import Chain, ChainStage, chain_of, plan_of_chain
+from hexiopt.exports.chain import ChainStage, ReplicaChain, chain_of, plan_of_chain
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
 from hexiopt.exports.grid import BlockRecompute, first_layers, one_schedule, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN, words
@@ -70,7 +70,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     )
 
 
-def _check(problem: Problem, chain: Chain, refuse: Refusal) -> None:
+def _check(problem: Problem, chain: ReplicaChain, refuse: Refusal) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
     if problem.workload.precision not in ("bf16", "fp16", "fp32"):
         raise InputError(
@@ -89,7 +89,7 @@ def _check(problem: Problem, chain: Chain, refuse: Refusal) -> None:
         refuse(said, "space.uneven_tp=false space.replicas=false")
 
 
-def _system(problem: Problem, chain: Chain, zero: int) -> Settings:
+def _system(problem: Problem, chain: ReplicaChain, zero: int) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
     for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
@@ -109,7 +109,7 @@ def _system(problem: Problem, chain: Chain, zero: int) -> Settings:
     return settings | _recompute(chain)
 
 
-def _recompute(chain: Chain) -> Settings:
+def _recompute(chain: ReplicaChain) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
     refuse = Refusal("flagscale")
     policies = [_by_layer(stage) for stage in chain.stages]
@@ -146,7 +146,7 @@ def _by_layer(stage: ChainStage) -> tuple[str, ...]:
     return stage.recompute * stage.num_layers if len(stage.recompute) == 1 else stage.recompute
 
 
-def _model(problem: Problem, chain: Chain) -> Settings:
+def _model(problem: Problem, chain: ReplicaChain) -> Settings:
     values: Settings = {
         name.replace("-", "_"): _plain(own[0]) if own else True
         for name, own in model_arguments(problem.model, problem.workload.seq_len).items()
@@ -164,7 +164,7 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _notes(problem: Problem, chain: Chain) -> tuple[str, ...]:
+def _notes(problem: Problem, chain: ReplicaChain) -> tuple[str, ...]:
     most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
     padded = -(-vocab // most) * most
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -234,7 +234,7 @@ def _flat(data: Mapping[str, Any]) -> Settings:
     return found
 
 
-def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: ImportContext) -> Chain:
+def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: ImportContext) -> ReplicaChain:
     split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
     stages = sum(pp for *_, pp in meshes)
     if len(split) != stages or sum(split) != num_layers:
@@ -257,7 +257,7 @@ def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: I
         layers = ((layer, layer + count),)
         found.append(ChainStage(replicas, layers, own.of(layers)))
         rank, layer = rank + tp * dp, layer + count
-    return Chain(tuple(found), batch // size, size)
+    return ReplicaChain(tuple(found), batch // size, size)
 
 
 def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:

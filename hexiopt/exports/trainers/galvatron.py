@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.exports.chain import Chain, ChainStage, chain_of, plan_of_chain
+from hexiopt.exports.chain import ChainStage, ReplicaChain, chain_of, plan_of_chain
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
 from hexiopt.exports.grid import one_schedule, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
@@ -129,7 +129,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     schedule = next(own for own, theirs in _SCHEDULES.items() if theirs == named)
     workload = replace(context.workload, global_batch=batch)
     problem = Problem(context.cluster, model, workload, context.space)
-    return ImportedPlan(problem, plan_of_chain(Chain(tuple(found), chunks, size), schedule, zero))
+    return ImportedPlan(problem, plan_of_chain(ReplicaChain(tuple(found), chunks, size), schedule, zero))
 
 
 def _numbers(section: Section, key: str, default: list[int] | None = None) -> list[int]:

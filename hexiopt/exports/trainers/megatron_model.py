@@ -12,7 +12,7 @@ from hexiopt.problem.problem import Problem
 Arguments = dict[str, list[str]]  # by name without dashes; flags have no value
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
-_ROPE_SCALING = {"llama3": {"use-rope-scaling": []}, "default": {}}
+_ROPE_SCALING: dict[str, Arguments] = {"llama3": {"use-rope-scaling": []}, "default": {}}
 
 
 def unsuitable(problem: Problem) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from hexiopt.exports.chain import Chain, ChainStage, plan_of_chain
+from hexiopt.exports.chain import ChainStage, ReplicaChain, plan_of_chain
 from hexiopt.exports.grid import BlockRecompute, Grid, plan_of, ranges_of
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
@@ -131,7 +131,7 @@ def chain(
             policy = policy[:1] if len(set(policy)) == 1 else policy
         stages.append(ChainStage(replicas, own, policy))
     size = 8 * rng.randint(1, 2)
-    drawn = Chain(tuple(stages), rng.randint(1, 6), size)
+    drawn = ReplicaChain(tuple(stages), rng.randint(1, 6), size)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE}[rng.choice(schedules)]
     return Problem(where, model, Workload(drawn.global_batch)), plan_of_chain(drawn, schedule, zero)
 
