@@ -2,8 +2,8 @@
 what better plans would give.
 
 The rank table `ranks=ranks.tsv` says which GPU each rank has; without it, ranks are the cluster's GPUs in order. A
-model is needed (`model=...`) where the file does not state it. Two searches of `solver.time_limit_s` each follow: within
-what the same trainer can express, and without limits.
+model is needed (`model=...`) where the file does not state it. Two searches of `solver.time_limit_s` each follow:
+within what the same trainer can express, and without limits.
 """
 
 import sys
@@ -37,7 +37,7 @@ def run(job: Job) -> float:
     trainer, path = TRAINERS[config.format], Path(config.file)
     imported = _imported(job, trainer, path)
     problem, plan = imported.problem, imported.plan
-    made_by = {"name": f"imported from {trainer.name}"}
+    made_by = {"name": f"{trainer.name} (imported)", "seed": job.config.seed}
     cost = priced(PlanFile(problem, plan, made_by), str(path))
     job.write_json("plan.json", plan_file_to_dict(problem, plan, cost, made_by))
     pictures = plan_reports(job, problem, plan, cost, made_by) if job.pictures else []
@@ -83,8 +83,11 @@ def _better(job: Job, trainer: Trainer, problem: Problem, cost: Cost) -> list[st
         except NoPlanError as error:
             lines.append(f"No plan {said}: {error}")
             continue
+        if best.step_time_s >= cost.step_time_s:
+            lines.append(f"The search found no better plan {said}; give it more time with solver.time_limit_s.")
+            continue
         ratio = cost.step_time_s / best.step_time_s
-        lines.append(f"The best plan {said} takes {seconds(best.step_time_s)}: {ratio:.2f} × as fast.")
+        lines.append(f"The best plan found {said} takes {seconds(best.step_time_s)}: {ratio:.2f} × as fast.")
         job.write_json(name, plan_file_to_dict(asked, plan, best, solver_to_dict(result)))
         written.append(name)
     job.show("", *lines)

@@ -1,6 +1,6 @@
 """What does an uneven layer split gain for Megatron-LM as it is? On five homogeneous and five mixed clusters, the
-portfolio plans within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which is what
-Megatron-LM does by default, and once with any, which `--pipeline-model-parallel-layout` takes.
+portfolio plans within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which
+is what Megatron-LM does by default, and once with any, which `--pipeline-model-parallel-layout` takes.
 
 Stages of equal layers may differ by one layer here, where the layers do not divide; Megatron-LM's default refuses then.
 
@@ -77,7 +77,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> Sequence[Report]:
     table = table.reindex(index=about["cluster"].unique(), columns=about["model"].unique())
     figure, (ax,) = framed(
         "What an uneven layer split gains for Megatron-LM",
-        f"Throughput over that of equal layers within space.preset=megatron, by our cost model; {_STEPS} steps a search",
+        f"Throughput over that of equal layers within space.preset=megatron, by our cost model; {_STEPS} steps each",
         height=5.5,
         width=9.5,
     )

@@ -38,7 +38,7 @@ from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "Megatron-LM with Megatron-Core 0.16 to 0.19"
 FILE = "megatron.sh"
-_PRECISIONS = {"bf16": {"bf16": []}, "fp16": {"fp16": []}, "fp32": {}}
+_PRECISIONS: dict[str, Arguments] = {"bf16": {"bf16": []}, "fp16": {"fp16": []}, "fp32": {}}
 _SHARDING = {"optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 
 EVEN = {

@@ -86,7 +86,7 @@ def read_model(arguments: Mapping[str, list[str]], context: ImportContext) -> tu
                 )
         return context.model, []
     gated, notes = "swiglu" in arguments, list[str]()
-    rotary = arguments.get("position-embedding-type", ["learned_absolute"]) == ["rope"]
+    rotary = "use-rotary-position-embeddings" in arguments or arguments.get("position-embedding-type") == ["rope"]
     norm = arguments.get("normalization", ["LayerNorm"])
     if not gated == rotary == (norm == ["RMSNorm"]):
         context.fail("its MLP, norm and positions are together no architecture known here; give model=config.json")

