@@ -299,9 +299,9 @@ def _stage_recompute(settings: Settings, stages: int, context: ImportContext) ->
         return [default] * stages if rows is None else _by_stage(rows, stages, f"recompute_{name}{_PER_STAGE}", context)
 
     default = count if type(count) is int else 1
-    ons, blocks, counts = each("granularity", 1), each("method", int(method == "block")), each("num_layers", default)
+    flags, blocks, counts = each("granularity", 1), each("method", int(method == "block")), each("num_layers", default)
     found = []
-    for s, (on, block, own) in enumerate(zip(ons, blocks, counts, strict=True)):
+    for s, (on, block, own) in enumerate(zip(flags, blocks, counts, strict=True)):
         if on and not block and own > 1:
             context.fail(f"stage {s} recomputes uniformly in groups of {own} layers, which is not modelled; take 1")
         found.append(BlockRecompute("full", own) if on and block else BlockRecompute("full" if on else "none"))

@@ -5,7 +5,8 @@ import shlex
 
 from hexiopt.errors import InputError
 
-_ASSIGNED = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(?!\()(\"[^\"]*\"|'[^']*'|\S*)", re.MULTILINE)
+_ASSIGNED = re.compile(r"(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?!\()(\"[^\"]*\"|'[^']*'|[^\s;]*)", re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\"'\n]*$", re.MULTILINE)
 _ARRAY = re.compile(r"^\s*([A-Za-z_]\w*)=\(([^)]*)\)", re.MULTILINE)
 _USED = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
 _MOST = 20  # variables within variables
@@ -18,7 +19,7 @@ def shell_arguments(text: str, where: str) -> dict[str, list[str]]:
     close or no argument is found.
     """
     joined = re.sub(r"\\\n", " ", text)
-    joined = "\n".join(line for line in joined.splitlines() if not line.lstrip().startswith("#"))
+    joined = _COMMENT.sub("", "\n".join(line for line in joined.splitlines() if not line.lstrip().startswith("#")))
     variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(joined)}
     arrays = dict(_ARRAY.findall(joined))
     found: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from tests.hexiopt.exports.random_plans import drawn
 
-SEEDS = range(25)
+SEEDS = range(12)
 
 
 def written(name: str, seed: int) -> tuple[Problem, Plan, Program]:
