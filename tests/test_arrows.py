@@ -45,7 +45,7 @@ PARTS = (
         "plan",
     ),
     *("cost.executors", "cost", "simulation", "bounds", "result", "solving", "referee", "plugins"),
-    *("readers", *FRONT, "command", "__main__"),
+    *("readers", "exports", *FRONT, "command", "__main__"),
 )
 EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports from further up): may only shrink
 

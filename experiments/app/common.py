@@ -17,10 +17,15 @@ from typing import Any
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
+from experiments.app.verbs import module_of
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
+from hexiopt.exports.presets import restricted
+from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.readers.huggingface import config_file, model_from_config, name_of_file
@@ -111,12 +116,19 @@ class Job:
         if self.config.plan:
             what = f"plan: {self.config.plan!r} does not apply to {self.verb}"
             raise InputError(f"{what}; a plan file can be priced and explained")
-        return Problem(
-            cluster=cluster_from_section(self._section("cluster"), self._profile_folder()),
-            model=model_from_config(self._section("model"), self._model_name()),
-            workload=self.config.workload.workload(),
-            space=self.config.plan_space(),
-        )
+        problem = Problem(self.cluster, self.model, self.config.workload.workload(), self.config.plan_space())
+        preset = self.config.space.preset
+        return problem if preset is None else restricted(problem, TRAINERS[preset])
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the configuration. Raises InputError."""
+        return cluster_from_section(self._section("cluster"), self._profile_folder())
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of the configuration. Raises InputError."""
+        return model_from_config(self._section("model"), self._model_name())
 
     @property
     def budget(self) -> Budget:
@@ -328,7 +340,7 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
     try:
         interrupt.pressed = False
         job = start()
-        metric: float = import_module(f"experiments.{verb}").run(job)
+        metric: float = import_module(module_of(verb)).run(job)
         if interrupt.pressed:
             return RunOutcome(metric, INTERRUPTED, "interrupted; the best plan so far is kept")
         return RunOutcome(metric)

@@ -4,6 +4,7 @@
 `seed=abc` when it composes the configuration, and `__post_init__` checks ranges.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
@@ -12,6 +13,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from hexiopt.errors import InputError, did_you_mean
+from hexiopt.exports.launchers.registry import LAUNCHERS
+from hexiopt.exports.trainers.registry import OWN, TRAINERS
 from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
@@ -27,6 +30,7 @@ def _node(made: Any, names: Collection[str]) -> Any:
     return make_dataclass(f"{made.__name__}Node", own)
 
 
+HUGGING_FACE = "huggingface"
 _FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
 
 
@@ -71,10 +75,22 @@ def _default(parameter: Field[Any]) -> Any:
 
 @dataclass
 class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
-    """The freedoms of the plan space: fields of `hexiopt.problem.space.Space`."""
+    """The freedoms of the plan space: fields of `hexiopt.problem.space.Space`.
+
+    `preset` is the name of a trainer (docs/exports.md): it sets the switches under which plans can be exported to it.
+    """
+
+    preset: str | None = None
 
     def __post_init__(self) -> None:
-        space_from_sections(Section(asdict(self), "space"), Section({}, "constraints"))
+        self.section()
+
+    def section(self) -> Section:
+        """The mapping that `Space` is made of. Raises InputError."""
+        values = asdict(self)
+        Section({"preset": values.pop("preset")}, "space").text("preset", choices=TRAINERS, default=None)
+        space_from_sections(Section(values, "space"), Section({}, "constraints"))
+        return Section(values, "space")
 
 
 @dataclass
@@ -265,16 +281,40 @@ class EmulateConfig:
 
 @dataclass
 class ExportConfig:
-    """The settings of `export`: it converts `checkpoint` to `format` (huggingface) in `precision`."""
+    """The settings of `export`.
+
+    Of a checkpoint (a folder step-NNNNNNNN), it makes a model in `format` huggingface with weights in `precision`. Of a
+    plan file plan=..., it makes files of a launcher or of a trainer, whichever `format` is; a launcher's start
+    `trainer`. `folder` is where machines find these files (null: where they are written), `master` the host:port where
+    ranks meet (null: on the machine of the first), `job` the name of the job, `minutes` its time limit, `image` the
+    container's, and `gpu_names` a mapping of GPU types to the scheduler's names of them.
+    """
 
     checkpoint: str | None = None
-    format: str = "huggingface"
+    format: str = HUGGING_FACE
     precision: str = "bf16"
+    trainer: str | None = None
+    folder: str | None = None
+    master: str | None = None
+    job: str = "plan"
+    minutes: int = 60
+    image: str = "pytorch/pytorch:latest"
+    gpu_names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "export")
-        section.text("format", choices=("huggingface",))
+        section.text("format", choices=(HUGGING_FACE, "ranks", *LAUNCHERS, *(n for n in TRAINERS if n != OWN)))
         section.text("precision", choices=("bf16", "fp32"))
+        section.text("trainer", choices=TRAINERS, default=None)
+        section.integer("minutes", at_least=1, at_most=10**6)
+        if not re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", self.job):
+            section.fail("job", "is not a name; use up to 30 lower-case letters, digits and '-', a letter first")
+        if self.master is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+:[0-9]{1,5}", self.master):
+            section.fail("master", "is not host:port; write the host and the port where ranks meet")
+        for key in ("folder", "image"):
+            value = getattr(self, key)
+            if value is not None and (not value or not value.isprintable() or set(value) & set("'\"$`\\\n")):
+                section.fail(key, "has characters that a shell would take for its own; use letters, digits, '/', '.'")
 
 
 @dataclass
@@ -358,7 +398,8 @@ class DiscoverConfig:
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
     plan, `summary` what fits a screen; `plan` is the path of a plan file, `lost` the machines and devices that `replan`
-    does without, `data` the path of a file of measured runs."""
+    does without, `data` the path of a file of measured runs. `import` reads the layout `file` of the trainer `format`,
+    and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
 
     cluster: Any = None
     model: Any = None
@@ -373,6 +414,9 @@ class Config:
     plan: str | None = None
     lost: list[str] = field(default_factory=list)
     data: str | None = None
+    format: str | None = None
+    file: str | None = None
+    ranks: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     whatif: WhatIfConfig = field(default_factory=WhatIfConfig)
@@ -387,6 +431,8 @@ class Config:
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
 
     def __post_init__(self) -> None:
+        section = Section({"format": self.format}, "import")
+        section.text("format", choices=[name for name, own in TRAINERS.items() if own.read], default=None)
         if not 0 <= self.seed <= MAX_SEED:
             raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
         if self.print not in ("summary", "full"):
@@ -394,9 +440,7 @@ class Config:
 
     def plan_space(self) -> Space:
         """The plan space. Raises InputError."""
-        return space_from_sections(
-            Section(asdict(self.space), "space"), Section(asdict(self.constraints), "constraints")
-        )
+        return space_from_sections(self.space.section(), Section(asdict(self.constraints), "constraints"))
 
 
 def register() -> None:

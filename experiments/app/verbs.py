@@ -1,4 +1,7 @@
-"""The verbs of the command line and what each does. The verb `x` is `run` in `experiments/x.py`."""
+"""The verbs of the command line and what each does. The verb `x` is `run` in `experiments/x.py`.
+
+`import` is a word of Python's, so its module has another name.
+"""
 
 VERBS = {
     "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
@@ -9,10 +12,17 @@ VERBS = {
     "replan": "plans again after plan=... without lost=[...] or on a changed cluster; writes plan.json, replan.json",
     "train": "trains with plan=... or a plan found first; writes checkpoints, metrics.jsonl, timeline.json, loss.png",
     "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
-    "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",
+    "export": "makes files of export.format=... for a plan, or a Hugging Face model of export.checkpoint=...",
+    "import": "prices the layout file=... of another trainer format=..., and plans a better one; writes plan.json",
     "explain": "shows where every value of a plan's cost comes from, and what binds",
     "validate": "predicts the measured runs of data=FILE.csv; writes validation.csv, validation.png",
     "profile": "measures this machine's GPUs and links, or its CPU; writes cluster.yaml, profile.json",
     "discover": "reads outputs of nvidia-smi or Slurm, or a hostfile; writes cluster.yaml, unknowns null",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
 }
+_MODULES = {"import": "import_plan"}
+
+
+def module_of(verb: str) -> str:
+    """The name of a verb's module."""
+    return f"experiments.{_MODULES.get(verb, verb)}"

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "homogeneous",
+    "layer_split",
     "rivals",
     "convergence",
     "scaling",

@@ -10,7 +10,7 @@ from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,17 @@ def _switches(problem: Problem, plan: Plan) -> list[Violation]:
         found.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
     if not space.recompute_per_layer and any(len(set(stage.recompute)) > 1 for stage in stages):
         found.append(Violation("space.recompute_per_layer", "layers of a stage differ in recompute policy"))
+    return found + coarse_violations(space, plan)
+
+
+def coarse_violations(space: Space, plan: Plan) -> list[Violation]:
+    """The violations of the two switches by which searches do not steer, but refuse plans that they find."""
+    found = []
+    exact = not (space.batch_remainder or space.uneven_batch)
+    if exact and len({(p.num_micro_batches, p.micro_batch_size) for p in plan.pipelines}) > 1:
+        found.append(Violation("space.batch_remainder", "pipelines differ in micro-batches"))
+    if not space.machine_sharding and plan.sharding.stage and plan.sharding.groups != "all":
+        found.append(Violation("space.machine_sharding", "the optimizer is sharded within groups of devices"))
     return found
 
 

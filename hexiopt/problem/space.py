@@ -35,8 +35,9 @@ class Space(Value):
     restriction: `uneven_layers`, the stages of a pipeline have equally many layers (within one); `uneven_tp`, all
     stages have one TP degree; `uneven_batch`, all pipelines have equally many sequences (within one micro-batch);
     `uneven_structure`, all pipelines have the same TP degrees and layers; `recompute_per_stage`, all stages have one
-    recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated.
-    `sequence`, if True, allows sequence layouts.
+    recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated;
+    `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups
+    are all holders. `sequence`, if True, allows sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused.
     Raises InputError where a value breaks its rule.
@@ -52,6 +53,8 @@ class Space(Value):
     uneven_structure: bool = True
     recompute_per_stage: bool = True
     recompute_per_layer: bool = True
+    batch_remainder: bool = True
+    machine_sharding: bool = True
     sequence: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
@@ -160,6 +163,10 @@ SWITCHES = (
     "recompute_per_stage",
     "recompute_per_layer",
 )
+"""Freedoms that make plans asymmetric."""
+
+EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
+"""Freedoms that other systems' formats lack beside those; searches refuse what they exclude."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
 
@@ -178,7 +185,7 @@ def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
         "tp_degrees": space.text("tp_degrees", choices=("powers_of_two", "all"), default=defaults["tp_degrees"]),
         "max_micro_batch_size": whole("max_micro_batch_size"),
         "max_chunks": whole("max_chunks"),
-        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, "sequence")},
+        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, *EXACT_SWITCHES, "sequence")},
         "num_pipelines": bound("num_pipelines"),
         "num_stages": bound("num_stages"),
         "max_tp": bound("max_tp"),

@@ -192,7 +192,8 @@ class PlanCompleter:
         even = together or not self.problem.space.uneven_batch
         multiples = [multiple_of(timed_pipeline.stages) for timed_pipeline in timed_pipelines]
         counts = split_batch(fills, periods, sizes, batch, even=even, multiples=multiples)
-        if counts is None or (together and len(set(counts)) > 1):
+        exact = together or (even and not self.problem.space.batch_remainder)
+        if counts is None or (exact and len(set(counts)) > 1):
             return DoesNotFit(1)
         longest = max(f + b * c for f, b, c in zip(fills, periods, counts, strict=True))
         pipelines = tuple(

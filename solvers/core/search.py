@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.check import coarse_violations
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
@@ -195,9 +196,12 @@ class Search:
     def offer(self, plan: Plan, cost: Cost | None = None, source: Any = None) -> Cost:
         """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting.
 
-        `source` is what another search could make the plan from; picklable.
+        A plan that breaks one of the switches by which searches do not steer is priced and not kept. `source` is what
+        another search could make the plan from; picklable.
         """
         cost = cost or self.pricer.price(plan)
+        if coarse_violations(self.problem.space, plan):
+            return cost
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
             self._best_source = self._best_source if source is None else (cost.step_time_s, source)

@@ -55,7 +55,8 @@ def draw_zero_stage(problem: Problem, rng: random.Random, *, aligned: bool) -> i
 
 def sharding_groups(problem: Problem, stage: int) -> tuple[str, ...]:
     """The sharding groups worth trying at a ZeRO stage."""
-    return SHARDING_GROUPS if stage and len(problem.usable_by_machine) > 1 else SHARDING_GROUPS[:1]
+    several = len(problem.usable_by_machine) > 1 and problem.space.machine_sharding
+    return SHARDING_GROUPS if stage and several else SHARDING_GROUPS[:1]
 
 
 def draw_sharding_groups(problem: Problem, rng: random.Random, stage: int) -> str:

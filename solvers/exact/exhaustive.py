@@ -168,6 +168,7 @@ class Enumeration:
     def _shardings(self, global_choices: GlobalChoices) -> list[Sharding]:
         """All sharding groups that differ."""
         differ = global_choices.holders > 1 and len(self.problem.usable_by_machine) > 1
+        differ = differ and self.problem.space.machine_sharding
         return [Sharding(global_choices.sharding, groups) for groups in (SHARDING_GROUPS if differ else ("all",))]
 
     def _cuts(self, assignment: DeviceAssignment) -> list[tuple[Layers, ...]]:

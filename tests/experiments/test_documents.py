@@ -38,7 +38,9 @@ def commands(page: Path) -> list[list[str]]:
 
 def searches(words: list[str]) -> bool:
     about = ("--help", "-sc", "--cfg")
-    given = words[0] in ("plan", "compare", "explain", "train", "emulate") and not any(word in about for word in words)
+    given = words[0] in ("plan", "compare", "explain", "train", "emulate", "import") and not any(
+        word in about for word in words
+    )
     return given and not any(word.startswith("plan=") for word in words)
 
 

@@ -44,7 +44,8 @@ Measured = dict[str, Any]
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """A problem, a solver with its options, and its budget; `labels` are the columns that identify its row.
+    """A problem, a solver with its options, and its budget; `labels` are the columns that identify its row. With
+    `max_steps` the steps bind, so that the plan is the same on any machine, and the time limit is generous.
 
     `pricer` makes the cost model that the search minimises instead of ours; `judge` adds columns about the plan. Both
     are functions of a module, so that another process can import them and their names identify the search.
@@ -58,6 +59,7 @@ class SearchSpec:
     options: Mapping[str, str | bool] = field(default_factory=dict)
     pricer: Callable[[Problem], Pricer] | None = None
     judge: Callable[[Problem, Plan], Mapping[str, float]] | None = None
+    max_steps: int | None = None
 
     @cached_property
     def sha256(self) -> str:
@@ -70,7 +72,7 @@ class SearchSpec:
             "seed": self.seed,
             "functions": [f"{f.__module__}.{f.__qualname__}" for f in (self.pricer, self.judge) if f is not None],
         }
-        return sha256_of(inputs)
+        return sha256_of(inputs if self.max_steps is None else {**inputs, "max_steps": self.max_steps})
 
     @property
     def cores(self) -> int:
@@ -121,7 +123,7 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
 def _searched(spec: SearchSpec, plan_path: Path) -> Measured:
     solver = make_solver(spec.solver, **spec.options)
     pricer = None if spec.pricer is None else spec.pricer(spec.problem)
-    result = solver.solve(spec.problem, Budget(spec.time_limit_s), seed=spec.seed, pricer=pricer)
+    result = solver.solve(spec.problem, Budget(spec.time_limit_s, spec.max_steps), seed=spec.seed, pricer=pricer)
     found: Measured = {"status": str(result.status), "bound_s": result.bound_s, "runtime_s": result.runtime_s}
     if result.plan is None or result.cost is None:
         return found | {"reason": result.reason}

@@ -228,6 +228,8 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) ->
     problems = list({problem_sha256(spec.problem): spec.problem for spec in specs}.values())
     limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
     budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(own))} s" for solver, own in limits.items()]
+    steps = sorted({spec.max_steps for spec in specs if spec.max_steps is not None})
+    budgets += [f"but the searches end after {' or '.join(map(str, steps))} steps"] if steps else []
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))
     return [
         *hardware((problem.cluster for problem in problems), problems[0].workload.precision),

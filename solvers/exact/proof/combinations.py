@@ -36,7 +36,7 @@ class Combinations:
         """The shardings that plans of so many pipelines may have."""
         for zero in self._zero_stages:
             yield Sharding(zero, "all")
-            if zero and holders > 1:
+            if zero and holders > 1 and self._tables.problem.space.machine_sharding:
                 yield Sharding(zero, "machine")
 
     def each(self, lists: Sequence[tuple[list[FoundPipeline], int]]) -> Iterator[list[FoundPipeline]]:

@@ -160,8 +160,9 @@ class Proof:
 
     def _partition(self, search: PipelineSearch, parts: Partition, sequences: Ints, limit_s: float) -> Answer:
         answer: Answer = "none"
+        hybrid = self._tables.problem.space.machine_sharding
         # With two pipelines, groups by machine shard states no wider than all holders, with the same rings.
-        shardings: tuple[Sharding, ...] = ("all",) if len(parts) == 2 else ("all", "machine")
+        shardings: tuple[Sharding, ...] = ("all",) if len(parts) == 2 or not hybrid else ("all", "machine")
         for sharding in shardings:
             around = surroundings(self._tables, parts, sharding)
             if self._refuted(search, parts, around, sequences):

@@ -142,7 +142,7 @@ class ExactPlans:
         for stage in sharding_stages(self._problem.workload):
             if stage < 2:
                 yield Sharding(stage)
-            if stage == 1 and len(machines) > 1:
+            if stage == 1 and len(machines) > 1 and self._problem.space.machine_sharding:
                 yield Sharding(stage, "machine")
 
     def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[float, ...]:

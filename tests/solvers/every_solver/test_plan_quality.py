@@ -103,6 +103,8 @@ SPACES = {
     **{f"num_stages={n}": Space(num_stages=n) for n in (1, 2, 3)},
     "num_pipelines=2,num_stages=3": Space(num_pipelines=2, num_stages=3),
     "num_pipelines=2,uneven_batch=false": Space(num_pipelines=2, uneven_batch=False),
+    "batch_remainder=false,uneven_batch=false": Space(batch_remainder=False, uneven_batch=False),
+    "machine_sharding=false": Space(machine_sharding=False),
     **{f"max_tp={n}": Space(max_tp=n) for n in (1, 2)},
     "max_micro_batch_size=1": Space(max_micro_batch_size=1),
     "exclude=machine": Space(exclude=("b",)),

@@ -1,0 +1,106 @@
+"""What does an uneven layer split gain for Megatron-LM as it is? On five homogeneous and five mixed clusters, the
+portfolio plans within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which
+is what Megatron-LM does by default, and once with any, which `--pipeline-model-parallel-layout` takes.
+
+Stages of equal layers may differ by one layer here, where the layers do not divide; Megatron-LM's default refuses then.
+
+python -m experiments.studies layer_split          # about 20 minutes on two cores; --quick: seconds
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from experiments.app.configurations import named_cluster, named_model
+from experiments.studies.frame.figures import framed, legend, row_bars
+from experiments.studies.frame.rows import credited, grid
+from experiments.studies.frame.search import SearchSpec
+from experiments.studies.frame.settings import OURS
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import change, span
+from hexiopt.exports.presets import restricted
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+
+_STEPS, _QUICK_STEPS = 300, 20
+_LIMIT_S = 600.0  # never reached: the steps bind
+EQUAL, FREE = "equal layers", "any layers"
+INSIDE = {EQUAL: [EQUAL], FREE: [EQUAL, FREE]}
+MODELS = ("llama2_7b", "llama3_8b", "llama2_13b")
+_SMALL = 0.0005
+_NOTES = (
+    "The reduction of the step time, by our cost model. A plan of equal layers is one of any layers too, so that the "
+    "latter is credited with the better of both searches. H100, A100 and RTX 4090 clusters: 8 GPUs a machine; 50, 25 "
+    "and 12.5 GB/s a machine."
+)
+
+
+def clusters(scale: Scale) -> dict[str, Cluster]:
+    """Five homogeneous and five mixed clusters by their name in tables; a small one if `scale.quick`."""
+    if scale.quick:
+        return {"small, mixed": named_cluster("small_mixed")}
+    made = {
+        "16 × A800 PCIe": named_cluster("homogeneous_2x8_a800_pcie"),
+        "32 × A800 PCIe": named_cluster("homogeneous_4x8_a800_pcie"),
+        "32 × H100 SXM": Cluster.of({"h100_80gb_sxm": 32}, 50.0, name="h100"),
+        "32 × A100 SXM": Cluster.of({"a100_80gb_sxm": 32}, 25.0, name="a100"),
+        "32 × RTX 4090": Cluster.of({"rtx_4090": 32}, 12.5, name="rtx_4090"),
+    }
+    mixed = ("hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3", "campus", "spot_mix")
+    return made | {f"{name}, mixed": named_cluster(name) for name in mixed}
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Both layer splits of every model on every cluster."""
+    found = []
+    for name, cluster in clusters(scale).items():
+        for model in ("tiny",) if scale.quick else MODELS:
+            workload = Workload(32, 512) if scale.quick else Workload()
+            problem = restricted(Problem(cluster, named_model(model), workload), TRAINERS["megatron"])
+            for split in (EQUAL, FREE):
+                space = problem.space.replace(uneven_layers=split == FREE)
+                labels = {"cluster": name, "model": model, "setting": f"{name} · {model}", "split": split}
+                own = OURS.search(problem.replace(space=space), scale.limit_s(_LIMIT_S), labels)
+                found.append(replace(own, max_steps=_QUICK_STEPS if scale.quick else _STEPS))
+    return found
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> Sequence[Report]:
+    """The gain by cluster and model."""
+    best = credited(grid(rows, "split", "setting"), INSIDE)
+    gain = (best.loc[EQUAL] / best.loc[FREE] - 1).rename("gain")
+    about = rows.drop_duplicates("setting").set_index("setting")[["cluster", "model"]]
+    table = about.join(gain).pivot(index="cluster", columns="model", values="gain")
+    table = table.reindex(index=about["cluster"].unique(), columns=about["model"].unique())
+    figure, (ax,) = framed(
+        "What an uneven layer split gains for Megatron-LM",
+        f"Throughput over that of equal layers within space.preset=megatron, by our cost model; {_STEPS} steps each",
+        height=5.5,
+        width=9.5,
+    )
+    row_bars(ax, table)
+    ax.set_xlabel("more throughput (%)")
+    legend(figure, ax, 3)
+    shown = (table + 1).map(change).replace("", "no plan").rename_axis("cluster")
+    return [Report({"More throughput than with equal layers": shown}, claims(table), figure, _NOTES)]
+
+
+def claims(gain: pd.DataFrame) -> list[str]:
+    """The gains on homogeneous and on mixed clusters, and where there is none."""
+    mixed = gain.index.str.endswith("mixed")
+    said = []
+    for kind, own in (("homogeneous", gain[~mixed]), ("mixed", gain[mixed])):
+        values = own.stack().dropna()
+        if len(values):
+            said.append(
+                f"On {kind} clusters an uneven split gains {span(values, '.1%')}, {values.mean():.1%} on average; in "
+                f"{int((values <= _SMALL).sum())} of {len(values)} cases it gains nothing."
+            )
+    return said
+
+
+TITLE = "Uneven layers for Megatron-LM"
+STUDY = Study("layer_split", TITLE, __doc__, searches, report, (EQUAL, OURS.label, OURS.solver))

@@ -1,0 +1,62 @@
+"""Groups of like nodes, as Kubernetes JobSets and SkyPilot job groups ask for them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hexiopt.exports.rank_table import Agent, RankRow, agents
+from hexiopt.problem.cluster import Cluster
+
+_MOST_LETTERS = 20  # of a group's name; the names of pods have indices and a suffix, 63 in all
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """Agents of consecutive node ranks from `first_node` on that ask for equally many GPUs of one type.
+
+    `machine` is stated where the agents must be on that machine: it runs several, whose links are its own.
+    """
+
+    name: str
+    gpu: str
+    num_gpus: int
+    first_node: int
+    num_nodes: int
+    machine: str | None
+
+
+def pod_groups(cluster: Cluster, rows: Sequence[RankRow]) -> list[PodGroup]:
+    """The groups of all agents, in the order of ranks."""
+    own = agents(rows)
+    spec_of = {machine.name: machine for machine in cluster.machines}
+    several = {agent.machine for agent in own if sum(a.machine == agent.machine for a in own) > 1}
+
+    def kind(item: tuple[int, Agent]) -> tuple[str, int, str | None, str]:
+        agent = item[1]
+        machine = spec_of[agent.machine]
+        pinned = agent.machine if agent.machine in several else None
+        return machine.gpu.name, agent.num_processes, pinned, machine.spec_name
+
+    found: list[PodGroup] = []
+    names: dict[str, int] = {}
+    for (gpu, num_gpus, pinned, spec), run in groupby(enumerate(own), key=kind):
+        members = list(run)
+        name = _name(spec)
+        names[name] = names.get(name, 0) + 1
+        unique = name if names[name] == 1 else f"{name}-x{names[name]}"
+        found.append(PodGroup(unique, gpu, num_gpus, members[0][0], len(members), pinned))
+    return found
+
+
+def _name(spec: str) -> str:
+    """A DNS label of a machine's name (RFC 1035)."""
+    text = re.sub(r"[^a-z0-9-]+", "-", spec.lower()).strip("-")[:_MOST_LETTERS].strip("-")
+    return text if text[:1].isalpha() else f"m-{text}".strip("-")
+
+
+def note_of_gpus(cluster: Cluster, rows: Sequence[RankRow]) -> tuple[str, ...]:
+    """What schedulers that choose GPUs themselves do to the plan."""
+    linked = [m.name for m in cluster.machines if m.intra_links and any(row.machine == m.name for row in rows)]
+    said = [f"the scheduler chooses which GPUs of {name} a pod gets, and their links differ" for name in linked]
+    return tuple(said)

@@ -1,0 +1,72 @@
+"""torchrun lines: `launch.sh MACHINE` starts the ranks of that machine, unequal numbers of GPUs included.
+
+A static rendezvous counts ranks through the agents in the order of their node ranks, each agent with its own number of
+processes (`torch/distributed/elastic/agent/server/api.py`); the c10d rendezvous orders agents by address, so it is not
+used. One agent starts one run of consecutive ranks, and CUDA_VISIBLE_DEVICES says on which GPUs. Hence any rank table
+can be started.
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from hexiopt.exports.formats import Launch, LaunchOptions, Program
+from hexiopt.exports.formats import Launcher as LauncherFormat
+from hexiopt.exports.launchers.shell import by_machine, cuda_list, exports_of, meeting_point, torchrun_line
+from hexiopt.exports.rank_table import RankRow, agents
+from hexiopt.problem.cluster import Cluster
+
+TARGET = "torchrun of PyTorch 2.0 and later"
+FILE = "launch.sh"
+
+
+def script(rows: Sequence[RankRow], program: Program, master: str | None) -> str:
+    """The text of `launch.sh`."""
+    own = agents(rows)
+    host, port = meeting_point(master, own[0].machine)
+    line = torchrun_line(len(own), '"$node_rank"', '"$processes"', shlex.quote(host), port, program.command)
+    machines = by_machine(own)
+    arms = [
+        f"{shlex.quote(machine)}) "
+        + "; ".join(f'agent {cuda_list(agent)} {rank} {agent.num_processes} "$@"' for rank, agent in its)
+        + " ;;"
+        for machine, its in machines.items()
+    ]
+    lines = [
+        "#!/bin/sh",
+        f"# For {TARGET}. launch.sh MACHINE [ARGUMENTS]: run it on every machine; arguments are added to the command.",
+        'HERE=$(CDPATH="" cd -- "$(dirname -- "$0")" && pwd)',
+        "export HERE",
+        "unset TORCH_ELASTIC_WORKER_IDENTICAL  # with it, all agents would count as equal",
+        *exports_of(program),
+        *([program.setup] if program.setup else []),
+        "pids=",
+        "agent() {  # GPUs, node rank, number of processes, arguments",
+        "  gpus=$1 node_rank=$2 processes=$3; shift 3",
+        f'  CUDA_VISIBLE_DEVICES=$gpus {line} "$@" &',
+        '  pids="$pids $!"',
+        "}",
+        "machine=${1-}",
+        '[ "$#" -eq 0 ] || shift',
+        "trap 'kill $pids 2>/dev/null' INT TERM",
+        'case "$machine" in',
+        *arms,
+        f"*) echo \"launch.sh: no machine '$machine'; name one of {', '.join(machines)}\" >&2; exit 2 ;;",
+        "esac",
+        "status=0",
+        'for pid in $pids; do wait "$pid" || status=$?; done',
+        'exit "$status"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+    first = rows[0].machine
+    return Launch({FILE: script(rows, program, options.master)}, f"sh {FILE} {first}    (and so on every machine)")
+
+
+LAUNCHER = LauncherFormat(
+    name="torchrun",
+    target=TARGET,
+    expresses="every rank table; GPUs exactly as planned, unused ones left out",
+    write=_write,
+)

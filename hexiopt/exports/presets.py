@@ -1,0 +1,51 @@
+"""Presets: the switches under which a trainer's format expresses the best plan (`space.preset=NAME`)."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from hexiopt.errors import InputError
+from hexiopt.exports.formats import Trainer
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import BOUNDS, Space
+from hexiopt.problem.workload import AUTO
+
+
+def restricted(problem: Problem, trainer: Trainer) -> Problem:
+    """`problem` with the switches of `trainer`'s preset, and a largest TP degree up to which all suit the model.
+
+    What the user leaves open is set; what he states otherwise must be among what the format takes. Raises InputError
+    where it is not, and where the format can express no plan of the problem.
+    """
+    wrong = trainer.unsuitable(problem)
+    if wrong is not None:
+        raise InputError(f"space.preset: {trainer.name}: {wrong}")
+    space: dict[str, Any] = {}
+    workload: dict[str, Any] = {}
+    defaults = {field.name: field.default for field in fields(Space)}
+    for key, allowed in trainer.preset(problem).items():
+        group, _, name = key.partition(".")
+        if group == "workload":
+            stated = getattr(problem.workload, name)
+            workload[name] = _chosen(key, stated, AUTO, allowed, trainer.name)
+        else:
+            assert (name in BOUNDS) == (group == "constraints")
+            space[name] = _chosen(key, getattr(problem.space, name), defaults[name], allowed, trainer.name)
+    largest = problem.space.max_tp or max(machine.num_gpus for machine in problem.cluster.machines)
+    degrees = [1 << k for k in range(largest.bit_length()) if 1 << k <= largest]
+    suited = next((k for k, tp in enumerate(degrees) if not trainer.takes_tp(problem, tp)), len(degrees))
+    if suited < len(degrees):
+        space["max_tp"] = degrees[max(0, suited - 1)]
+    return replace(problem, space=replace(problem.space, **space), workload=replace(problem.workload, **workload))
+
+
+def _chosen(key: str, stated: Any, default: Any, allowed: tuple[Any, ...], name: str) -> Any:
+    if stated in allowed:
+        return stated
+    if stated == default:
+        return allowed[0]
+    choices = " or ".join(_word(value) for value in allowed)
+    raise InputError(f"{key}: {_word(stated)} does not go with space.preset={name}; take {choices}, or leave it out")
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,334 @@
+"""FlagScale's heterogeneous training: meshes of pipeline stages with TP and DP degrees of their own.
+
+A mesh has `pp` stages of `dp` replicas with TP degree `tp`; ranks of a mesh stand together, in Megatron's order. All
+meshes get one device label, which keeps ranks in the order in which they are started; a label for each would sort ranks
+by label (`flagscale/train/hetero/parallel_context.py`). Flags of recompute are equal for all micro-batches of a stage.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from hexiopt.errors import InputError
+from hexiopt.exports.chain import ChainStage, ReplicaChain, chain_of, plan_of_chain
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
+from hexiopt.exports.grid import BlockRecompute, first_layers, one_schedule, zero_stage
+from hexiopt.exports.trainers.megatron import EVEN, words
+from hexiopt.exports.trainers.megatron_model import (
+    Arguments,
+    integer,
+    model_arguments,
+    read_model,
+    takes_tp,
+    unsuitable,
+)
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.reading import as_mapping, parse
+from hexiopt.schedules.registry import ONE_F_ONE_B
+
+TARGET = "FlagScale 0.8"
+FILE, ARGUMENTS = "flagscale.yaml", "flagscale.sh"
+_LABEL = "gpu"
+_PER_STAGE = "_per_stage_micro_batch"
+_FREE = {"space.uneven_tp"}
+Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have them
+
+
+def _preset(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+    """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
+    even = {key: value for key, value in EVEN.items() if key not in _FREE or problem.model.tied_embeddings}
+    return even | {"workload.schedule": ("1f1b",), "workload.optimizer_sharding": ("1", "0")}
+
+
+def _write(problem: Problem, plan: Plan) -> Program:
+    refuse = Refusal("flagscale")
+    one_schedule(plan, (ONE_F_ONE_B,), refuse)
+    chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
+    _check(problem, chain, refuse)
+    system, model = _system(problem, chain, zero), _model(problem, chain)
+    settings = {**system, **model}
+    notes = _notes(problem, chain)
+    header = [
+        f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: start ranks in that",
+        "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
+        *(f"# Note: {note}." for note in notes),
+    ]
+    document = {"system": _nested(system), "model": model}
+    text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
+    script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
+    return Program(
+        chain.devices(),
+        '"${FLAGSCALE:-.}/flagscale/train/train_gpt.py" $PLAN',
+        {FILE: text, ARGUMENTS: "\n".join(script) + "\n"},
+        setup=f'. "$HERE/{ARGUMENTS}"',
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        notes=notes,
+    )
+
+
+def _check(problem: Problem, chain: ReplicaChain, refuse: Refusal) -> None:
+    """Rules of FlagScale on degrees. Raises InputError."""
+    if problem.workload.precision not in ("bf16", "fp16", "fp32"):
+        raise InputError(
+            "export.format: flagscale is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
+        )
+    for s, stage in enumerate(chain.stages):
+        if not takes_tp(problem, stage.tp):
+            refuse(
+                f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp"
+            )
+        if chain.micro_batch_size % stage.dp:
+            said = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
+            refuse(said, "space.replicas=false")
+    if problem.model.tied_embeddings and len({(s.tp, s.dp) for s in (chain.stages[0], chain.stages[-1])}) > 1:
+        said = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with tied embeddings"
+        refuse(said, "space.uneven_tp=false space.replicas=false")
+
+
+def _system(problem: Problem, chain: ReplicaChain, zero: int) -> Settings:
+    first = chain.stages[0]
+    meshes: list[int] = []
+    for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
+        meshes += [tp, 1, 1, dp, len(list(run))]
+    settings: Settings = {
+        "tensor_model_parallel_size": first.tp,
+        "pipeline_model_parallel_size": len(chain.stages),
+        "sequence_parallel": any(stage.tp > 1 for stage in chain.stages),
+        "use_distributed_optimizer": bool(zero),
+        **({problem.workload.precision: True} if problem.workload.precision != "fp32" else {}),
+        "enable_hetero": True,
+        "hetero_process_meshes": meshes,
+        "hetero_pipeline_layer_split": [stage.num_layers for stage in chain.stages],
+        "hetero_device_types": [_LABEL] * (len(meshes) // 5),
+        "hetero_current_device_type": _LABEL,
+    }
+    return settings | _recompute(chain)
+
+
+def _recompute(chain: ReplicaChain) -> Settings:
+    """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
+    refuse = Refusal("flagscale")
+    policies = [_by_layer(stage) for stage in chain.stages]
+    every = {policy for own in policies for policy in own}
+    if every == {"none"}:
+        return {}
+    if every == {"selective"}:
+        return {"recompute_granularity": "selective"}
+    if every == {"full"}:
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    counts = []
+    for s, own in enumerate(policies):
+        count = first_layers(own)
+        if count is None:
+            said = f"{stage_name(0, s)} has recompute {' and '.join(sorted(set(own)))}, not full of its first layers"
+            refuse(said, "space.recompute_per_stage=false space.recompute_per_layer=false")
+        counts.append(count)
+    number = chain.num_micro_batches
+
+    def rows(values: Sequence[int]) -> list[str]:
+        return [str([len(list(run)), number, value]) for value, run in groupby(values)]
+
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "block",
+        "recompute_num_layers": max(counts),
+        f"recompute_granularity{_PER_STAGE}": rows([int(count > 0) for count in counts]),
+        f"recompute_method{_PER_STAGE}": rows([1] * len(counts)),
+        f"recompute_num_layers{_PER_STAGE}": rows(counts),
+    }
+
+
+def _by_layer(stage: ChainStage) -> tuple[str, ...]:
+    return stage.recompute * stage.num_layers if len(stage.recompute) == 1 else stage.recompute
+
+
+def _model(problem: Problem, chain: ReplicaChain) -> Settings:
+    values: Settings = {
+        name.replace("-", "_"): _plain(own[0]) if own else True
+        for name, own in model_arguments(problem.model, problem.workload.seq_len).items()
+    }
+    size = chain.micro_batch_size // chain.stages[0].dp
+    return values | {"micro_batch_size": size, "global_batch_size": chain.global_batch}
+
+
+def _plain(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _notes(problem: Problem, chain: ReplicaChain) -> tuple[str, ...]:
+    most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
+    padded = -(-vocab // most) * most
+    said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
+    if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
+        said.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
+    return tuple(said)
+
+
+def _nested(system: Settings) -> Settings:
+    hetero = {key: value for key, value in system.items() if "hetero" in key}
+    recompute = {key: value for key, value in system.items() if key.startswith("recompute")}
+    plain = {key: value for key, value in system.items() if key not in hetero and key not in recompute}
+    return plain | {"hetero": hetero} | ({"recompute": recompute} if recompute else {})
+
+
+def _arguments(settings: Settings) -> Arguments:
+    """As FlagScale's runner makes arguments of a file's keys."""
+    found: Arguments = {}
+    for key, value in settings.items():
+        if value is not False:
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            found[key.replace("_", "-")] = [
+                str(one).replace(" ", "") if "[" in str(one) else str(one) for one in values
+            ]
+    return found
+
+
+# ----------------------------------------------------------------------------- reading
+
+
+def _read(text: str, context: ImportContext) -> ImportedPlan:
+    settings = _flat(as_mapping(parse(text, context.where, as_json=False), context.where))
+    arguments: Arguments = {
+        key.replace("_", "-"): [] if value is True else [_text(value)]
+        for key, value in settings.items()
+        if value is not False and not isinstance(value, list)
+    }
+    model, notes = read_model(arguments, context)
+    chain = _chain(settings, arguments, model.num_layers, context)
+    precision = next((name for name in ("bf16", "fp16") if settings.get(name) is True), "fp32")
+    workload = replace(
+        context.workload,
+        global_batch=chain.global_batch,
+        seq_len=integer(arguments, "seq-length", context, context.workload.seq_len),
+        precision=precision,
+        gradient_bytes=4
+        if settings.get("accumulate_allreduce_grads_in_fp32") is True
+        else context.workload.gradient_bytes,
+    )
+    zero = 1 if settings.get("use_distributed_optimizer") is True else 0
+    problem = Problem(context.cluster, model, workload, context.space)
+    return ImportedPlan(problem, plan_of_chain(chain, ONE_F_ONE_B, zero), tuple(notes))
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+
+
+def _flat(data: Mapping[str, Any]) -> Settings:
+    """Keys of all levels together, as FlagScale's runner takes them."""
+    found: Settings = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value)
+        else:
+            found[key] = value
+    return found
+
+
+def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: ImportContext) -> ReplicaChain:
+    split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
+    stages = sum(pp for *_, pp in meshes)
+    if len(split) != stages or sum(split) != num_layers:
+        context.fail(
+            f"hetero_pipeline_layer_split has {len(split)} stages with {sum(split)} layers; the meshes have {stages} "
+            f"stages, and the model {num_layers} layers"
+        )
+    world = sum(tp * dp * pp for tp, dp, pp in meshes)
+    if world != len(context.devices):
+        context.fail(f"its meshes have {world} GPUs, not {len(context.devices)}; give ranks=ranks.tsv or the cluster")
+    size = integer(arguments, "micro-batch-size", context, 1) * meshes[0][1]
+    batch = integer(arguments, "global-batch-size", context, size)
+    if not size or batch % size or any(size % dp for _, dp, _ in meshes):
+        context.fail(f"micro-batches of {size} sequences do not divide global_batch_size {batch}, or replicas them")
+    recompute = _stage_recompute(settings, stages, context)
+    found, rank, layer = [], 0, 0
+    degrees = [(tp, dp) for tp, dp, pp in meshes for _ in range(pp)]
+    for (tp, dp), count, own in zip(degrees, split, recompute, strict=True):
+        replicas = tuple(context.devices[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
+        layers = ((layer, layer + count),)
+        found.append(ChainStage(replicas, layers, own.of(layers)))
+        rank, layer = rank + tp * dp, layer + count
+    return ReplicaChain(tuple(found), batch // size, size)
+
+
+def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
+    """TP, DP and PP of each mesh."""
+    numbers = _numbers(settings, "hetero_process_meshes", context)
+    if len(numbers) % 5:
+        context.fail("hetero_process_meshes: is not a list of five numbers a mesh; write tp, cp, ep, dp, pp of each")
+    found = []
+    for k in range(0, len(numbers), 5):
+        tp, cp, ep, dp, pp = numbers[k : k + 5]
+        if cp != 1 or ep != 1:
+            context.fail(
+                f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1"
+            )
+        found.append((tp, dp, pp))
+    labels = settings.get("hetero_device_types", [])
+    if isinstance(labels, list) and [label for label, _ in groupby(labels)] != list(dict.fromkeys(labels)):
+        context.fail(
+            "hetero_device_types: a label returns after another, which mixes meshes up; put like ones together"
+        )
+    return found
+
+
+def _numbers(settings: Settings, key: str, context: ImportContext) -> list[int]:
+    values = settings.get(key)
+    if not isinstance(values, list) or not values or any(type(v) is not int or v < 1 for v in values):
+        context.fail(f"{key}: is not a list of whole numbers from 1; state it, as heterogeneous training has it")
+    return list(values)
+
+
+def _stage_recompute(settings: Settings, stages: int, context: ImportContext) -> list[BlockRecompute]:
+    granularity = settings.get("recompute_granularity")
+    if granularity != "full":
+        return [BlockRecompute("selective" if granularity == "selective" else "none")] * stages
+    method, count = settings.get("recompute_method", "uniform"), settings.get("recompute_num_layers", 1)
+
+    def each(name: str, default: int) -> list[int]:
+        rows = settings.get(f"recompute_{name}{_PER_STAGE}")
+        return [default] * stages if rows is None else _by_stage(rows, stages, f"recompute_{name}{_PER_STAGE}", context)
+
+    default = count if type(count) is int else 1
+    flags, blocks, counts = each("granularity", 1), each("method", int(method == "block")), each("num_layers", default)
+    found = []
+    for s, (on, block, own) in enumerate(zip(flags, blocks, counts, strict=True)):
+        if on and not block and own > 1:
+            context.fail(f"stage {s} recomputes uniformly in groups of {own} layers, which is not modelled; take 1")
+        found.append(BlockRecompute("full", own) if on and block else BlockRecompute("full" if on else "none"))
+    return found
+
+
+def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[int]:
+    """The value of each stage; it must be the same for all its micro-batches."""
+    found: list[int] = []
+    for row in rows if isinstance(rows, list) else [rows]:
+        numbers = parse(row, f"{context.where}: {key}", as_json=True) if isinstance(row, str) else row
+        whole = isinstance(numbers, list) and len(numbers) > 2 and all(type(n) is int for n in numbers)
+        if not whole or len(set(numbers[2::2])) != 1:
+            context.fail(f"{key}: {row!r} has no one value for all micro-batches; write [stages, micro-batches, value]")
+        found += [numbers[2]] * min(numbers[0], stages)
+    if len(found) != stages:
+        context.fail(f"{key}: has {len(found)} stages of {stages}; state every stage")
+    return found
+
+
+TRAINER = Trainer(
+    name="flagscale",
+    target=TARGET,
+    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers by stage",
+    preset=_preset,
+    takes_tp=takes_tp,
+    write=_write,
+    read=_read,
+    unsuitable=unsuitable,
+)

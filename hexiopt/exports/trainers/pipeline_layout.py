@@ -1,0 +1,48 @@
+"""Megatron-Core's `--pipeline-model-parallel-layout`: E embedding, t decoder layer, L loss, stages divided by |.
+
+`x*N` and `(...)*N` repeat, commas are ignored (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
+"""
+
+import re
+from collections.abc import Sequence
+
+from hexiopt.errors import InputError
+
+_MOST = 100_000  # characters of an expanded layout
+
+
+def layout_text(parts: Sequence[int]) -> str:
+    """The layout of virtual stages that hold `parts` layers each, in the order of the model."""
+    stages = [f"t*{count}" if count > 1 else "t" * count for count in parts]
+    return f"E{'|'.join(stages)}L"
+
+
+def read_layout(text: str, where: str) -> list[int]:
+    """The layers of each virtual stage. Raises InputError for what is no layout, or holds a stage without a layer."""
+    stages = _expanded(text.replace(",", "").replace(" ", ""), where).split("|")
+    whole = "".join(stages)
+    if set(whole) - set("EtLm"):
+        raise InputError(f"{where}: {text!r} has {min(set(whole) - set('EtLm'))!r}; a layout is made of E, t, L and |")
+    if "m" in whole:
+        raise InputError(f"{where}: {text!r} has layers of multi-token prediction, which are not modelled; leave out m")
+    if not whole.startswith("E") or not whole.endswith("L") or whole.count("E") != 1 or whole.count("L") != 1:
+        raise InputError(f"{where}: {text!r} must begin with its one E and end with its one L")
+    counts = [stage.count("t") for stage in stages]
+    if 0 in counts:
+        said = f"{where}: {text!r} has no decoder layer in part {counts.index(0)}"
+        raise InputError(f"{said}; stages without layers are not modelled, so give each at least one")
+    return counts
+
+
+def _expanded(text: str, where: str) -> str:
+    """`text` without repeats."""
+    inner = re.compile(r"\(([^()]*)\)(?:\*(\d{1,4}))?")
+    while match := inner.search(text):
+        text = text[: match.start()] + _repeated(match[1]) * int(match[2] or 1) + text[match.end() :]
+        if len(text) > _MOST:
+            raise InputError(f"{where}: the layout is longer than {_MOST} parts; shorten it")
+    return _repeated(text)
+
+
+def _repeated(text: str) -> str:
+    return re.sub(r"(.)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)

@@ -1,0 +1,186 @@
+"""`hexiopt export` and `import`: files of every format, refusals whose remedy works, and runs of what is written."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from experiments.app.configurations import named_cluster, named_model
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.exports.launchers.registry import LAUNCHERS
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import plan_file_to_dict
+from tests.conftest import ROOT, Run
+from tests.experiments.command_line import refused
+from tests.hexiopt.exports.launchers.test_torchrun import free_port, machines_of, start_all
+from tests.slow import slow_but
+
+BUDGET = ("solver=portfolio", "solver.max_steps=40", "bound.time_limit_s=0.1", "report=false")
+WORK = ("workload.global_batch=12", "workload.seq_len=128", "workload.precision=bf16")
+CLUSTER = ("cluster=small_mixed", "model=tiny")
+UNEVEN = ("constraints.num_pipelines=2", "constraints.num_stages=2")  # on machines of 2 and 4
+
+
+def plan(hexiopt: Run, folder: str, *overrides: str) -> str:
+    ran = hexiopt("plan", *CLUSTER, *WORK, *BUDGET, *overrides, f"hydra.run.dir={folder}")
+    assert ran.code == 0, ran.err
+    return f"plan={folder}/plan.json"
+
+
+def export(hexiopt: Run, plan: str, format: str, *overrides: str, folder: str = "out") -> str:
+    ran = hexiopt("export", plan, f"export.format={format}", *overrides, f"hydra.run.dir={folder}")
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+@pytest.fixture
+def uneven(hexiopt: Run, tmp_path: Path) -> str:
+    """A plan whose pipelines differ in stages and batch."""
+    problem = Problem(named_cluster("small_mixed"), named_model("tiny"), Workload(12, 128, optimizer_sharding="1"))
+    last = problem.model.num_layers
+    plan = Plan(
+        (
+            Pipeline((Stage.of((0, 1), 0, last),), 5),
+            Pipeline((Stage.of((2, 3), 0, 1), Stage.of((4, 5), 1, last)), 7),
+        ),
+        sharding=Sharding(1),
+    )
+    text = json.dumps(plan_file_to_dict(problem, plan, PlanPricer(problem).price(plan), {}))
+    (tmp_path / "uneven.json").write_text(text)
+    return "plan=uneven.json"
+
+
+@pytest.mark.parametrize("format", ["ranks", *LAUNCHERS])
+def test_launchers_take_every_plan_with_our_trainer(hexiopt: Run, tmp_path: Path, uneven: str, format: str) -> None:
+    said = export(hexiopt, uneven, format)
+    listed = [line for line in said.splitlines() if line.startswith("out/")]
+    assert {tmp_path / name for name in listed} == set((tmp_path / "out").iterdir())
+    rows = [line.split("\t") for line in (tmp_path / "out" / "ranks.tsv").read_text().splitlines()]
+    assert rows[0][:3] == ["rank", "machine", "cuda_index"]
+    devices = {f"{machine}:{index}" for _, machine, index, *_ in rows[1:]}
+    pipelines = json.loads((tmp_path / "uneven.json").read_text())["pipelines"]
+    assert devices == {name for own in pipelines for stage in own["stages"] for name in stage["devices"]}
+
+
+REFUSING = ("megatron", "megatron_bridge", "torchtitan", "galvatron", "deepspeed", "flagscale", "accelerate")
+
+
+@pytest.mark.parametrize("name", slow_but(("megatron", "flagscale"), REFUSING))
+def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven: str, name: str) -> None:
+    """Refused, planned again as the refusal says, exported by a launcher, and read back at the same price."""
+    line = refused(hexiopt("export", uneven, f"export.format={name}", "hydra.run.dir=refused"))
+    assert not (tmp_path / "refused").exists()
+    [remedy] = re.findall(r"plan again with (space\.preset=\w+)", line)
+    made = plan(hexiopt, "again", remedy)
+    export(hexiopt, made, "torchrun", f"export.trainer={name}")
+    files = sorted((tmp_path / "out").iterdir(), reverse=True)  # .yaml before .sh
+    own = next(path for path in files if path.stem in (name, "hexiopt_plan"))
+    command = ("import", f"format={name}", f"file={own}", "ranks=out/ranks.tsv", *CLUSTER, *WORK, *BUDGET)
+    ran = hexiopt(*command, "solver.max_steps=5", "hydra.run.dir=imported")
+    assert ran.code == 0, ran.err
+    times = [
+        json.loads((tmp_path / folder / "plan.json").read_text())["prediction"]["step_time_s"]
+        for folder in ("again", "imported")
+    ]
+    assert times[0] == pytest.approx(times[1], rel=1e-9)
+    assert "without limits takes" in ran.out
+
+
+def test_what_does_not_go_together_is_refused(hexiopt: Run, uneven: str) -> None:
+    assert "give plan=path/plan.json" in refused(hexiopt("export", "export.format=slurm"))
+    assert "with huggingface" in refused(hexiopt("export", uneven))
+    assert "did you mean megatron" in refused(hexiopt("export", uneven, "export.format=megatrn"))
+    line = refused(hexiopt("export", uneven, "export.format=megatron", "export.trainer=flagscale"))
+    assert "export.trainer=flagscale" in line
+    assert "is not host:port" in refused(hexiopt("export", uneven, "export.format=torchrun", "export.master=a"))
+    assert "is not known" in refused(hexiopt("plan", *CLUSTER, *BUDGET, "space.preset=megatrn"))
+    assert "file: is missing" in refused(hexiopt("import", "format=megatron", *CLUSTER))
+    assert "format: is missing" in refused(hexiopt("import", "file=x.sh", *CLUSTER))
+
+
+def test_every_format_has_a_row_in_the_documentation() -> None:
+    """The tables of docs/exports.md are those of the code: name, target with versions, what it expresses."""
+    text = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
+    rows = {
+        cells[1].strip(" `"): [cell.strip() for cell in cells[2:4]] for cells in map(_cells, text.splitlines()) if cells
+    }
+    formats = {**TRAINERS, **LAUNCHERS}
+    assert {name: rows.get(name) for name in formats} == {
+        name: [own.target, own.expresses] for name, own in formats.items()
+    }
+    presets = {name: own for name, own in TRAINERS.items() if own.read}
+    for name in presets:
+        assert f"`space.preset={name}`" in text or name in text
+
+
+def _cells(line: str) -> list[str]:
+    return line.split("|") if line.startswith("| `") else []
+
+
+def losses(text: Sequence[str]) -> list[float]:
+    """The losses that steps told, in order."""
+    events = [json.loads(line) for said in text for line in said.splitlines() if line.startswith("{")]
+    return [event["loss"] for event in events if event["event"] == "step"]
+
+
+@pytest.mark.slow
+def test_exported_lines_train_to_the_losses_of_a_local_run(hexiopt: Run, tmp_path: Path) -> None:
+    """Two machines of 2 and 4 processes, started by the exported launch.sh, against all processes started here."""
+    pytest.importorskip("torch")
+    ran = hexiopt(
+        *("plan", *CLUSTER, "workload=small", "workload.global_batch=6", "workload.seq_len=32", *BUDGET, *UNEVEN),
+        *("workload.optimizer_sharding=1", "hydra.run.dir=p"),
+    )
+    assert ran.code == 0, ran.err
+    plan_file = f"plan={tmp_path / 'p' / 'plan.json'}"
+    train = ("train.steps=3", "train.device=cpu", "train.force=true", "train.timeout_s=240")
+    ran = hexiopt("train", plan_file, *train, "report=false", "hydra.run.dir=local")
+    assert ran.code == 0, ran.err
+    local = losses([(tmp_path / "local" / "metrics.jsonl").read_text()])
+    export(hexiopt, plan_file, "torchrun", f"export.master=127.0.0.1:{free_port()}")
+    folder = tmp_path / "out"
+    machines = machines_of(folder)
+    assert len(machines) == 2
+    said = start_all(folder, machines, *train, env={"PYTHONPATH": str(ROOT)})
+    assert losses(said) == pytest.approx(local, rel=1e-6)
+    assert len(local) == 3
+
+
+EXAMPLE = """
+GPUS_PER_NODE=8
+SEQ=2048
+MODEL_ARGS=(
+    --num-layers 24   # a comment
+    --hidden-size 1024
+    --num-attention-heads 16
+    --seq-length $SEQ
+    --max-position-embeddings ${SEQ}
+)
+TRAINING_ARGS=(--micro-batch-size 2 --global-batch-size 64 --fp16 --lr 6.0e-5)
+PARALLEL="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 3"
+torchrun --nproc_per_node $GPUS_PER_NODE pretrain_gpt.py ${MODEL_ARGS[@]} \\
+    ${TRAINING_ARGS[@]} $PARALLEL --recompute-activations
+"""
+
+
+def test_somebodys_script_is_priced_and_drawn(hexiopt: Run, tmp_path: Path) -> None:
+    """Model and plan come from the script alone; the pictures are drawn."""
+    (tmp_path / "train.sh").write_text(EXAMPLE)
+    ran = hexiopt(
+        *("import", "format=megatron", "file=train.sh", "cluster=small_mixed", "solver.max_steps=10"),
+        *("bound.time_limit_s=0.1", "hydra.run.dir=out"),
+    )
+    assert ran.code == 0, ran.err
+    whole = json.loads((tmp_path / "out" / "plan.json").read_text())
+    [pipeline] = whole["pipelines"]
+    assert [stage["layers"] for stage in pipeline["stages"]] == [[0, 8], [8, 16], [16, 24]]
+    assert [stage["recompute"] for stage in pipeline["stages"]] == ["selective"] * 3
+    assert (pipeline["num_micro_batches"], pipeline["micro_batch_size"]) == (32, 2)
+    assert whole["problem"]["workload"]["seq_len"] == 2048
+    assert {"plan.png", "report.html", "better.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert "50257, that of GPT-2's tokenizer, is assumed" in " ".join(ran.out.split())

@@ -1,0 +1,77 @@
+"""What is read back from a trainer's files is the plan, and costs the same."""
+
+import random
+
+import pytest
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.exports.formats import ImportContext
+from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from tests.hexiopt.exports.random_plans import drawn
+
+STATES_MODEL = {"megatron", "flagscale"}
+READ = [name for name, trainer in TRAINERS.items() if trainer.read is not None]
+
+
+def read_back(name: str, problem: Problem, plan: Plan, own_model: bool) -> tuple[Problem, Plan]:
+    """The problem and plan that the trainer's files and the rank table describe."""
+    trainer = TRAINERS[name]
+    program = trainer.write(problem, plan)
+    table = table_text(rank_rows(problem.cluster, plan, program.devices))
+    devices = devices_of_table(table, problem.cluster, "ranks.tsv")
+    assert devices == program.devices
+    text = next(iter(program.files.values()))
+    model = problem.model if own_model else None
+    default = Workload(global_batch=problem.workload.global_batch, gradient_bytes=problem.workload.gradient_bytes)
+    context = ImportContext(name, problem.cluster, devices, model, default, Space())
+    assert trainer.read is not None
+    found = trainer.read(text, context)
+    return found.problem, found.plan
+
+
+def canonical(plan: Plan) -> tuple[object, ...]:
+    """A plan up to words for the same thing: a policy for each of equal layers; interleaving of single ranges; sharding
+    of what one pipeline alone holds."""
+    pipelines = tuple(
+        (
+            pipeline.num_micro_batches,
+            pipeline.micro_batch_size,
+            tuple((stage.parallelism, stage.layers, stage.policies()) for stage in pipeline.stages),
+        )
+        for pipeline in plan.pipelines
+    )
+    alone = len(plan.pipelines) == 1 and all(len(stage.executors) == 1 for stage in plan.pipelines[0].stages)
+    return pipelines, plan.schedule if plan.pipelines[0].num_chunks > 1 else None, None if alone else plan.sharding
+
+
+def assert_read_back(name: str, seed: int, *, priced: bool = True) -> None:
+    problem, plan = drawn(name, random.Random(f"{name} {seed}"))
+    found, again = read_back(name, problem, plan, name not in STATES_MODEL)
+    assert canonical(again) == canonical(plan), seed
+    single = all(len(pipeline.stages) == 1 for pipeline in plan.pipelines)  # no schedule makes a difference
+    assert again.schedule == plan.schedule or single or plan.pipelines[0].num_chunks == 1
+    assert found.workload.global_batch == problem.workload.global_batch
+    assert found.workload.seq_len == problem.workload.seq_len
+    assert found.workload.precision == problem.workload.precision
+    if not priced:
+        return
+    costs = [PlanPricer(a).price(b).step_time_s for a, b in ((problem, plan), (found, again))]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-12), seed
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_back_is_the_plan(name: str) -> None:
+    for seed in range(12):
+        assert_read_back(name, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_back_of_many_is_the_plan(name: str) -> None:
+    for seed in range(1000):
+        assert_read_back(name, seed, priced=seed % 20 == 0)

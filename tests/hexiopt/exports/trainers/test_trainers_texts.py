@@ -1,0 +1,195 @@
+"""The small languages of trainers' files: layouts, shell arguments, rules without a parser, and what is refused."""
+
+import json
+import random
+
+import pytest
+
+from hexiopt.errors import InputError
+from hexiopt.exports.formats import ImportContext
+from hexiopt.exports.trainers.pipeline_layout import layout_text, read_layout
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.exports.trainers.shell_arguments import shell_arguments
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from tests.hexiopt.exports.random_plans import LLAMA_7B, cuts, drawn
+
+CLUSTER = Cluster.of({"a100_80gb_sxm": 8}, name="c")
+
+
+def test_layouts_are_read_back() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        parts = cuts(rng, rng.randint(8, 60), rng.randint(1, 8))
+        assert read_layout(layout_text(parts), "x") == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Et*16|t*16L", [16, 16]),
+        ("Ett,tt | ttL", [4, 2]),
+        ("Et|(tt|)*3tL", [1, 2, 2, 2, 1]),
+        ("E(t*2|)*2(tt)*2L", [2, 2, 4]),
+    ],
+)
+def test_layouts_may_repeat(text: str, parts: list[int]) -> None:
+    assert read_layout(text, "x") == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("t*4|tL", "must begin with its one E"),
+        ("Et|tLL", "end with its one L"),
+        ("Et||tL", "no decoder layer in part 1"),
+        ("E|t*8L", "no decoder layer in part 0"),
+        ("Et*4|tmL", "multi-token prediction"),
+        ("Ex|tL", "'x'"),
+        ("E(t*9999)*9999L", "longer than"),
+    ],
+)
+def test_what_is_no_layout_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_layout(text, "x")
+
+
+def test_arguments_of_a_script() -> None:
+    text = """
+    # --not this
+    TP=4; export PP=2
+    ARGS=(
+      --tensor-model-parallel-size $TP   # two
+      --pipeline_model_parallel_size=${PP}
+      --bf16
+    )
+    python x.py ${ARGS[@]} --seq-length ${LEN:-2048} --split 949,50,1 --micro-batch-size 1 \\
+        --micro-batch-size 2 && echo --done | tee $LOG
+    """
+    found = shell_arguments(text, "x.sh")
+    assert found["tensor-model-parallel-size"] == ["4"]
+    assert found["pipeline-model-parallel-size"] == ["2"]
+    assert found["seq-length"] == ["2048"]
+    assert found["micro-batch-size"] == ["2"]
+    assert found["bf16"] == []
+    assert "not" not in found
+
+
+@pytest.mark.parametrize("text", ["", "echo hello", "--x 'open"])
+def test_what_is_no_script_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"^x\.sh: "):
+        shell_arguments(text, "x.sh")
+
+
+def asked(model: ModelSpec | None = LLAMA_7B) -> ImportContext:
+    return ImportContext("file", CLUSTER, tuple(range(8)), model, Workload(), Space())
+
+
+MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-batch-size 1 --global-batch-size 64 "
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("megatron", MEGATRON + "--tensor-model-parallel-size 3", "8 GPUs are not divided by TP 3 times PP 1"),
+        ("megatron", MEGATRON + "--tensor-model-parallel-size $TP", "is not a whole number"),
+        ("megatron", MEGATRON + "--context-parallel-size 2", "is not modelled"),
+        ("megatron", MEGATRON.replace("64", "12") + "--bf16", "is not divided by 8 pipelines"),
+        ("megatron", MEGATRON.replace("32", "30"), "is not that of model llama-7b"),
+        (
+            "megatron",
+            MEGATRON + "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*9|t*9L",
+            "18 layers",
+        ),
+        ("megatron", MEGATRON + "--recompute-granularity full --recompute-num-layers 2", "keeps one input in 2 layers"),
+        ("megatron_bridge", "a=b", "has no override"),
+        ("flagscale", "a: b", "hetero_pipeline_layer_split: is not a list"),
+        ("flagscale", "- a", "is not a mapping"),
+        ("torchtitan", "import os; os.remove('x')", "assigns no"),
+        ("torchtitan", "((", "neither a Python configuration nor TOML"),
+        ("torchtitan", "p.tensor_parallel_degree = 3", "8 GPUs are not divided"),
+        ("flashflex", "{}", "hetero_configs: is missing"),
+        ("flashflex", '{"hetero_configs": [[4]], "layer_partitions": [[32]]}', "its stages have 4 GPUs, not 8"),
+        ("galvatron", '{"pp_deg": "x"}', "pp_deg"),
+        ("deepspeed", "{}", "train_micro_batch_size_per_gpu: is missing"),
+        ("deepspeed", '{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 1}', "train_batch_size 9 is not"),
+        ("accelerate", "a: b", "fsdp_config: is missing"),
+    ],
+)
+def test_what_no_plan_expresses_is_refused(name: str, text: str, said: str) -> None:
+    read = TRAINERS[name].read
+    assert read is not None
+    with pytest.raises(InputError, match=said) as refused:
+        read(text, asked())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["megatron_bridge", "torchtitan", "flashflex", "galvatron", "deepspeed", "accelerate"])
+def test_a_model_is_asked_for_where_the_file_has_none(name: str) -> None:
+    problem, plan = drawn(name, random.Random(1))
+    text = next(iter(TRAINERS[name].write(problem, plan).files.values()))
+    read = TRAINERS[name].read
+    assert read is not None
+    with pytest.raises(InputError, match="give model=NAME"):
+        read(text, asked(None))
+
+
+def test_toml_of_earlier_torchtitan_is_read() -> None:
+    text = """
+    [parallelism]
+    tensor_parallel_degree = 2
+    pipeline_parallel_degree = 2
+    pipeline_parallel_schedule = "1F1B"
+    [training]
+    local_batch_size = 4
+    seq_len = 1024
+    [activation_checkpoint]
+    mode = "full"
+    """
+    read = TRAINERS["torchtitan"].read
+    assert read is not None
+    found = read(text, asked())
+    assert found.problem.workload.seq_len == 1024
+    assert found.problem.workload.global_batch == 8
+    assert [stage.layers for stage in found.plan.pipelines[0].stages] == [((0, 16),), ((16, 32),)]
+    assert {stage.recompute for pipeline in found.plan.pipelines for stage in pipeline.stages} == {("full",)}
+    assert (found.plan.pipelines[0].stages[0].devices, found.plan.sharding.stage) == ((0, 1), 2)
+
+
+def test_what_flashflex_enforces_holds() -> None:
+    """Layers per pipeline, TP dividing heads, the world, whole micro-batches, TP degrees dividing their largest."""
+    for seed in range(25):
+        problem, plan = drawn("flashflex", random.Random(seed))
+        program = TRAINERS["flashflex"].write(problem, plan)
+        data = json.loads(program.files["flashflex.json"])
+        assert all(sum(own) == problem.model.num_layers for own in data["layer_partitions"])
+        assert [len(own) for own in data["hetero_configs"]] == [len(own) for own in data["layer_partitions"]]
+        degrees = [tp for own in data["hetero_configs"] for tp in own]
+        assert sum(degrees) == len(program.devices)
+        assert all(problem.model.num_heads % tp == 0 and max(degrees) % tp == 0 for tp in degrees)
+        own = data["hexiopt"]
+        assert all(total % count == 0 for total, count in zip(own["global_bsz_size"], own["chunks"], strict=True))
+        stages = [[len(devices) for devices in pipeline] for pipeline in data["devices_id"]]
+        assert stages == data["hetero_configs"]
+
+
+def test_what_galvatron_enforces_holds() -> None:
+    """Lists as long as the layers, TP dividing a stage's GPUs, the division, whole batches."""
+    for seed in range(25):
+        problem, plan = drawn("galvatron", random.Random(seed))
+        program = TRAINERS["galvatron"].write(problem, plan)
+        data = json.loads(program.files["galvatron.json"])
+        lists = {
+            key: [int(v) for v in data[key].split(",")]
+            for key in data
+            if isinstance(data[key], str) and "," in data[key]
+        }
+        layers = problem.model.num_layers
+        assert {len(own) for key, own in lists.items() if key != "pp_division"} == {layers}
+        width, rest = divmod(len(program.devices), data["pp_deg"])
+        assert rest == 0
+        assert all(width % tp == 0 for tp in lists["tp_sizes_enc"])
+        assert sum(int(v) for v in data["pp_division"].split(",")) == layers
+        assert data["global_bsz"] % (width // min(lists["tp_sizes_enc"])) == 0
