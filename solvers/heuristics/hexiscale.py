@@ -233,8 +233,8 @@ class HierarchicalPartition:
         weights; GPUs are weighted by a power of their speed. Without phase 1, random parts of nearly equal size.
         """
         if not self.phases.partition:
-            drawn = self.rng.sample(positions, len(positions))
-            return tuple(tuple(sorted(drawn[k::count])) for k in range(count))
+            shuffled = self.rng.sample(positions, len(positions))
+            return tuple(tuple(sorted(shuffled[k::count])) for k in range(count))
         mix = self.rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
         graph = self._graph.subset(list(positions))
         at = np.ix_(positions, positions)

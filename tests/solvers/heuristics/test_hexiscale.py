@@ -169,5 +169,5 @@ def test_without_iteration_every_pass_begins_anew(seen: list[int], monkeypatch: 
 
 @pytest.mark.parametrize("tau", [0, 65, 1.5])
 def test_tau_in_range(tau: float) -> None:
-    with pytest.raises(InputError, match="solver.tau"):
+    with pytest.raises(InputError, match=r"solver\.tau"):
         HexiScale(tau=tau)  # type: ignore[arg-type]
