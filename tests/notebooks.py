@@ -1,0 +1,67 @@
+"""The notebooks of experiments/notebooks: executes them and writes each with its outputs beside its source.
+
+python -m tests.notebooks            # all of them, as `make notebooks`
+python -m tests.notebooks 01 05      # those whose names begin so
+"""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "experiments" / "notebooks"
+SOURCES = sorted(FOLDER.glob("*.py"))
+LONGEST_S = 900.0  # of a cell, on a machine as busy as may be
+_LANGUAGE = {"codemirror_mode": {"name": "ipython", "version": 3}, "file_extension": ".py", "name": "python"}
+
+
+def read(source: Path) -> NotebookNode:
+    """The notebook of a text in jupytext's percent format, its cells numbered, without outputs."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    for k, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{k}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata = NotebookNode({"kernelspec": kernel, "language_info": _LANGUAGE})
+    return notebook
+
+
+def executed(source: Path, folder: Path) -> NotebookNode:
+    """The notebook, run from top to bottom in `folder` with this Python. Raises nbclient's CellExecutionError."""
+    notebook = read(source)
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
+    client = NotebookClient(
+        notebook, timeout=LONGEST_S, kernel_name="python3", resources={"metadata": {"path": str(folder)}}, record_timing=False
+    )
+    client.execute(env=own)
+    notebook.metadata["language_info"] = NotebookNode(_LANGUAGE)  # the kernel states versions, which change
+    return notebook
+
+
+def published(source: Path) -> Path:
+    """Where the notebook stands with its outputs."""
+    return source.with_suffix(".ipynb")
+
+
+def main(names: list[str]) -> None:
+    """Execute the notebooks whose names begin with one of `names`; all without."""
+    for source in SOURCES:
+        if names and not source.name.startswith(tuple(names)):
+            continue
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            notebook = executed(source, Path(folder))
+        nbformat.write(notebook, published(source))
+        size = published(source).stat().st_size / 1e3
+        print(f"{source.name}: {time.monotonic() - began_s:.0f} s, {size:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
