@@ -78,16 +78,18 @@ def bars(
     from hexiopt.report.bars import draw_bars_of
 
     if ax is None:
-        count = sum(len(own) for own in groups.values())
-        ax = _new_axes(9.0, min(1.3 + 0.22 * count, 12.0), max((len(str(name)) for name in groups), default=0))
+        count, most = sum(len(own) for own in groups.values()), max(map(len, groups.values()), default=0)
+        top = 0.45 if most > 1 else 0.12
+        letters = max((len(str(name)) for name in groups), default=0)
+        ax = _new_axes(9.0, min(0.85 + top + 0.22 * count, 12.0), letters, top)
     return draw_bars_of(groups, ax, unit, reference)
 
 
-def _new_axes(width: float = 7.0, height: float = 4.2, letters: int = 0) -> "Axes":
-    """The axes of a new figure, with room for labels of `letters` left of them; sizes are in inches."""
+def _new_axes(width: float = 7.0, height: float = 4.2, letters: int = 0, top: float = 0.25) -> "Axes":
+    """The axes of a new figure, with room for labels of `letters` left of them, and `top` above; sizes are in inches."""
     from hexiopt.report.panels.canvas import new_figure
 
-    left, right, low, top = max(0.84, 0.3 + 0.085 * letters), 0.21, 0.59, 0.45
+    left, right, low = max(0.84, 0.3 + 0.085 * letters), 0.21, 0.59
     box = (left / width, low / height, (width - left - right) / width, (height - low - top) / height)
     return new_figure(width, height).add_axes(box)
 

@@ -4,16 +4,20 @@ python -m tests.notebooks            # all of them, as `make notebooks`
 python -m tests.notebooks 01 05      # those whose names begin so
 """
 
+import base64
 import os
 import sys
 import tempfile
 import time
+from io import BytesIO
 from pathlib import Path
 
 import jupytext
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "experiments" / "notebooks"
@@ -37,12 +41,24 @@ def executed(source: Path, folder: Path) -> NotebookNode:
     notebook = read(source)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
-    client = NotebookClient(
-        notebook, timeout=LONGEST_S, kernel_name="python3", resources={"metadata": {"path": str(folder)}}, record_timing=False
-    )
-    client.execute(env=own)
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
+    where = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, km=kernel, timeout=LONGEST_S, resources=where, record_timing=False).execute(env=own)
     notebook.metadata["language_info"] = NotebookNode(_LANGUAGE)  # the kernel states versions, which change
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [_shown(output) for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
+
+
+def _shown(output: NotebookNode) -> NotebookNode:
+    """An output with its picture in a palette, which takes a third of the space. Progress on stderr is not kept."""
+    picture = output.get("data", {}).get("image/png")
+    if picture is not None:
+        small = BytesIO()
+        Image.open(BytesIO(base64.b64decode(picture))).convert("RGB").quantize(200).save(small, "PNG", optimize=True)
+        output.data["image/png"] = base64.b64encode(small.getvalue()).decode()
+    return output
 
 
 def published(source: Path) -> Path:
