@@ -14,10 +14,10 @@ from pathlib import Path
 
 import jupytext
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
+from traitlets.config import Config
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "experiments" / "notebooks"
@@ -41,9 +41,17 @@ def executed(source: Path, folder: Path) -> NotebookNode:
     notebook = read(source)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
-    where = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, km=kernel, timeout=LONGEST_S, resources=where, record_timing=False).execute(env=own)
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=LONGEST_S,
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+        config=Config({"KernelManager": {"transport": "ipc"}}),  # sockets as files: nobody else can connect
+    )
+    with client.setup_kernel(env=own):
+        for index, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, index)
     notebook.metadata["language_info"] = NotebookNode(_LANGUAGE)  # the kernel states versions, which change
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -61,7 +61,9 @@ result.cost.breakdown()
 
 # %%
 bounded = result.above(hx.lower_bound(problem, time_limit_s=10))
-print(f"{bounded.cost.step_time_s:.2f} s a step; no plan takes less than {bounded.bound_s:.2f} s (gap {bounded.gap:.0%})")
+print(
+    f"{bounded.cost.step_time_s:.2f} s a step; no plan takes less than {bounded.bound_s:.2f} s (gap {bounded.gap:.0%})"
+)
 
 # %% [markdown]
 # A referee that was written without looking at any solver checks every plan that a solver returns. You can ask it too.

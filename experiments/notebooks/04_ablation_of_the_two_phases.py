@@ -56,6 +56,7 @@ hx.plot.trajectories(compared["setting 2, Llama-2 13B"], over="steps").figure
 # Lines are medians over seeds, bands span best to worst. The end of the search, relative to the median of the whole
 # algorithm:
 
+
 # %%
 def longer(comparison: hx.Comparison) -> dict[str, list[float]]:
     """Step times of each variant above the median of the whole algorithm, in percent."""
@@ -84,9 +85,7 @@ hx.plot.bars(
 
 # %%
 orders = {"exact": hx.solver("hexiscale")} | {f"τ = {tau}": hx.solver("hexiscale", tau=tau) for tau in (1, 4, 16)}
-by_tau = hx.compare(
-    settings["setting 2, Llama-2 13B"], orders, SEEDS, 600, STEPS, bound_time_limit_s=0, progress=False
-)
+by_tau = hx.compare(settings["setting 2, Llama-2 13B"], orders, SEEDS, 600, STEPS, bound_time_limit_s=0, progress=False)
 by_tau.summary()
 
 # %%
