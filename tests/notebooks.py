@@ -17,7 +17,6 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
-from traitlets.config import Config
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "experiments" / "notebooks"
@@ -47,7 +46,6 @@ def executed(source: Path, folder: Path) -> NotebookNode:
         timeout=LONGEST_S,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
-        config=Config({"KernelManager": {"transport": "ipc"}}),  # sockets as files: nobody else can connect
     )
     with client.setup_kernel(env=own):
         for index, cell in enumerate(notebook.cells):
