@@ -36,6 +36,7 @@ from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labe
 from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
+from hexiopt.toolkit.trained import TrainedRun
 
 __all__ = [
     "Cluster",
@@ -51,6 +52,7 @@ __all__ = [
     "SolverCatalogue",
     "SolverInfo",
     "Space",
+    "TrainedRun",
     "Workload",
     "check",
     "cluster",
@@ -61,6 +63,7 @@ __all__ = [
     "plot",
     "price",
     "read_sweep",
+    "read_training",
     "solve",
     "solver",
     "solvers",
@@ -256,6 +259,14 @@ def read_sweep(*folders: str | Path) -> Frame:
     for a folder without jobs.
     """
     return jobs_frame([job for folder in folders for job in job_folders(Path(folder))])
+
+
+def read_training(folder: str | Path) -> TrainedRun:
+    """The training run in the folder of `hexiopt train`: its steps, and a measured step beside the predicted one.
+
+    Raises InputError for a folder without the files of a run.
+    """
+    return TrainedRun.of(folder)
 
 
 def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Problem:

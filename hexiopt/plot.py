@@ -78,8 +78,8 @@ def bars(
     from hexiopt.report.bars import draw_bars_of
 
     if ax is None:
-        count, most = sum(len(own) for own in groups.values()), max(map(len, groups.values()), default=0)
-        top = 0.45 if most > 1 else 0.12
+        most, series = max(map(len, groups.values()), default=0), {name for own in groups.values() for name in own}
+        count, top = len(groups) * most, 0.45 if len(series) > 1 else 0.12
         letters = max((len(str(name)) for name in groups), default=0)
         ax = _new_axes(9.0, min(0.85 + top + 0.22 * count, 12.0), letters, top)
     return draw_bars_of(groups, ax, unit, reference)

@@ -62,7 +62,8 @@ def _shown(output: NotebookNode) -> NotebookNode:
     picture = output.get("data", {}).get("image/png")
     if picture is not None:
         small = BytesIO()
-        Image.open(BytesIO(base64.b64decode(picture))).convert("RGB").quantize(200).save(small, "PNG", optimize=True)
+        drawn = Image.open(BytesIO(base64.b64decode(picture))).convert("RGB")
+        drawn.quantize(256, Image.Quantize.MAXCOVERAGE).save(small, "PNG", optimize=True)
         output.data["image/png"] = base64.b64encode(small.getvalue()).decode()
     return output
 

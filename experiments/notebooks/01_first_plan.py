@@ -2,7 +2,8 @@
 # # A first plan
 #
 # Suppose a lab has two machines: one with two RTX 4090, one with four older RTX 3090, of which two share an NVLink
-# bridge. Can it train Llama-2 7B, how fast, and which GPU should hold which layers? This notebook goes from the problem to
+# bridge. Can it train Llama-2 7B, how fast, and which GPU should hold which layers? This notebook goes from the
+# problem to
 # a checked plan, and on to the questions that one asks next.
 
 # %%
@@ -17,7 +18,8 @@ problem
 
 # %% [markdown]
 # A *problem* has four parts: a cluster, a model, a workload, and the *plan space*, which is the set of plans that are
-# allowed. All of them are immutable; `problem.replace(...)` returns a changed copy. Clusters and models come from a shipped
+# allowed. All of them are immutable; `problem.replace(...)` returns a changed copy. Clusters and models come from a
+# shipped
 # name, a file or a mapping.
 #
 # `solve` searches. A budget in steps gives the same plan on every machine; without `max_steps` the search uses its time
@@ -28,8 +30,10 @@ result = hx.solve(problem, "portfolio", seed=0, max_steps=2000, time_limit_s=600
 print(result)
 
 # %% [markdown]
-# **Step time** is the predicted duration of one optimiser step, **MFU** the share of all GPUs' peak that the model's own
-# FLOPs use. The **lower bound** is a step time that no plan of the space can beat, and the **gap** is the distance to it:
+# **Step time** is the predicted duration of one optimiser step, **MFU** the share of all GPUs' peak that the model's
+# own
+# FLOPs use. The **lower bound** is a step time that no plan of the space can beat, and the **gap** is the distance to
+# it:
 # the most that a better search could still gain.
 #
 # ## The picture of a plan

@@ -12,7 +12,8 @@
 # %%
 import hexiopt as hx
 
-cluster = hx.Cluster.of({"a800_80gb_pcie": 3, "rtx_4090": 3, "rtx_3090": 2}, inter_gb_per_s=1.25)
+GPUS = {"a800_80gb_pcie": 3, "rtx_4090": 3, "rtx_3090": 2}
+cluster = hx.Cluster.of(GPUS, inter_gb_per_s=1.25).replace(name="case_study")
 problem = hx.Problem(cluster, hx.model("llama2_13b"), hx.Workload(global_batch=64, seq_len=4096))
 problem
 
@@ -22,7 +23,8 @@ problem
 #
 # ## The symmetric plan, HexiScale's method, and ours
 #
-# `megatron` searches grids of tensor, pipeline and data parallelism as Megatron-LM does. Classic Megatron also gives all
+# `megatron` searches grids of tensor, pipeline and data parallelism as Megatron-LM does. Classic Megatron also gives
+# all
 # stages of a pipeline the same number of layers; `uneven_layers=False` adds that rule. `hexiscale` is the paper's
 # hierarchical graph partition, and `portfolio` is our default.
 
@@ -63,7 +65,8 @@ best.plot()
 # One pipeline crosses all machines. Each A800 holds several times the layers of an RTX 3090, and nobody synchronises
 # gradients over the slow network, because every layer exists once.
 #
-# Megatron's plan with equal layers looks different, and its timeline shows what that costs: the fast GPUs wait.
+# With equal layers the best that is left uses the three A800 alone: a slower GPU in the pipeline would make the fast ones
+# wait for it. Five of the eight GPUs stay idle.
 
 # %%
 hx.plot.timeline(plans["Megatron, equal layers"]).figure
@@ -74,7 +77,8 @@ hx.plot.timeline(best).figure
 # %% [markdown]
 # ## What each freedom gives
 #
-# The plan space has a switch for each asymmetry. The search runs again without each of them, with three seeds. A plan of
+# The plan space has a switch for each asymmetry. The search runs again without each of them, with three seeds. A plan
+# of
 # a smaller space is valid in every larger one, so whatever a restricted search finds counts for the whole space too.
 
 # %%
@@ -102,6 +106,8 @@ longer = {
 hx.plot.bars(longer, unit="longer step than the best plan of all (%)").figure
 
 # %% [markdown]
-# Bars are medians of three seeds, lines their range. On these eight GPUs a single pipeline is best, so the freedoms
-# *between* pipelines (batch, structure) cost little, and uneven layers are worth almost everything. On larger clusters
-# that changes: see [the ablation on three clusters](03_ablation_of_asymmetry.ipynb).
+# Bars are medians of three seeds, lines their range. Uneven layers are worth far more than anything else: they let the
+# slow GPUs help at all. Next comes a recompute policy of each stage's own, since the GPUs differ in memory as much as in
+# speed. The best plan is a single pipeline without tensor parallelism, so the freedoms *between* pipelines and in TP
+# cannot matter here; where such a bar is not zero, some seeds missed the best plan in so short a search. On larger clusters
+# more of the freedoms count: see [the ablation on three clusters](03_ablation_of_asymmetry.ipynb).

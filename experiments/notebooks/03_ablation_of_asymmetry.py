@@ -55,8 +55,10 @@ hx.Frame.of(rows, title="Median step time over seeds")
 # %% [markdown]
 # ## Credit where it is due
 #
-# A search may miss a plan. But every plan of a restricted space is valid in the whole space, and every plan of the space
-# without any freedom is valid in all others. Each space is therefore *credited* with the best plan found inside it. What
+# A search may miss a plan. But every plan of a restricted space is valid in the whole space, and every plan of the
+# space
+# without any freedom is valid in all others. Each space is therefore *credited* with the best plan found inside it.
+# What
 # is left is the loss that the restriction itself causes, as far as these searches know.
 
 
@@ -77,7 +79,8 @@ hx.plot.bars(loss, unit="longer step without it (%)").figure
 # %% [markdown]
 # Two lessons are in this picture.
 #
-# **Losses do not add up.** One freedom often makes up for another: where all pipelines must be alike, uneven layers still
+# **Losses do not add up.** One freedom often makes up for another: where all pipelines must be alike, uneven layers
+# still
 # balance each of them. The last group, without any freedom, says more than the sum of the others:
 
 # %%
@@ -90,7 +93,8 @@ for cluster in problems:
 #
 # ## How sure is that?
 #
-# The spread over seeds says how much of a difference may be luck of the search. Where the line of a bar reaches the bar of
+# The spread over seeds says how much of a difference may be luck of the search. Where the line of a bar reaches the
+# bar of
 # the whole space, a longer search is needed before a conclusion.
 
 # %%

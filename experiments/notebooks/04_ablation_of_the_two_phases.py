@@ -32,7 +32,8 @@ variants = {
 # %% [markdown]
 # ## Without either phase
 #
-# Two of the paper's clusters, five seeds each. A step is one pass of both phases, so curves over steps compare like with
+# Two of the paper's clusters, five seeds each. A step is one pass of both phases, so curves over steps compare like
+# with
 # like, and are the same on any machine.
 
 # %%
@@ -80,7 +81,8 @@ hx.plot.bars(
 #
 # ## τ
 #
-# The order of stages decides over which links activations travel. With few stages the best order can be computed exactly;
+# The order of stages decides over which links activations travel. With few stages the best order can be computed
+# exactly;
 # the paper follows the τ fastest next messages. Does a larger τ pay?
 
 # %%
@@ -93,7 +95,8 @@ hx.plot.step_times(by_tau).figure
 
 # %% [markdown]
 # All machines of this setting hang on one switch with equal links, so nearly every order is as good as another and τ
-# hardly matters: differences are within the spread over seeds. On two sites with a thin link between them, order decides
+# hardly matters: differences are within the spread over seeds. On two sites with a thin link between them, order
+# decides
 # more:
 
 # %%

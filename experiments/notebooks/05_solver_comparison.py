@@ -2,7 +2,8 @@
 # # Comparing solvers
 #
 # Which solver should one use, and how does one tell? A fair comparison gives every solver the same problem and several
-# seeds, looks at the whole search rather than at its end, and knows a lower bound, because a lead of one solver over another
+# seeds, looks at the whole search rather than at its end, and knows a lower bound, because a lead of one solver over
+# another
 # means little when both are far from what is possible. This notebook shows all of it, and then how small problems are
 # *proved* to be solved.
 
@@ -18,7 +19,8 @@ hx.solvers()
 # ## Anytime curves
 #
 # The problem is Llama-2 7B on HexiScale's second mixed cluster (32 GPUs of four types). A step means something else to
-# each solver, so each has its own budget in steps, chosen so that the searches take about equally long; the curves are over
+# each solver, so each has its own budget in steps, chosen so that the searches take about equally long; the curves
+# are over
 # seconds. Bands span three seeds.
 
 # %%
@@ -86,5 +88,6 @@ hx.plot.bars(shares, unit="step time (ms)").figure
 
 # %% [markdown]
 # `optimal` means that bound and plan coincide. The gap between the last two bars is what the proof had to close: the
-# bound without a search knows only the speed of the GPUs, not that layers are whole, that pipelines have bubbles and that
+# bound without a search knows only the speed of the GPUs, not that layers are whole, that pipelines have bubbles and
+# that
 # messages take time.

@@ -2,12 +2,15 @@
 # # Long contexts
 #
 # When a sequence is long, the activations of one sequence no longer fit into a GPU, and attention, which grows with the
-# square of the length, dominates. Two ways to share a sequence are common. **Ring Attention** (context parallelism) cuts
+# square of the length, dominates. Two ways to share a sequence are common. **Ring Attention** (context parallelism)
+# cuts
 # it into shards and passes keys and values around. **Ulysses** (head parallelism) exchanges shards for heads by
-# all-to-all, so that a GPU attends to the whole sequence with some of the heads. **USP** combines them. All of them give
+# all-to-all, so that a GPU attends to the whole sequence with some of the heads. **USP** combines them. All of them
+# give
 # every GPU the same share, which on mixed GPUs leaves the fast ones waiting.
 #
-# **HexiSeq** ([arXiv 2605.07569](https://arxiv.org/abs/2605.07569)) makes shares uneven: of tokens, of heads, and of the
+# **HexiSeq** ([arXiv 2605.07569](https://arxiv.org/abs/2605.07569)) makes shares uneven: of tokens, of heads, and of
+# the
 # groups that exchange them. The paper measures 1.11 × the best even layout on average and 1.19 × at most, on a testbed
 # of H100 and A100.
 

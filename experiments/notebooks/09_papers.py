@@ -4,7 +4,8 @@
 # This project reproduces, by its own cost model and on no GPU, what two papers report: HexiScale
 # ([arXiv 2409.01143](https://arxiv.org/abs/2409.01143)), which spreads pipelines over mixed GPUs, and HexiSeq
 # ([arXiv 2605.07569](https://arxiv.org/abs/2605.07569)), which spreads long sequences over them. For every figure that
-# can be had, this notebook shows the published number beside ours. Published numbers are measurements; ours are predictions
+# can be had, this notebook shows the published number beside ours. Published numbers are measurements; ours are
+# predictions
 # with short searches. [Results](../../docs/results/index.md) has the long ones, and where we lose.
 
 # %%
@@ -47,7 +48,8 @@ for setting, partner in PARTNERS.items():
 hx.plot.bars(mfu, unit="MFU (%)").figure
 
 # %% [markdown]
-# Predicted MFU is higher throughout, because a prediction knows nothing of stragglers, data loading and the overheads of a
+# Predicted MFU is higher throughout, because a prediction knows nothing of stragglers, data loading and the overheads
+# of a
 # young runtime. What can be compared is the ratio between mixed and homogeneous:
 
 # %%
@@ -59,7 +61,8 @@ print(f"                                    here      {fmean(ratios):.2f} × on 
 # ## HexiScale: against planners that know about mixed GPUs
 #
 # Published: 1.5 × to 2.4 × the throughput of Metis, AMP and Espresso on the same cluster. Our re-implementations of
-# these planners search their published plan spaces under *our* cost model, which makes them stronger than the originals.
+# these planners search their published plan spaces under *our* cost model, which makes them stronger than the
+# originals.
 
 # %%
 rivals = {}
@@ -80,7 +83,8 @@ hx.plot.bars(rivals, unit="throughput of ours over theirs", reference=1.0).figur
 #
 # ## HexiScale: against a random partition
 #
-# Published: 1.3 × to 3.3 × the estimated throughput, and earlier convergence. Random partitions are completed as well as
+# Published: 1.3 × to 3.3 × the estimated throughput, and earlier convergence. Random partitions are completed as well
+# as
 # any others here (layers, batches and recomputation are chosen optimally for them), so that only the partition differs.
 
 # %%
@@ -141,5 +145,6 @@ print(f"geometric mean over all settings here: {geometric_mean([x for own in ove
 #
 # The paper's curves of scheduling time (9.0 s at 128 GPUs, 444 s at 1,024 for HexiSeq) depend on the machine; a study
 # measures ours: [scheduling](../../docs/results/scheduling.md). The 48 H100 + 8 A100 against 152 A100 comparison is in
-# [long contexts](../../docs/results/long_context.md), where we do *not* reproduce the published parity. HexiScale's case
+# [long contexts](../../docs/results/long_context.md), where we do *not* reproduce the published parity. HexiScale's
+# case
 # study is a [notebook of its own](02_hexiscale_case_study.ipynb).

@@ -17,25 +17,26 @@ _MOST_BARS = 400
 def draw_bars_of(groups: Values, ax: Axes, unit: str = "", reference: float | None = None) -> Axes:
     """Draw `groups` from top to bottom: {group: {series: number or numbers}}.
 
-    Several numbers are drawn as their median, with a line from least to most; None and no numbers as a dash. A dashed
-    line marks `reference`. Raises InputError where there is nothing to draw, or too much.
+    Several numbers are drawn as their median, with a line from least to most; None and no numbers as a dash. A group
+    may lack a series. A dashed line marks `reference`. Raises InputError where there is nothing to draw, or too much.
     """
     series = list(dict.fromkeys(name for own in groups.values() for name in own))
     if not series or len(series) * len(groups) > _MOST_BARS:
         raise InputError(f"bars: {len(groups)} groups of {len(series)} series; give 1 to {_MOST_BARS} bars in all")
-    found = {(group, name): _numbers(group, name, own.get(name)) for group, own in groups.items() for name in series}
-    most = max([abs(number) for numbers in found.values() for number in numbers], default=1.0) or 1.0
-    thick = _GROUP / len(series)
-    for k, name in enumerate(series):
-        colour = PIPELINE_HUES[k % len(PIPELINE_HUES)]
-        for g, group in enumerate(groups):
-            y, numbers = g - _GROUP / 2 + (k + 0.5) * thick, found[group, name]
-            middle = median(numbers) if numbers else 0.0
-            ax.barh(y, middle, thick * 0.9, color=colour, label=name if g == 0 else None)
-            if len(numbers) > 1:
-                ax.plot([min(numbers), max(numbers)], [y, y], color=INK, linewidth=1.1, solid_capstyle="butt")
-            said = amount(middle) if numbers else "–"
-            ax.text(max([*numbers, 0.0]) + 0.008 * most, y, said, va="center", fontsize=8, color=MUTED)
+    found = {group: {name: _numbers(group, name, one) for name, one in own.items()} for group, own in groups.items()}
+    numbers = [number for own in found.values() for several in own.values() for number in several]
+    most, thick = max(map(abs, numbers), default=1.0) or 1.0, _GROUP / max(map(len, found.values()))
+    labelled = set[str]()
+    for g, own in enumerate(found.values()):
+        for k, (name, several) in enumerate(own.items()):
+            y, middle = g + (k + 0.5 - len(own) / 2) * thick, median(several) if several else 0.0
+            colour = PIPELINE_HUES[series.index(name) % len(PIPELINE_HUES)]
+            ax.barh(y, middle, thick * 0.9, color=colour, label=None if name in labelled else name)
+            labelled.add(name)
+            if len(several) > 1:
+                ax.plot([min(several), max(several)], [y, y], color=INK, linewidth=1.1, solid_capstyle="butt")
+            said = amount(middle) if several else "–"
+            ax.text(max([*several, 0.0]) + 0.008 * most, y, said, va="center", fontsize=8, color=MUTED)
     if reference is not None:
         ax.axvline(reference, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
     ax.set_yticks(range(len(groups)), list(groups))

@@ -9,11 +9,11 @@ from hexiopt import InputError
 def test_a_bar_is_the_median_and_its_line_the_range() -> None:
     ax = hx.plot.bars({"a": {"ours": [3.0, 1.0, 2.0], "theirs": 4.0}, "b": {"ours": None}}, unit="s", reference=2.5)
     widths = [round(bar.get_width(), 9) for bar in ax.patches]  # type: ignore[attr-defined]
-    assert widths == [2.0, 0.0, 4.0, 0.0]
+    assert widths == [2.0, 4.0, 0.0]
     spread, mark = ax.lines
     assert list(spread.get_xdata()) == [1.0, 3.0]
     assert list(mark.get_xdata()) == [2.5, 2.5]
-    assert [text.get_text() for text in ax.texts] == ["2.00", "–", "4.00", "–"]
+    assert [text.get_text() for text in ax.texts] == ["2.00", "4.00", "–"]
     assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["ours", "theirs"]  # type: ignore[union-attr]
     assert ax.get_xlabel() == "s"

@@ -117,7 +117,9 @@ CONTRAST = """() => {
     .reduce((sum, c, k) => sum + c * [.2126, .7152, .0722][k], 0);
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
   const ground = e => { for (; e; e = e.parentElement) {
-    const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
+    const c = rgb(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c;
+  } return [255, 255, 255]; };
   let least = 21, where = "";
   for (const e of document.querySelectorAll("main *")) {
     if (!e.innerText || e.children.length || !e.offsetParent) continue;
