@@ -86,7 +86,7 @@ def bars(
 
 
 def _new_axes(width: float = 7.0, height: float = 4.2, letters: int = 0, top: float = 0.25) -> "Axes":
-    """The axes of a new figure, with room for labels of `letters` left of them, and `top` above; sizes are in inches."""
+    """The axes of a new figure, with room for labels of `letters` left of them and `top` above them; in inches."""
     from hexiopt.report.panels.canvas import new_figure
 
     left, right, low = max(0.84, 0.3 + 0.085 * letters), 0.21, 0.59

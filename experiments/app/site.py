@@ -1,7 +1,7 @@
 """Hooks of MkDocs: pages that stand outside docs/, and links between files of the project as links between pages.
 
 README.md becomes the first page, each notebook with its outputs a page. A link to a file that is no page (a source, a
-configuration) becomes the file's name.
+configuration) becomes the file's name. Formulas become MathML, which browsers draw without a script.
 """
 
 import os
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = "experiments/notebooks"
 _OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)#\s]+)(#[^)\s]*)?\)")
+_FORMULA = re.compile(r"(?P<code>`[^`\n]*`)|\$\$(?P<block>[^$]+)\$\$|\$(?P<inline>[^$\n]+)\$")
 
 
 def pages() -> dict[str, str]:
@@ -40,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite links to files of the project as links to pages of the site."""
-    return linked(markdown, page.file.src_uri)
+    return with_formulas(linked(markdown, page.file.src_uri))
 
 
 def linked(markdown: str, page: str) -> str:
@@ -54,11 +55,24 @@ def linked(markdown: str, page: str) -> str:
             return match[0]
         source = posixpath.normpath(posixpath.join(home, target))
         site = pages().get(source) or (source.removeprefix("docs/") if source.startswith("docs/") else None)
-        if site is None or site.endswith((".py", ".toml", ".template")):
+        if site is None or not site.endswith((".md", ".png")):
             return said.strip("![]") if (ROOT / source).exists() else match[0]
         return f"{said}({os.path.relpath(site, posixpath.dirname(page) or '.')}{anchor})"
 
     return "".join(part if fenced else _LINK.sub(moved, part) for fenced, part in _fences(markdown))
+
+
+def with_formulas(markdown: str) -> str:
+    """The text with each $formula$ and $$formula$$ as MathML."""
+    from latex2mathml.converter import convert
+
+    def drawn(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match["code"]
+        display = "block" if match["block"] else "inline"
+        return convert(match["block"] or match["inline"], display=display)
+
+    return "".join(part if fenced else _FORMULA.sub(drawn, part) for fenced, part in _fences(markdown))
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:

@@ -65,7 +65,8 @@ best.plot()
 # One pipeline crosses all machines. Each A800 holds several times the layers of an RTX 3090, and nobody synchronises
 # gradients over the slow network, because every layer exists once.
 #
-# With equal layers the best that is left uses the three A800 alone: a slower GPU in the pipeline would make the fast ones
+# With equal layers the best that is left uses the three A800 alone: a slower GPU in the pipeline would make the fast
+# ones
 # wait for it. Five of the eight GPUs stay idle.
 
 # %%
@@ -107,7 +108,9 @@ hx.plot.bars(longer, unit="longer step than the best plan of all (%)").figure
 
 # %% [markdown]
 # Bars are medians of three seeds, lines their range. Uneven layers are worth far more than anything else: they let the
-# slow GPUs help at all. Next comes a recompute policy of each stage's own, since the GPUs differ in memory as much as in
+# slow GPUs help at all. Next comes a recompute policy of each stage's own, since the GPUs differ in memory as much as
+# in
 # speed. The best plan is a single pipeline without tensor parallelism, so the freedoms *between* pipelines and in TP
-# cannot matter here; where such a bar is not zero, some seeds missed the best plan in so short a search. On larger clusters
+# cannot matter here; where such a bar is not zero, some seeds missed the best plan in so short a search. On larger
+# clusters
 # more of the freedoms count: see [the ablation on three clusters](03_ablation_of_asymmetry.ipynb).

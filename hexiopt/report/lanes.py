@@ -11,7 +11,7 @@ from hexiopt.report.time_axis import TimeAxis
 from hexiopt.simulation.engine import simulate_pipeline
 
 WIDTH, LANE = 1000.0, 20.0  # of the SVG's coordinates; it is stretched to the page
-MOST_OPERATIONS = 12_000  # of all pipelines of a page that are drawn one by one
+MOST_OPERATIONS = 7_000  # of all pipelines of a page that are drawn one by one
 _MESSAGE = {"send_forward": "message to the next stage", "send_backward": "message to the previous stage"}
 
 

@@ -50,6 +50,16 @@ def test_page_without_solver_and_of_a_large_plan(large: Case) -> None:
     assert len(page) < 1_000_000
 
 
+def test_the_page_of_1024_gpus_stays_small_however_unlike_they_are(unlike: Case) -> None:
+    """Operations are drawn one by one for as many pipelines as there is room for, but every pipeline is there."""
+    page = report_html(*unlike, solver=SOLVER)
+    assert len(page.encode()) < 2 * 2**20
+    assert page.count('<details class="pipeline"') == 64
+    drawn_as_a_block = page.count("Too many operations to draw one by one")
+    assert 0 < drawn_as_a_block < 64
+    assert page.count("<rect") < 9_000
+
+
 @pytest.mark.parametrize("times", [(3.0,), (3.0, 3.0), tuple(1000.0 - k for k in range(900))])
 def test_trajectories_of_any_length(small: Case, times: tuple[float, ...]) -> None:
     trajectory = tuple(Point(0.01 * k, k, time) for k, time in enumerate(times))
