@@ -3,8 +3,7 @@
 #
 # Suppose a lab has two machines: one with two RTX 4090, one with four older RTX 3090, of which two share an NVLink
 # bridge. Can it train Llama-2 7B, how fast, and which GPU should hold which layers? This notebook goes from the
-# problem to
-# a checked plan, and on to the questions that one asks next.
+# problem to a checked plan, and on to the questions that one asks next.
 
 # %%
 import hexiopt as hx
@@ -19,11 +18,10 @@ problem
 # %% [markdown]
 # A *problem* has four parts: a cluster, a model, a workload, and the *plan space*, which is the set of plans that are
 # allowed. All of them are immutable; `problem.replace(...)` returns a changed copy. Clusters and models come from a
-# shipped
-# name, a file or a mapping.
+# shipped name, a file or a mapping.
 #
-# `solve` searches. A budget in steps gives the same plan on every machine; without `max_steps` the search uses its time
-# limit.
+# `solve` searches. A budget in steps gives the same plan on every machine; without `max_steps` the search uses its
+# time limit.
 
 # %%
 result = hx.solve(problem, "portfolio", seed=0, max_steps=2000, time_limit_s=600)
@@ -31,10 +29,8 @@ print(result)
 
 # %% [markdown]
 # **Step time** is the predicted duration of one optimiser step, **MFU** the share of all GPUs' peak that the model's
-# own
-# FLOPs use. The **lower bound** is a step time that no plan of the space can beat, and the **gap** is the distance to
-# it:
-# the most that a better search could still gain.
+# own FLOPs use. The **lower bound** is a step time that no plan of the space can beat, and the **gap** is the distance
+# to it: the most that a better search could still gain.
 #
 # ## The picture of a plan
 
@@ -108,8 +104,8 @@ print(found["only the RTX 4090"])
 # %% [markdown]
 # ## Save, load, price again
 #
-# A plan file holds the whole problem, so that it can be priced, explained and trained by itself. The command line reads
-# it too: `hexiopt explain plan=plan.json`, `hexiopt train plan=plan.json`.
+# A plan file holds the whole problem, so that it can be priced, explained and trained by itself. The command line
+# reads it too: `hexiopt explain plan=plan.json`, `hexiopt train plan=plan.json`.
 
 # %%
 result.plan.save("plan.json")
@@ -127,5 +123,5 @@ for seq_len in (1024, 2048, 4096):
     print(f"{seq_len:5,} tokens a sequence: {cost!r}")
 
 # %% [markdown]
-# Next: [a published case study](02_hexiscale_case_study.ipynb), and
-# [what each asymmetry is worth](03_ablation_of_asymmetry.ipynb).
+# Next: [a published case study](02_hexiscale_case_study.ipynb), and [what each asymmetry is
+# worth](03_ablation_of_asymmetry.ipynb).

@@ -6,8 +6,8 @@
 # takes **41.52 s**. Here the same eight GPUs are planned with every solver of this project.
 #
 # Two things are not known to us and are assumed: a global batch of 64 sequences of 4,096 tokens, with which the
-# predicted times are of the same size, and 10 Gbit/s between the three machines. The ratio between plans, 1.63 × in the
-# paper, is therefore what can be compared; the seconds themselves cannot.
+# predicted times are of the same size, and 10 Gbit/s between the three machines. The ratio between plans, 1.63 × in
+# the paper, is therefore what can be compared; the seconds themselves cannot.
 
 # %%
 import hexiopt as hx
@@ -18,14 +18,13 @@ problem = hx.Problem(cluster, hx.model("llama2_13b"), hx.Workload(global_batch=6
 problem
 
 # %% [markdown]
-# An RTX 3090 has 7 % of the FLOPS of all eight GPUs together and an A800 has 20 %, so a plan that gives all of them the
-# same work leaves most of the cluster waiting.
+# An RTX 3090 has 7 % of the FLOPS of all eight GPUs together and an A800 has 20 %, so a plan that gives all of them
+# the same work leaves most of the cluster waiting.
 #
 # ## The symmetric plan, HexiScale's method, and ours
 #
 # `megatron` searches grids of tensor, pipeline and data parallelism as Megatron-LM does. Classic Megatron also gives
-# all
-# stages of a pipeline the same number of layers; `uneven_layers=False` adds that rule. `hexiscale` is the paper's
+# all stages of a pipeline the same number of layers; `uneven_layers=False` adds that rule. `hexiscale` is the paper's
 # hierarchical graph partition, and `portfolio` is our default.
 
 # %%
@@ -66,8 +65,7 @@ best.plot()
 # gradients over the slow network, because every layer exists once.
 #
 # With equal layers the best that is left uses the three A800 alone: a slower GPU in the pipeline would make the fast
-# ones
-# wait for it. Five of the eight GPUs stay idle.
+# ones wait for it. Five of the eight GPUs stay idle.
 
 # %%
 hx.plot.timeline(plans["Megatron, equal layers"]).figure
@@ -79,8 +77,8 @@ hx.plot.timeline(best).figure
 # ## What each freedom gives
 #
 # The plan space has a switch for each asymmetry. The search runs again without each of them, with three seeds. A plan
-# of
-# a smaller space is valid in every larger one, so whatever a restricted search finds counts for the whole space too.
+# of a smaller space is valid in every larger one, so whatever a restricted search finds counts for the whole space
+# too.
 
 # %%
 FREEDOMS = {
@@ -109,8 +107,6 @@ hx.plot.bars(longer, unit="longer step than the best plan of all (%)").figure
 # %% [markdown]
 # Bars are medians of three seeds, lines their range. Uneven layers are worth far more than anything else: they let the
 # slow GPUs help at all. Next comes a recompute policy of each stage's own, since the GPUs differ in memory as much as
-# in
-# speed. The best plan is a single pipeline without tensor parallelism, so the freedoms *between* pipelines and in TP
-# cannot matter here; where such a bar is not zero, some seeds missed the best plan in so short a search. On larger
-# clusters
-# more of the freedoms count: see [the ablation on three clusters](03_ablation_of_asymmetry.ipynb).
+# in speed. The best plan is a single pipeline without tensor parallelism, so the freedoms *between* pipelines and in
+# TP cannot matter here; where such a bar is not zero, some seeds missed the best plan in so short a search. On larger
+# clusters more of the freedoms count: see [the ablation on three clusters](03_ablation_of_asymmetry.ipynb).

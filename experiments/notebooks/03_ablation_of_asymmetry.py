@@ -60,10 +60,8 @@ hx.Frame.of(rows, title="Median step time over seeds")
 # ## Credit where it is due
 #
 # A search may miss a plan. But every plan of a restricted space is valid in the whole space, and every plan of the
-# space
-# without any freedom is valid in all others. Each space is therefore *credited* with the best plan found inside it.
-# What
-# is left is the loss that the restriction itself causes, as far as these searches know.
+# space without any freedom is valid in all others. Each space is therefore *credited* with the best plan found inside
+# it. What is left is the loss that the restriction itself causes, as far as these searches know.
 
 
 # %%
@@ -81,9 +79,9 @@ loss = {
 hx.plot.bars(loss, unit="longer step without it (%)").figure
 
 # %% [markdown]
-# **Losses do not add up.** One freedom often makes up for another: where all pipelines must be alike, uneven layers still
-# balance each of them. So the loss of a single freedom understates what it does, and the last group, without any of them,
-# says more than the sum of the others:
+# **Losses do not add up.** One freedom often makes up for another: where all pipelines must be alike, uneven layers
+# still balance each of them. So the loss of a single freedom understates what it does, and the last group, without any
+# of them, says more than the sum of the others:
 
 # %%
 for cluster in problems:
@@ -91,15 +89,15 @@ for cluster in problems:
     print(f"{cluster:32} sum of single losses {single:5.1f} %, all at once {loss[NONE][cluster]:5.1f} %")
 
 # %% [markdown]
-# **What a freedom is worth depends on the cluster.** Uneven layers matter everywhere, because they are what lets a slow
-# GPU help without holding up the fast ones. A lab with room for one pipeline gains nothing from differences *between*
-# pipelines, and machines of eight like GPUs need no replicated stages.
+# **What a freedom is worth depends on the cluster.** Uneven layers matter everywhere, because they are what lets a
+# slow GPU help without holding up the fast ones. A lab with room for one pipeline gains nothing from differences
+# *between* pipelines, and machines of eight like GPUs need no replicated stages.
 #
 # ## How sure is that?
 #
-# The spread over seeds says how much of a difference may be luck of the search. Where the line of a bar reaches the
-# bar of
-# the whole space, a longer search is needed before a conclusion.
+# The spread over seeds says how much of a difference may be luck of the search. Where the lines of two bars overlap,
+# longer searches are needed before one draws a conclusion: with so small a budget, a smaller space is even searched
+# better now and then than the whole one.
 
 # %%
 spread = {

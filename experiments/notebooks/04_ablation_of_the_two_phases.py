@@ -3,8 +3,8 @@
 #
 # HexiScale ([arXiv 2409.01143](https://arxiv.org/abs/2409.01143), section 4) finds a plan in two phases. **Phase 1**
 # partitions the graph of all GPUs into one group per pipeline. **Phase 2** builds a pipeline from each group: a second
-# partition collects GPUs with fat links, TP degrees are searched per machine, and a greedy search that keeps the best τ
-# continuations orders the stages. Both phases **iterate** and keep what is best.
+# partition collects GPUs with fat links, TP degrees are searched per machine, and a greedy search that keeps the best
+# τ continuations orders the stages. Both phases **iterate** and keep what is best.
 #
 # The solver `hexiscale` can do without each of these parts:
 #
@@ -33,8 +33,7 @@ variants = {
 # ## Without either phase
 #
 # Two of the paper's clusters, five seeds each. A step is one pass of both phases, so curves over steps compare like
-# with
-# like, and are the same on any machine.
+# with like, and are the same on any machine.
 
 # %%
 settings = {
@@ -82,8 +81,7 @@ hx.plot.bars(
 # ## τ
 #
 # The order of stages decides over which links activations travel. With few stages the best order can be computed
-# exactly;
-# the paper follows the τ fastest next messages. Does a larger τ pay?
+# exactly; the paper follows the τ fastest next messages. Does a larger τ pay?
 
 # %%
 orders = {"exact": hx.solver("hexiscale")} | {f"τ = {tau}": hx.solver("hexiscale", tau=tau) for tau in (1, 4, 16)}
@@ -96,8 +94,7 @@ hx.plot.step_times(by_tau).figure
 # %% [markdown]
 # All machines of this setting hang on one switch with equal links, so nearly every order is as good as another and τ
 # hardly matters: differences are within the spread over seeds. On two sites with a thin link between them, order
-# decides
-# more:
+# decides more:
 
 # %%
 sites = hx.Problem(hx.cluster("two_sites"), hx.model("llama2_7b"))

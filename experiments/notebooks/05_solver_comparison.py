@@ -3,9 +3,8 @@
 #
 # Which solver should one use, and how does one tell? A fair comparison gives every solver the same problem and several
 # seeds, looks at the whole search rather than at its end, and knows a lower bound, because a lead of one solver over
-# another
-# means little when both are far from what is possible. This notebook shows all of it, and then how small problems are
-# *proved* to be solved.
+# another means little when both are far from what is possible. This notebook shows all of it, and then how small
+# problems are *proved* to be solved.
 
 # %%
 import hexiopt as hx
@@ -13,15 +12,14 @@ import hexiopt as hx
 hx.solvers()
 
 # %% [markdown]
-# `planner`s search the whole plan space, `baseline`s the published one of another system, and `oracle`s prove what they
-# find.
+# `planner`s search the whole plan space, `baseline`s the published one of another system, and `oracle`s prove what
+# they find.
 #
 # ## Anytime curves
 #
 # The problem is Llama-2 7B on HexiScale's second mixed cluster (32 GPUs of four types). A step means something else to
-# each solver, so each has its own budget in steps, chosen so that the searches take about equally long; the curves
-# are over
-# seconds. Bands span three seeds.
+# each solver, so each has its own budget in steps, chosen so that the searches take about equally long; the curves are
+# over seconds. Bands span three seeds.
 
 # %%
 problem = hx.Problem(hx.cluster("hexiscale_setting_2"), hx.model("llama2_7b"))
@@ -52,9 +50,9 @@ compared.operators()
 # %% [markdown]
 # ## Proofs for small problems
 #
-# With a handful of GPUs, `exact` finds the best plan *and* proves it: it divides the space into cases, bounds each from
-# below, and closes all whose bound is not below the best plan found. `exhaustive` prices every single plan and is the
-# judge of the judges. Three solvers on ever larger clusters of two RTX 4090 and some RTX 3090:
+# With a handful of GPUs, `exact` finds the best plan *and* proves it: it divides the space into cases, bounds each
+# from below, and closes all whose bound is not below the best plan found. `exhaustive` prices every single plan and is
+# the judge of the judges. Three solvers on ever larger clusters of two RTX 4090 and some RTX 3090:
 
 # %%
 tiny = hx.model("tiny").replace(num_layers=6)
@@ -89,5 +87,4 @@ hx.plot.bars(shares, unit="step time (ms)").figure
 # %% [markdown]
 # `optimal` means that bound and plan coincide. The gap between the last two bars is what the proof had to close: the
 # bound without a search knows only the speed of the GPUs, not that layers are whole, that pipelines have bubbles and
-# that
-# messages take time.
+# that messages take time.

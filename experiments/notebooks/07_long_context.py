@@ -1,18 +1,15 @@
 # %% [markdown]
 # # Long contexts
 #
-# When a sequence is long, the activations of one sequence no longer fit into a GPU, and attention, which grows with the
-# square of the length, dominates. Two ways to share a sequence are common. **Ring Attention** (context parallelism)
-# cuts
-# it into shards and passes keys and values around. **Ulysses** (head parallelism) exchanges shards for heads by
-# all-to-all, so that a GPU attends to the whole sequence with some of the heads. **USP** combines them. All of them
-# give
-# every GPU the same share, which on mixed GPUs leaves the fast ones waiting.
+# When a sequence is long, the activations of one sequence no longer fit into a GPU, and attention, which grows with
+# the square of the length, dominates. Two ways to share a sequence are common. **Ring Attention** (context
+# parallelism) cuts it into shards and passes keys and values around. **Ulysses** (head parallelism) exchanges shards
+# for heads by all-to-all, so that a GPU attends to the whole sequence with some of the heads. **USP** combines them.
+# All of them give every GPU the same share, which on mixed GPUs leaves the fast ones waiting.
 #
 # **HexiSeq** ([arXiv 2605.07569](https://arxiv.org/abs/2605.07569)) makes shares uneven: of tokens, of heads, and of
-# the
-# groups that exchange them. The paper measures 1.11 × the best even layout on average and 1.19 × at most, on a testbed
-# of H100 and A100.
+# the groups that exchange them. The paper measures 1.11 × the best even layout on average and 1.19 × at most, on a
+# testbed of H100 and A100.
 
 # %%
 import hexiopt as hx
@@ -23,8 +20,8 @@ cluster
 # %% [markdown]
 # ## Even and uneven layouts, from 16K to 256K tokens
 #
-# `space.sequence` allows sequence layouts. `hexiseq` is the paper's scheduler, `ring`, `ulysses` and `usp` are the even
-# layouts, each with all of its own freedoms (data parallelism, micro-batches, recomputation, sharding).
+# `space.sequence` allows sequence layouts. `hexiseq` is the paper's scheduler, `ring`, `ulysses` and `usp` are the
+# even layouts, each with all of its own freedoms (data parallelism, micro-batches, recomputation, sharding).
 
 # %%
 LENGTHS = {f"{length}K": 1024 * length for length in (16, 32, 64, 128, 256)}

@@ -2,12 +2,9 @@
 # # Training exactly as planned
 #
 # A plan with unlike pipelines and uneven stages is only worth something if a runtime can execute it, and if training
-# with
-# it learns the same as training without. This notebook plans a tiny Llama for six unequal GPUs, trains with that plan
-# on
-# the processes of this machine's CPU, and compares: losses with those of a single process, and the measured timeline
-# with the
-# predicted one.
+# with it learns the same as training without. This notebook plans a tiny Llama for six unequal GPUs, trains with that
+# plan on the processes of this machine's CPU, and compares: losses with those of a single process, and the measured
+# timeline with the predicted one.
 
 # %%
 import subprocess
@@ -38,9 +35,9 @@ single.plan.stages()
 # %% [markdown]
 # ## Training
 #
-# `hexiopt train` starts a process per GPU of the plan. On a machine without GPUs these are CPU processes that talk over
-# gloo; the program is the same. Both runs begin with the same weights and read the same data, the sources of Python's
-# standard library.
+# `hexiopt train` starts a process per GPU of the plan. On a machine without GPUs these are CPU processes that talk
+# over gloo; the program is the same. Both runs begin with the same weights and read the same data, the sources of
+# Python's standard library.
 
 
 # %%
@@ -57,9 +54,9 @@ runs["unequal"]
 # %% [markdown]
 # ## The same losses
 #
-# The data of a step depends only on the seed and the number of the step, and gradients are summed over unlike pipelines
-# with the weights of their micro-batches. So both runs learn the same, up to the rounding of FP32 sums in another
-# order:
+# The data of a step depends only on the seed and the number of the step, and gradients are summed over unlike
+# pipelines with the weights of their micro-batches. So both runs learn the same, up to the rounding of FP32 sums in
+# another order:
 
 # %%
 pairs = list(zip(runs["unequal"].steps["loss"], runs["single"].steps["loss"], strict=True))
@@ -78,8 +75,7 @@ print(f"{len(pairs)} steps, largest relative difference of losses below 0.1 %: {
 # ## Predicted beside measured
 #
 # The upper panel is what the cost model predicts for two RTX 4090 and four RTX 3090. The lower one was measured here,
-# with
-# every GPU a process on a few shared cores. The clocks differ by a factor of many hundreds, but the *order* of
+# with every GPU a process on a few shared cores. The clocks differ by a factor of many hundreds, but the *order* of
 # operations is what the plan asks for: warm-up, then forwards and backwards in turn, stage by stage.
 
 # %%
@@ -87,6 +83,6 @@ runs["unequal"].plot()
 
 # %% [markdown]
 # The measured durations say nothing about GPUs. To check step times without a cluster, `hexiopt emulate` paces every
-# process to the relative speed of its GPU and shapes the links between them; see
-# [training](../../docs/training.md). How well predictions meet *published* runs on real GPUs is on the page
+# process to the relative speed of its GPU and shapes the links between them; see [training](../../docs/training.md).
+# How well predictions meet *published* runs on real GPUs is on the page
 # [validation](../../docs/results/validation.md).

@@ -1,11 +1,10 @@
 # %% [markdown]
 # # Both papers, theirs beside ours
 #
-# This project reproduces, by its own cost model and on no GPU, what two papers report: HexiScale
-# ([arXiv 2409.01143](https://arxiv.org/abs/2409.01143)), which spreads pipelines over mixed GPUs, and HexiSeq
-# ([arXiv 2605.07569](https://arxiv.org/abs/2605.07569)), which spreads long sequences over them. For every figure that
-# can be had, this notebook shows the published number beside ours. Published numbers are measurements; ours are
-# predictions
+# This project reproduces, by its own cost model and on no GPU, what two papers report: HexiScale ([arXiv
+# 2409.01143](https://arxiv.org/abs/2409.01143)), which spreads pipelines over mixed GPUs, and HexiSeq ([arXiv
+# 2605.07569](https://arxiv.org/abs/2605.07569)), which spreads long sequences over them. For every figure that can be
+# had, this notebook shows the published number beside ours. Published numbers are measurements; ours are predictions
 # with short searches. [Results](../../docs/results/index.md) has the long ones, and where we lose.
 
 # %%
@@ -27,7 +26,8 @@ hexiscale, hexiseq = published("hexiscale"), published("hexiseq")
 # %% [markdown]
 # ## HexiScale: a mixed cluster against a homogeneous one of like FLOPS
 #
-# The paper gives the MFU of its plans on mixed clusters, and that of Megatron on A800 machines of the same total FLOPS.
+# The paper gives the MFU of its plans on mixed clusters, and that of Megatron on A800 machines of the same total
+# FLOPS.
 
 # %%
 PARTNERS = {"1": "homogeneous_2x8_a800_pcie", "2": "homogeneous_2x8_a800_pcie"}
@@ -49,8 +49,7 @@ hx.plot.bars(mfu, unit="MFU (%)").figure
 
 # %% [markdown]
 # Predicted MFU is higher throughout, because a prediction knows nothing of stragglers, data loading and the overheads
-# of a
-# young runtime. What can be compared is the ratio between mixed and homogeneous:
+# of a young runtime. What can be compared is the ratio between mixed and homogeneous:
 
 # %%
 said = hexiscale["homogeneous"]
@@ -83,8 +82,8 @@ hx.plot.bars(rivals, unit="throughput of ours over theirs", reference=1.0).figur
 # ## HexiScale: against a random partition
 #
 # Published: 1.3 × to 3.3 × the estimated throughput, and earlier convergence. Random partitions are completed as well
-# as
-# any others here (layers, batches and recomputation are chosen optimally for them), so that only the partition differs.
+# as any others here (layers, batches and recomputation are chosen optimally for them), so that only the partition
+# differs.
 
 # %%
 problem = hx.Problem(hx.cluster("hexiscale_setting_2"), hx.model("llama2_13b"))
@@ -104,8 +103,8 @@ print(f"here:      {end_s['random'] / end_s['hierarchical partition']:.2f} × af
 # %% [markdown]
 # ## HexiSeq: over the best even layout
 #
-# On the mixed testbed the paper measures 1.11 × on average and 1.19 × at most; in its simulations on three and four GPU
-# types 1.36 × and 1.72 ×.
+# On the mixed testbed the paper measures 1.11 × on average and 1.19 × at most; in its simulations on three and four
+# GPU types 1.36 × and 1.72 ×.
 
 # %%
 SETTINGS = {
@@ -144,5 +143,4 @@ print(f"geometric mean over all settings here: {geometric_mean([x for own in ove
 # The paper's curves of scheduling time (9.0 s at 128 GPUs, 444 s at 1,024 for HexiSeq) depend on the machine; a study
 # measures ours: [scheduling](../../docs/results/scheduling.md). The 48 H100 + 8 A100 against 152 A100 comparison is in
 # [long contexts](../../docs/results/long_context.md), where we do *not* reproduce the published parity. HexiScale's
-# case
-# study is a [notebook of its own](02_hexiscale_case_study.ipynb).
+# case study is a [notebook of its own](02_hexiscale_case_study.ipynb).
