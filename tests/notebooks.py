@@ -2,6 +2,7 @@
 
 python -m tests.notebooks            # all of them, as `make notebooks`
 python -m tests.notebooks 01 05      # those whose names begin so
+python -m tests.notebooks --prose    # executes none: where only the prose has changed, outputs are kept
 """
 
 import base64
@@ -73,8 +74,23 @@ def published(source: Path) -> Path:
     return source.with_suffix(".ipynb")
 
 
+def reworded(source: Path) -> NotebookNode:
+    """The notebook with the outputs that it has been published with. Raises ValueError where its code has changed."""
+    notebook, old = read(source), nbformat.read(published(source), as_version=4)  # type: ignore[no-untyped-call]
+    code, old_code = ([cell for cell in one.cells if cell.cell_type == "code"] for one in (notebook, old))
+    if [cell.source for cell in code] != [cell.source for cell in old_code]:
+        raise ValueError(f"{source.name}: its code has changed; execute it")
+    for cell, before in zip(code, old_code, strict=True):
+        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    return notebook
+
+
 def main(names: list[str]) -> None:
     """Execute the notebooks whose names begin with one of `names`; all without."""
+    if names == ["--prose"]:
+        for notebook, path in [(reworded(source), published(source)) for source in SOURCES]:
+            nbformat.write(notebook, path)
+        return
     for source in SOURCES:
         if names and not source.name.startswith(tuple(names)):
             continue
