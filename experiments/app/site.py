@@ -70,7 +70,8 @@ def with_formulas(markdown: str) -> str:
         if match["code"]:
             return match["code"]
         display = "block" if match["block"] else "inline"
-        return convert(match["block"] or match["inline"], display=display)
+        made = convert(match["block"] or match["inline"], display=display)
+        return made if match["block"] else f"<span>{made}</span>"  # else a line that begins with it would be a block
 
     return "".join(part if fenced else _FORMULA.sub(drawn, part) for fenced, part in _fences(markdown))
 
