@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-slow lint golden reference bench stress results clean
+.PHONY: install demo test test-slow lint golden reference notebooks docs bench stress results clean
 
 install: $(STAMP)
 
@@ -48,6 +48,15 @@ golden: install
 reference: install
 	$(BIN)/python -m tests.api_reference
 
+# Every notebook again, with its outputs: about ten minutes on two cores. NOTEBOOKS="01 05" executes only those.
+notebooks: install
+	$(BIN)/python -m tests.notebooks $(NOTEBOOKS)
+
+# The site, in site/: guides, notebooks, reference, results. A link that leads nowhere ends it.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 bench: install
 	$(BIN)/python -m experiments.bench
 
@@ -61,4 +70,4 @@ results: install
 	$(BIN)/python -m experiments.studies all --publish
 
 clean:
-	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun site

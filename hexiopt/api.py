@@ -43,6 +43,7 @@ from hexiopt.toolkit.replanning import Replacement, Replanning, replacements
 from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
+from hexiopt.toolkit.trained import TrainedRun
 from hexiopt.toolkit.whatif import WhatIf, jobs_for, planned, processes_for
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "SolverCatalogue",
     "SolverInfo",
     "Space",
+    "TrainedRun",
     "WhatIf",
     "Workload",
     "check",
@@ -74,6 +76,7 @@ __all__ = [
     "plot",
     "price",
     "read_sweep",
+    "read_training",
     "replan",
     "solve",
     "solver",
@@ -387,6 +390,14 @@ def what_if(
     count = processes_for(made.capabilities, processes)
     with nullcontext(folder) if folder is not None else TemporaryDirectory() as kept:
         return planned(found, jobs, Path(kept), count, limit_s, progress)
+
+
+def read_training(folder: str | Path) -> TrainedRun:
+    """The training run in the folder of `hexiopt train`: its steps, and a measured step beside the predicted one.
+
+    Raises InputError for a folder without the files of a run.
+    """
+    return TrainedRun.of(folder)
 
 
 def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Problem:

@@ -4,17 +4,18 @@ Every function draws on `ax` and returns it; without `ax` it creates a figure, a
 imported on the first call.
 """
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from hexiopt.errors import InputError, quoted
+from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.toolkit.comparing import Comparison
 from hexiopt.toolkit.solution import PlacedPlan, Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["cluster", "layers", "memory", "step_times", "timeline", "trajectories"]
+__all__ = ["bars", "cluster", "layers", "memory", "step_times", "timeline", "trajectories"]
 
 _LEFT_INCHES = {"timeline": 1.5, "memory": 1.5, "layers": 0.8, "cluster": 0.0}  # room for labels left of the axes
 
@@ -39,11 +40,19 @@ def memory(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
     return _panel("memory", found, ax)
 
 
-def trajectories(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
-    """Draw the best step time over search time: one line per solver, a band over seeds, and the lower bound."""
-    from hexiopt.report.comparison import draw_trajectories
+def trajectories(
+    compared: Comparison, ax: "Axes | None" = None, over: Literal["seconds", "steps"] = "seconds"
+) -> "Axes":
+    """Draw the best step time over search time: one line per solver, a band over seeds, and the lower bound.
 
-    return draw_trajectories(compared.results, _new_axes() if ax is None else ax)
+    `over="steps"` counts the solver's own steps instead of seconds: for solvers of one kind, the same on any machine.
+    Raises InputError for anything else.
+    """
+    from hexiopt.report.comparison import AXES, draw_trajectories
+
+    if over not in AXES:
+        raise InputError(f"plot: over: {quoted(over)} is not known; {did_you_mean(str(over), AXES)}")
+    return draw_trajectories(compared.results, _new_axes() if ax is None else ax, over)
 
 
 def step_times(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
@@ -53,10 +62,36 @@ def step_times(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
     return draw_bars(compared.results, _new_axes() if ax is None else ax)
 
 
-def _new_axes() -> "Axes":
+def bars(
+    groups: Mapping[str, Mapping[str, float | Sequence[float] | None]],
+    ax: "Axes | None" = None,
+    *,
+    unit: str = "",
+    reference: float | None = None,
+) -> "Axes":
+    """Draw groups of horizontal bars from top to bottom: `{group: {series: number}}`.
+
+    Several numbers, as of several seeds, are drawn as their median and a line from least to most, None as a dash.
+    `unit` is the label of the axis; a dashed line marks `reference`. Raises InputError for numbers that are not finite,
+    and for none.
+    """
+    from hexiopt.report.bars import draw_bars_of
+
+    if ax is None:
+        most, series = max(map(len, groups.values()), default=0), {name for own in groups.values() for name in own}
+        count, top = len(groups) * most, 0.45 if len(series) > 1 else 0.12
+        letters = max((len(str(name)) for name in groups), default=0)
+        ax = _new_axes(9.0, min(0.85 + top + 0.22 * count, 12.0), letters, top)
+    return draw_bars_of(groups, ax, unit, reference)
+
+
+def _new_axes(width: float = 7.0, height: float = 4.2, letters: int = 0, top: float = 0.25) -> "Axes":
+    """The axes of a new figure, with room for labels of `letters` left of them and `top` above them; in inches."""
     from hexiopt.report.panels.canvas import new_figure
 
-    return new_figure(7.0, 4.2).add_axes((0.12, 0.14, 0.85, 0.8))
+    left, right, low = max(0.84, 0.3 + 0.085 * letters), 0.21, 0.59
+    box = (left / width, low / height, (width - left - right) / width, (height - low - top) / height)
+    return new_figure(width, height).add_axes(box)
 
 
 def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes":

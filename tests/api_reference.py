@@ -26,10 +26,10 @@ message.
 PARTS = {
     "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Space", "Problem"),
     "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
-    "Compare and sweep": ("compare", "sweep", "read_sweep"),
+    "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
     "What they give back": (
         *("Solution", "PlacedPlan", "PlanCost", "Comparison", "Frame", "SolverCatalogue", "SolverInfo", "Plan"),
-        "InputError",
+        *("TrainedRun", "InputError"),
     ),
 }
 

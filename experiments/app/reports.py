@@ -58,8 +58,7 @@ def plan_reports(
     job.draw("plan.png", lambda path: draw_plan(problem, plan, cost, path))
     job.write("timeline.json", json.dumps(timeline_events(problem, plan, cost), allow_nan=False))
     command = shlex.join(["hexiopt", job.verb, *job.overrides])
-    picture = job.folder / "plan.png"
-    page = report_html(problem, plan, cost, picture, solver=solver, trajectory=trajectory, command=command)
+    page = report_html(problem, plan, cost, solver=solver, trajectory=trajectory, command=command)
     job.write("report.html", page)
     return ["plan.png", "timeline.json", "report.html"]
 

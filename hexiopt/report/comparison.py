@@ -1,8 +1,10 @@
 """Solvers compared on one problem: a table, and a picture of their step times over search time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +17,7 @@ from hexiopt.report.table import restricted_in_words
 from hexiopt.report.tabular import plain_table
 from hexiopt.result import Result
 
+AXES = {"seconds": ("runtime_s", "search time (s)"), "steps": ("steps", "steps of the search")}
 _HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best after", "Search", "Steps", "Status")
 
 
@@ -71,26 +74,28 @@ def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
     return runs
 
 
-def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
-    """Best step time over search time, up to the end of each search, and the best lower bound.
+def draw_trajectories(results: Sequence[Result], ax: Axes, over: str = "seconds") -> Axes:
+    """Best step time over search time or steps, up to the end of each search, and the best lower bound.
 
     With several seeds the line is their median and the band spans best to worst.
     """
-    ends = [result.runtime_s for result in results]
-    start_s = min((p.runtime_s for result in results for p in result.trajectory), default=1e-3)
+    field, label = AXES[over]
+    at = attrgetter(field)
+    ends = [at(result) for result in results]
+    start = min((at(point) for result in results for point in result.trajectory), default=1e-3)
     for k, (name, runs) in enumerate(by_solver(results).items()):
         found = [run for run in runs if run.trajectory]
         if not found:
             continue
-        colour, end_s = _colour(k), max(run.runtime_s for run in found)
-        times = sorted({point.runtime_s for run in found for point in run.trajectory} | {end_s})
-        at_s = np.array([_best_at(run, times) for run in found])
+        colour, end = _colour(k), max(at(run) for run in found)
+        times = sorted({at(point) for run in found for point in run.trajectory} | {end})
+        at_s = np.array([_best_at(run, times, at) for run in found])
         middle = np.median(at_s, axis=0)
         known = np.isfinite(middle)
         ax.step(np.array(times)[known], middle[known], where="post", color=colour, label=name)
         if len(found) == 1:
             points = found[0].trajectory
-            ax.plot([p.runtime_s for p in points], [p.step_time_s for p in points], ".", color=colour, markersize=4)
+            ax.plot([at(p) for p in points], [p.step_time_s for p in points], ".", color=colour, markersize=4)
             continue
         whole = np.isfinite(at_s).all(axis=0)
         low, high = at_s.min(axis=0), at_s.max(axis=0)
@@ -107,18 +112,18 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
         if high_s > low_s:
             ax.set_ylim(low_s - 0.05 * (high_s - low_s), high_s + 0.05 * (high_s - low_s))
     ax.set_xscale("log")
-    ax.set_xlim(max(start_s / 2, 1e-4), max([*ends, start_s * 2]) * 1.1)
-    ax.set_xlabel("search time (s)")
+    ax.set_xlim(max(start / 2, 1e-4), max([*ends, start * 2]) * 1.1)
+    ax.set_xlabel(label)
     ax.set_ylabel("best step time (s)")
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize=9)
     return _plain(ax)
 
 
-def _best_at(run: Result, times: Sequence[float]) -> list[float]:
-    """The best step time of a run at each of `times`, infinite before its first plan."""
+def _best_at(run: Result, times: Sequence[float], at: Callable[[Any], float]) -> list[float]:
+    """The best step time of a run at each of `times`, infinite before its first plan; `at` is the time of a point."""
     points = list(reversed(run.trajectory))
-    return [next((p.step_time_s for p in points if p.runtime_s <= time_s), float("inf")) for time_s in times]
+    return [next((point.step_time_s for point in points if at(point) <= time), float("inf")) for time in times]
 
 
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.machine_map import MAX_MACHINES
 from hexiopt.report.panels.canvas import DPI, LABELS, clipped_to, new_figure, text_inches
-from hexiopt.report.panels.cluster import MAX_MACHINES, draw_cluster
+from hexiopt.report.panels.cluster import draw_cluster
 from hexiopt.report.panels.layers import draw_layers
 from hexiopt.report.panels.memory import draw_memory
 from hexiopt.report.panels.stages import shown_rows

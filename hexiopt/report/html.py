@@ -1,6 +1,5 @@
-"""A plan as one HTML file that loads nothing: no scripts, no fonts, nothing from the network."""
+"""A plan as one HTML file that loads nothing: its pictures are drawn in it, its one script is its own."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +16,21 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import style, table
+from hexiopt.report.lanes import LANE, WIDTH, page_lanes, ticks
+from hexiopt.report.machine_map import MAX_SQUARES, machine_kinds, machine_notes, most_telling, network_notes
 from hexiopt.report.money import money
-from hexiopt.report.rows import plan_rows, unused_devices
+from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
+from hexiopt.report.time_axis import time_axis
+from hexiopt.report.timeline import has_gradient_sync
 from hexiopt.result import Point
 
 _TEMPLATE = "plan_page.html.jinja"
 _FILTERS = (style.seconds, style.milliseconds, style.gib, style.rate, style.ink_on)
 _MAX_PIPELINES, _MAX_STAGES = 200, 600
 _MAX_MACHINE_TYPES = 200
+_MAX_MACHINES = 60  # on the map
+_UNFOLDED_STAGES = 40  # of the pipelines that are shown at first
 _MAX_POINTS, _MAX_DOTS = 500, 100
 
 
@@ -33,18 +38,21 @@ def report_html(
     problem: Problem,
     plan: Plan,
     cost: Cost,
-    png: bytes | str | Path,
     *,
     solver: Mapping[str, Any] | None = None,
     trajectory: Sequence[Point] = (),
     command: str | None = None,
 ) -> str:
-    """The page of a plan: picture, summary, stages, memory, search and problem.
+    """The page of a plan: summary, cluster, pipelines with timeline, stages and memory, search and problem.
 
-    `png` is the picture or its path, `solver` the plan file's object of that name, `trajectory` the improvements of
-    the search. `command` is the one that made the plan, shown as the way to reproduce it.
+    `solver` is the plan file's object of that name, `trajectory` the improvements of the search. `command` is the one
+    that made the plan, shown as the way to reproduce it.
     """
     unused = unused_devices(problem, plan)
+    rows = plan_rows(problem, plan, cost, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
+    axis = time_axis(rows, cost)
+    kinds = machine_kinds(problem, plan, rows)
+    shown = most_telling(kinds, _MAX_MACHINES)
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -56,7 +64,16 @@ def report_html(
             tiles=_tiles(problem, plan, cost, solver),
             does_not_fit="" if cost.fits else table.misfit(problem, plan, cost),
             unused=style.listed(style.device_ranges(problem.cluster, unused), 40),
-            picture=base64.b64encode(png if isinstance(png, bytes) else Path(png).read_bytes()).decode(),
+            machine_map=[(problem.cluster.machines[members[0]], len(members), squares) for members, squares in shown],
+            machines_left_out=sum(len(members) for members, _ in kinds) - sum(len(members) for members, _ in shown),
+            max_squares=MAX_SQUARES,
+            network=network_notes(problem.cluster),
+            lanes=page_lanes(plan, cost, rows, axis, has_gradient_sync(problem, plan)),
+            unfolded=_unfolded(rows),
+            ticks=ticks(axis),
+            axis=axis,
+            omitted=style.seconds(axis.resume - axis.cut) if axis.gap else "",
+            svg=(WIDTH, LANE),
             summary=(
                 [
                     *table.performance(problem, cost),
@@ -66,7 +83,7 @@ def report_html(
                 [*table.choices(problem, plan), *table.origin(solver)],
             ),
             step=step_parts(problem, plan, cost),
-            rows=plan_rows(problem, plan, cost, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES),
+            rows=rows,
             memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
             bounds=_bounds(cost, solver),
             chart=_chart(trajectory, cost, solver or {}) if trajectory else None,
@@ -89,7 +106,19 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     made.filters |= {function.__name__: function for function in _FILTERS}
+    made.filters["machine_note"] = lambda machine: machine_notes(machine)[0]
     return made
+
+
+def _unfolded(rows: PlanRows) -> set[int]:
+    """The numbers of the pipelines that are unfolded at first: the longest, and as many others as are read easily."""
+    room, found = _UNFOLDED_STAGES, set[int]()
+    for row in sorted(rows.pipelines, key=lambda row: not row.longest):
+        room -= len(row.stages)
+        if room < 0 and found:
+            break
+        found.add(row.number)
+    return found
 
 
 def _tiles(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:

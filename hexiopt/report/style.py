@@ -67,9 +67,15 @@ def stage_colour(pipeline: int, stage: int, num_stages: int) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """The colour of legible text on `colour`."""
-    red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
-    return PAPER if 0.299 * red + 0.587 * green + 0.114 * blue < 0.58 else INK
+    """The colour of legible text on `colour`: white where WCAG's contrast of large text is kept, else dark."""
+    return PAPER if (1.05 / (_luminance(colour) + 0.05)) >= 3.0 else INK
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it, from 0 (black) to 1 (white)."""
+    channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def seconds_scale(value: float) -> tuple[float, int, str]:

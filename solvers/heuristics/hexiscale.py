@@ -18,6 +18,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
+from hexiopt.reading import whole_in
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
@@ -30,7 +31,7 @@ from solvers.core.zero import LOCKSTEP, draw_sharding_groups, draw_zero_stage
 from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph
-from solvers.heuristics.stage_order import best_order
+from solvers.heuristics.stage_order import MOST_TAU, best_order
 
 _WHOLE_CLUSTER = 0.25  # share of iterations that partition the whole cluster
 _NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best one
@@ -69,11 +70,30 @@ class _Incumbent:
     style: "_Style"
 
 
+@dataclass(frozen=True)
+class Phases:
+    """The parts of the algorithm that run. Raises InputError for a `tau` below 1 or above 64."""
+
+    partition: bool = True
+    construction: bool = True
+    iteration: bool = True
+    tau: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tau is not None:
+            whole_in(self.tau, "solver.tau", at_least=1, at_most=MOST_TAU)
+
+
+BOTH_PHASES = Phases()
+
+
 class HierarchicalPartition:
     """The two phases on one problem."""
 
-    def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random) -> None:
-        self.search, self.completer, self.rng = search, completer, rng
+    def __init__(
+        self, search: Search, completer: PlanCompleter, rng: random.Random, phases: Phases = BOTH_PHASES
+    ) -> None:
+        self.search, self.completer, self.rng, self.phases = search, completer, rng, phases
         self.problem: Problem = search.problem
         numbers: dict[Hashable, int] = {}
         self._kind_of = [numbers.setdefault(m.kind, len(numbers)) for m in self.problem.cluster.machines]
@@ -169,7 +189,7 @@ class HierarchicalPartition:
 
     def _base(self, best: Mapping[int, _Incumbent]) -> _Incumbent | None:
         """The plan to work on: one of the best per number of pipelines, better ones with higher probability."""
-        if not best or self.rng.random() < _WHOLE_CLUSTER:
+        if not best or not self.phases.iteration or self.rng.random() < _WHOLE_CLUSTER:
             return None
         ranked = sorted(best.values(), key=lambda found: found.step_time_s)
         at = 0
@@ -210,8 +230,11 @@ class HierarchicalPartition:
 
     def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
         """METIS on some of the GPUs. Edge weights mix reciprocal and true bandwidth; pipelines have equal or unequal
-        weights; GPUs are weighted by a power of their speed.
+        weights; GPUs are weighted by a power of their speed. Without phase 1, random parts of nearly equal size.
         """
+        if not self.phases.partition:
+            shuffled = self.rng.sample(positions, len(positions))
+            return tuple(tuple(sorted(shuffled[k::count])) for k in range(count))
         mix = self.rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
         graph = self._graph.subset(list(positions))
         at = np.ix_(positions, positions)
@@ -249,13 +272,7 @@ class HierarchicalPartition:
     ) -> PipelineGroup | None:
         """Phase 2 for the GPUs of one pipeline."""
         cluster = self.problem.cluster
-        by_machine: dict[int, list[int]] = {}
-        blocks: list[list[int]] = []  # GPUs of one machine in one part
-        for part in partition_graph(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30)):
-            by_machine.clear()
-            for i in part:
-                by_machine.setdefault(int(cluster.machine_of[graph.devices[i]]), []).append(graph.devices[i])
-            blocks += [own for _, own in sorted(by_machine.items())]
+        blocks = self._blocks(graph)
         choices = [
             compositions(
                 len(own),
@@ -263,13 +280,16 @@ class HierarchicalPartition:
             )
             for own in blocks
         ]
-        order = self._order(blocks, style)
+        order = self._order(blocks, style) if self.phases.construction else list(range(len(blocks)))
         sequences = self.problem.workload.global_batch * float(graph.speed.sum() / self._graph.speed.sum())
 
         def stages(chosen: list[int]) -> list[DeviceGroup]:
             found = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
             return found[: self.problem.space.num_stages or self.problem.model.num_layers]
 
+        if not self.phases.construction:
+            widest = stages([0] * len(blocks))
+            return PipelineGroup(tuple((group,) for group in widest), style.size)
         chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
 
         def seconds(chosen: list[int]) -> float:
@@ -288,9 +308,22 @@ class HierarchicalPartition:
                     best_s, chosen = trial_s, trial
         return PipelineGroup(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
 
+    def _blocks(self, graph: DeviceGraph) -> list[list[int]]:
+        """The GPUs of one machine in one part of the secondary partition; without phase 2, those of one machine."""
+        machine_of, blocks = self.problem.cluster.machine_of, list[list[int]]()
+        parts = [list(range(len(graph.devices)))]
+        if self.phases.construction:
+            parts = partition_graph(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30))
+        for part in parts:
+            by_machine: dict[int, list[int]] = {}
+            for i in part:
+                by_machine.setdefault(int(machine_of[graph.devices[i]]), []).append(graph.devices[i])
+            blocks += [own for _, own in sorted(by_machine.items())]
+        return blocks
+
     def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
         """The TP degrees of such a block in a good plan, or random ones."""
-        known = self._good_degrees.get((self._kind(block[0]), len(block)))
+        known = self._good_degrees.get((self._kind(block[0]), len(block))) if self.phases.iteration else None
         if known in options and self.rng.random() < _FROM_GOOD_PLAN:
             return options.index(known)
         return self.rng.randrange(len(options))
@@ -328,7 +361,7 @@ class HierarchicalPartition:
             bandwidth[i, j] = network.pair_bandwidth(heads[i], heads[j])
             latency_s[i, j] = network.pair_latency(heads[i], heads[j])
         routes = message / bandwidth * (1 + _TIE * abs(rank[:, None] - rank)) + latency_s
-        order = best_order(routes.tolist())
+        order = best_order(routes.tolist(), self.phases.tau)
         return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
 
 
@@ -355,14 +388,21 @@ class _Style:
     groups: str  # sharding groups
 
 
-class HexiScale(SearchSolver):
-    """Iterates the two phases until the budget is spent; a step is one pass of both phases."""
+@dataclass(frozen=True)
+class HexiScale(Phases, SearchSolver):
+    """Iterates the two phases until the budget is spent; a step is one pass of both phases.
+
+    For ablations, each part can be turned off. Without `partition`, the GPUs of each pipeline are drawn at random.
+    Without `construction`, the GPUs of a pipeline in one machine become as few stages as TP allows, in the order of the
+    cluster. Without `iteration`, every pass begins anew instead of with the best plans so far. `tau` orders stages by
+    the top-τ greedy search; by default they are ordered exactly where they are few.
+    """
 
     name = "hexiscale"
     capabilities = Capabilities(max_devices=LARGEST_GRAPH, requires=("pymetis",))
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Iterate."""
-        hierarchy = HierarchicalPartition(run, PlanCompleter(run.pricer), rng)
+        hierarchy = HierarchicalPartition(run, PlanCompleter(run.pricer), rng, self)
         while run.step():
             hierarchy.iterate()

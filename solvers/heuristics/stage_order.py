@@ -10,17 +10,18 @@ import numpy as np
 
 EXACT = 9
 TAU = 4
+MOST_TAU = 64
 MOST_PATHS = 128  # kept of each length, in all
 
 
-def best_order(routes: Sequence[Sequence[float]]) -> list[int]:
+def best_order(routes: Sequence[Sequence[float]], tau: int | None = None) -> list[int]:
     """The order of all stages with the least sum of message times; `routes[a][b]` is the time from stage a to stage
-    b.
+    b. With `tau`, by the greedy method for any number of stages.
     """
     count = len(routes)
     if count <= 2:
         return list(range(count)) if count < 2 or routes[0][1] <= routes[1][0] else [1, 0]
-    return _exact(routes) if count <= EXACT else _greedy(routes)
+    return _exact(routes) if count <= EXACT and tau is None else _greedy(routes, tau or TAU)
 
 
 def _exact(routes: Sequence[Sequence[float]]) -> list[int]:
@@ -48,7 +49,7 @@ def _exact(routes: Sequence[Sequence[float]]) -> list[int]:
     return order[::-1]
 
 
-def _greedy(routes: Sequence[Sequence[float]]) -> list[int]:
+def _greedy(routes: Sequence[Sequence[float]], tau: int) -> list[int]:
     """Ties between equally long paths are broken by the order of their stages."""
     table = np.array(routes)
     count = len(table)
@@ -58,10 +59,10 @@ def _greedy(routes: Sequence[Sequence[float]]) -> list[int]:
     for _ in range(count - 1):
         last = paths[:, -1]
         free = ~np.take_along_axis(visited, nearest[last], axis=1)
-        parent, at = np.nonzero(free & (free.cumsum(axis=1) <= TAU))
+        parent, at = np.nonzero(free & (free.cumsum(axis=1) <= tau))
         stage = nearest[last[parent], at]
         grown = lengths[parent] + table[last[parent], stage]
-        best = np.lexsort((stage, rank[parent], grown))[: min(TAU * count, MOST_PATHS)]
+        best = np.lexsort((stage, rank[parent], grown))[: min(tau * count, MOST_PATHS)]
         parent, stage, lengths = parent[best], stage[best], grown[best]
         paths, visited = np.column_stack([paths[parent], stage]), visited[parent]
         visited[np.arange(len(parent)), stage] = True

@@ -1,42 +1,35 @@
 """The map of the cluster: machines as boxes, devices in the colours of their stages."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
+from hexiopt.report.machine_map import (
+    MAX_MACHINES,
+    Square,
+    machine_kinds,
+    machine_notes,
+    most_telling,
+    named_by_gpu,
+    network_notes,
+)
 from hexiopt.report.panels.canvas import NORMAL, SMALL, clipped_to, first_fitting, inches, new_axes, text_inches, title
 from hexiopt.report.panels.stages import shown_rows
-from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, unused_devices
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped, count, ink_on, listed, rate
-
-MAX_MACHINES = 15
-_NO_LIMIT = float("inf")
-_MAX_SQUARES = 32  # devices drawn per machine
-
-
-@dataclass(frozen=True, slots=True)
-class _Square:
-    """A device on the map: its label and colour (None: unused, or in a pipeline that is not shown)."""
-
-    label: str
-    colour: str | None
-    unused: bool
+from hexiopt.report.rows import unused_devices
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, count, ink_on
 
 
 def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "a") -> Axes:
     """Machines as boxes, devices in the colours of their stages; machines that look alike are drawn once, with ×N."""
     ax = new_axes(ax, 8, 4)
     cluster, rows = problem.cluster, shown_rows(problem, plan, cost)
-    kinds = _machine_kinds(problem, plan, rows)
-    kept = sorted(kinds, key=lambda kind: (-sum(s.colour is not None for s in kind[1]), -len(kind[0])))
-    kept = sorted(kept[:MAX_MACHINES], key=lambda kind: kind[0][0])
+    kinds = machine_kinds(problem, plan, rows)
+    kept = most_telling(kinds, MAX_MACHINES)
     quoted = [(cluster.machines[members[0]], len(members), squares) for members, squares in kept]
 
     left_out = len(cluster.machines) - sum(number for _, number, _ in quoted)
@@ -51,7 +44,7 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
     title(ax, letter, "Cluster", "; ".join(notes))
 
     width, height = inches(ax)
-    foot = clipped_to(_network_notes(cluster), width, SMALL)
+    foot = clipped_to(network_notes(cluster), width, SMALL)
     ax.set(xlim=(0, width), ylim=(0, height))
     ax.axis("off")
     if foot:
@@ -62,7 +55,7 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
     lines = max(-(-len(squares) // _columns(len(squares))) for _, _, squares in quoted)
     best = (0.0, 1, 1)
     # Inches: the gap between boxes, the height of a box's texts, the least width of a box.
-    margin, text, least = 0.12, 0.46 if all(_named_by_gpu(machine) for machine, _, _ in quoted) else 0.58, 1.3
+    margin, text, least = 0.12, 0.46 if all(named_by_gpu(machine) for machine, _, _ in quoted) else 0.58, 1.3
     for across in range(1, min(len(quoted), int((width + margin) / (least + margin))) + 1):
         down = -(-len(quoted) // across)
         box_width, box_height = (width - margin * (across - 1)) / across, (space - margin * (down - 1)) / down
@@ -85,38 +78,11 @@ def _columns(num_devices: int) -> int:
     return -(-num_devices // 2) if num_devices <= 16 else 8
 
 
-def _machine_kinds(problem: Problem, plan: Plan, rows: PlanRows) -> list[tuple[list[int], tuple[_Square, ...]]]:
-    """Groups of machines that look alike (each by itself in small clusters), with the squares of their devices."""
-    cluster = problem.cluster
-    on: dict[int, tuple[PipelineRow, StageRow]] = {}
-    for row in rows.pipelines:
-        for index in row.members:
-            for stage, stage_row in zip(plan.pipelines[index].stages, row.stages, strict=True):
-                on.update(dict.fromkeys(stage.all_devices(), (row, stage_row)))
-    used = set(plan.devices())
-    few = len(cluster.machines) <= MAX_MACHINES
-    kinds: dict[object, tuple[list[int], tuple[_Square, ...]]] = {}
-    for m, machine in enumerate(cluster.machines):
-        first = int(cluster.first_device[m])
-        squares = []
-        for device in range(first, first + min(machine.num_gpus, _MAX_SQUARES)):
-            if device in on:
-                row, stage_row = on[device]
-                colour = row.stage_colour(stage_row)
-                squares.append(_Square(row.stage_name(stage_row), colour, False))
-            else:
-                squares.append(_Square("", None, device not in used))
-        looks = tuple(squares)
-        key: object = m if few else (machine.spec_name, looks)
-        kinds.setdefault(key, ([], looks))[0].append(m)
-    return list(kinds.values())
-
-
 def _draw_machine(
     ax: Axes,
     machine: Machine,
     number: int,
-    squares: Sequence[_Square],
+    squares: Sequence[Square],
     box: tuple[float, float, float, float],
     side: float,
 ) -> None:
@@ -156,7 +122,7 @@ def _draw_machine(
     ax.text(
         x + 0.09,
         y + 0.075,
-        first_fitting(_machine_notes(machine), room, SMALL),
+        first_fitting(machine_notes(machine), room, SMALL),
         fontsize=SMALL,
         color=MUTED,
         va="bottom",
@@ -202,38 +168,3 @@ def _draw_machine(
                 linewidth=2.2,
                 solid_capstyle="round",
             )
-
-
-def _named_by_gpu(machine: Machine) -> bool:
-    """Whether the machine's name contains its GPU type."""
-    return machine.spec_name == machine.gpu.name and machine.num_gpus <= _MAX_SQUARES
-
-
-def _machine_notes(machine: Machine) -> list[str]:
-    """GPU type and link rates, the longest wording first."""
-    gpu = machine.gpu.name + (f" · {machine.num_gpus} GPUs" if machine.num_gpus > _MAX_SQUARES else "")
-    inside = [rate(machine.intra_bandwidth_bytes_per_s)] if machine.num_gpus > 1 else []
-    inside += sorted({rate(link.bandwidth_bytes_per_s) for link in machine.intra_links}, key=float)
-    interfaces = f"{machine.num_interfaces} × " if machine.num_interfaces > 1 else ""
-    networked = machine.nic_bandwidth_bytes_per_s < _NO_LIMIT
-    outside = interfaces + rate(machine.nic_bandwidth_bytes_per_s) if networked else ""
-    speeds = [f"{name} {value}" for name, value in (("in", " / ".join(inside)), ("out", outside)) if value]
-    text = " · ".join(speeds)
-    if _named_by_gpu(machine):
-        return [f"{text} GB/s", text]
-    wordings = [f"{gpu}\n{text} GB/s", f"{gpu}\n{text}"] if speeds else []
-    return [*wordings, gpu, *(clipped(gpu, limit) for limit in range(len(gpu) - 1, 2, -1))]
-
-
-def _network_notes(cluster: Cluster) -> str:
-    """Uplinks and stated links in one line; empty where there are none."""
-    parts = [
-        f"{group.name} uplink {rate(group.uplink_bytes_per_s)}"
-        for group in cluster.groups
-        if group.uplink_bytes_per_s < _NO_LIMIT
-    ]
-    parts += [
-        f"{link.source}{'–' if link.both else '→'}{link.target} {rate(link.bandwidth_bytes_per_s)}"
-        for link in cluster.links
-    ]
-    return f"GB/s: {listed(parts, 5)}" if parts else ""

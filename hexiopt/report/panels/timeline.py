@@ -4,10 +4,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.lanes import step_colours
 from hexiopt.report.panels.canvas import (
     LABELS,
     NORMAL,
@@ -21,9 +23,9 @@ from hexiopt.report.panels.canvas import (
     title,
 )
 from hexiopt.report.panels.stages import draw_chip, in_line, left_out, shown_rows
-from hexiopt.report.panels.time_axis import TimeAxis, time_axis, time_ticks
 from hexiopt.report.rows import PipelineRow, num_operations
-from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds, stage_colour
+from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds
+from hexiopt.report.time_axis import TimeAxis, time_axis
 from hexiopt.report.timeline import has_gradient_sync
 from hexiopt.simulation.engine import simulate_pipeline
 
@@ -69,7 +71,7 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
             va="center",
             parse_math=False,
         )
-    time_ticks(ax, axis, width)
+    _ticks(ax, axis, width)
     plain_axes(ax)
     ax.spines["left"].set_visible(False)
     hidden = seconds(axis.resume - axis.cut)
@@ -130,7 +132,7 @@ def _draw_pipeline(
             line = (at[k] + (0.86 if kind == "send_forward" else 0.0), 0.1)
             ax.broken_barh(spans, line, facecolors=INK, linewidth=0, zorder=3)
         else:
-            colour = _step_colours(row, k)[kind == "backward"]
+            colour = step_colours(row, k)[kind == "backward"]
             ax.broken_barh(
                 spans,
                 place(k, r),
@@ -141,7 +143,7 @@ def _draw_pipeline(
             )
     if size >= 4:
         for x, k, r, kind, batch in labels:
-            colour = ink_on(_step_colours(row, k)[kind == "backward"])
+            colour = ink_on(step_colours(row, k)[kind == "backward"])
             low, height = place(k, r)
             ax.text(x, low + height / 2, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
     synced_s = cost.pipeline_s + cost.gradient_sync_s
@@ -152,7 +154,19 @@ def _draw_pipeline(
             ax.broken_barh(axis.spans(synced_s, cost.step_time_s), place(k, r), zorder=2, **_OPTIMIZER)
 
 
-def _step_colours(row: PipelineRow, stage: int) -> tuple[str, str]:
-    """Colours of forward and backward: the stage's colour lightened, and one nearer to the pipeline's hue."""
-    colour = row.stage_colour(row.stages[stage])
-    return mix(colour, PAPER, 0.5), mix(colour, stage_colour(row.hue, 0, 1), 0.45)
+def _ticks(ax: Axes, axis: TimeAxis, width: float) -> None:
+    """Ticks at round times and at the end of the step, on axes `width` inches wide."""
+    unit, scale = ("s", 1.0) if axis.end >= 1 else ("ms", 1e3)
+    number = max(4, int(width / (1.0 if not axis.gap else 0.8)))
+    times = MaxNLocator(number).tick_values(0.0, axis.width * scale)
+    step = (times[1] - times[0]) / scale
+    moments = [k * step for k in range(int(axis.end / step + 1e-9) + 1)] if axis.end / step < 1e5 else [0.0]
+    places = [(moment, axis.at(moment)) for moment in moments]
+    quoted = [(moment, x) for moment, x in places if x is not None and moment <= axis.end]
+    last = axis.width
+    quoted = [item for item in quoted if (last - item[1]) * width / axis.width > 0.9]
+    ax.set_xticks(
+        [x for _, x in quoted] + [last],
+        [f"{moment * scale:g}" for moment, _ in quoted] + [f"{axis.end * scale:.4g} {unit}"],
+    )
+    ax.get_xticklabels()[-1].set_horizontalalignment("right")

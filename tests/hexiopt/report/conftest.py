@@ -73,6 +73,19 @@ def large() -> Case:
 
 
 @pytest.fixture(scope="module")
+def unlike() -> Case:
+    """1,024 GPUs: 64 pipelines of two machines, no two alike."""
+    section = {"name": "unlike", "synthetic": {"num_machines": 128, "gpus_per_machine": 8}}
+    cluster = cluster_from_section(Section(section, "test"))
+    pipelines = []
+    for k in range(64):
+        a, b = (tuple(range(8 * m, 8 * m + 8)) for m in (2 * k, 2 * k + 1))
+        cut = 8 + k
+        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 32))
+    return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2048)
+
+
+@pytest.fixture(scope="module")
 def woven() -> Case:
     """A replicated stage before a plain one, two layer ranges each, policies by layer; a pipeline of one stage."""
     fast, slow = Replica((0, 1, 2, 3), 2), Replica((4, 5), 2)

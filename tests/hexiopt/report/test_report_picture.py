@@ -10,14 +10,15 @@ import pytest
 from matplotlib.text import Text
 
 from hexiopt.report.figure import draw_plan, plan_figure
+from hexiopt.report.machine_map import MAX_MACHINES
 from hexiopt.report.panels.canvas import DPI
-from hexiopt.report.panels.cluster import MAX_MACHINES, draw_cluster
+from hexiopt.report.panels.cluster import draw_cluster
 from hexiopt.report.panels.layers import draw_layers
 from hexiopt.report.panels.memory import draw_memory
 from hexiopt.report.panels.stages import shown_rows
-from hexiopt.report.panels.time_axis import time_axis
 from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.rows import unused_devices
+from hexiopt.report.time_axis import time_axis
 from tests.hexiopt.report.pictures import Case
 
 

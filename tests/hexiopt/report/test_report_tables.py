@@ -165,7 +165,7 @@ def test_a_bound_of_part_of_the_space_is_shown_with_that_part(mixed: Case) -> No
     for solver in (SOLVER, SOLVER | {"lower_bound_s": 0.0}):
         solver = solver | {"own_lower_bound_s": bound_s, "own_gap": 0.1, "own_space": space}
         assert proved in " ".join(printed(summary_table(problem, plan, cost, solver)).split())
-        assert proved in report_html(problem, plan, cost, b"", solver=solver)
+        assert proved in report_html(problem, plan, cost, solver=solver)
     priced_again = SOLVER | {"own_lower_bound_s": 2 * cost.step_time_s, "own_space": space}
     assert space not in printed(summary_table(problem, plan, cost, priced_again))
     restricted = RestrictedBound(bound_s, space)
@@ -207,7 +207,7 @@ def test_a_sequence_stage_is_named_by_its_groups(ragged: Case) -> None:
     assert "seq 4+3 · 20 layers" in " ".join(labels)
     problem, _, cost = ragged
     assert len(cost.pipelines[0].stages[0].copies) == 7
-    assert "seq 4+3" in report_html(*ragged, b"")
+    assert "seq 4+3" in report_html(*ragged)
     assert problem.cluster.num_devices == 16
 
 
@@ -230,7 +230,7 @@ def test_money_of_the_machines_that_the_plan_uses(small: Case) -> None:
         assert f"price: {said}" in printed(summary_table(own, plan, cost))
         found = Result("made", Status.FEASIBLE, 0, 0.0, 1, plan=plan, cost=cost)
         assert f"price        {said}" in str(Solution.of(own, found))
-        assert said in report_html(own, plan, cost, b"")
+        assert said in report_html(own, plan, cost)
 
 
 def test_notes_on_what_may_be_overlooked(small: Case) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import hexiopt as hx
+from hexiopt import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Capabilities
@@ -61,6 +62,16 @@ def test_it_draws_anytime_curves_with_a_band_and_the_bound(compared: hx.Comparis
     assert len(axes.collections) == 2  # a band a solver
     assert [text.get_text() for text in hx.plot.step_times(compared).get_yticklabels()] == ["local_search", "random"]
     assert compared.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_curves_over_steps_are_the_same_on_any_machine(problem: hx.Problem, compared: hx.Comparison) -> None:
+    again = hx.compare(problem, ["random", "local_search"], 3, LONG_S, 30, bound_time_limit_s=0)
+    lines = [hx.plot.trajectories(one, over="steps").lines[:2] for one in (compared, again)]
+    for one, other in zip(*lines, strict=True):
+        assert (one.get_xydata() == other.get_xydata()).all()  # type: ignore[attr-defined]
+        assert max(one.get_xdata()) == 30  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="over: 'step' is not known; did you mean steps"):
+        hx.plot.trajectories(compared, over="step")  # type: ignore[arg-type]
 
 
 class Cheater:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
+from solvers.heuristics import hexiscale
+from solvers.heuristics.graph import DeviceGraph
 from solvers.heuristics.hexiscale import HexiScale, HierarchicalPartition, compositions
 from tests.solvers import problems
 from tests.solvers.frame.test_starts import assert_legal
@@ -116,3 +119,55 @@ def test_what_fits_with_recomputation_does_not_lead_away_from_fewer_devices_with
     space = Space(recompute_per_stage=False, uneven_tp=False)
     result = HexiScale().solve(Problem(cluster, model, workload, space), Budget(3600.0, 200), seed=seed)
     assert result.objective < 3.0
+
+
+# ------------------------------------------------------------------------------ ablations
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of GPUs of every graph that phase 1 lets METIS partition."""
+    sizes, asked = list[int](), hexiscale.partition_graph
+
+    def listening(graph: DeviceGraph, count: int, *rest: Any, **how: Any) -> list[list[int]]:
+        if "shares" in how:  # phase 2 weighs all GPUs alike
+            sizes.append(len(graph.devices))
+        return asked(graph, count, *rest, **how)
+
+    monkeypatch.setattr(hexiscale, "partition_graph", listening)
+    return sizes
+
+
+def test_without_partition_pipelines_have_nearly_equally_many_gpus(seen: list[int]) -> None:
+    problem = problems.easy(Space(num_pipelines=3))
+    plan = HexiScale(partition=False).solve(problem, Budget(3600.0, 20)).plan
+    assert plan is not None
+    assert not seen
+    sizes = [sum(len(stage.all_devices()) for stage in pipeline.stages) for pipeline in plan.pipelines]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_without_construction_stages_stand_as_the_cluster_does() -> None:
+    problem = problems.easy(Space())
+    plan = HexiScale(construction=False).solve(problem, Budget(3600.0, 30)).plan
+    assert plan is not None
+    for pipeline in plan.pipelines:
+        machines = [int(problem.cluster.machine_of[stage.all_devices()[0]]) for stage in pipeline.stages]
+        assert machines == sorted(machines)
+
+
+def test_without_iteration_every_pass_begins_anew(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that METIS always sees GPUs of the whole cluster, never those of some pipelines only."""
+    monkeypatch.setattr(hexiscale, "_SOME_MACHINES", -1.0)
+    problem = problems.easy(Space())
+    HexiScale(iteration=False).solve(problem, Budget(3600.0, 30))
+    assert set(seen) == {problem.cluster.num_devices}
+    seen.clear()
+    HexiScale().solve(problem, Budget(3600.0, 30))
+    assert min(seen) < problem.cluster.num_devices
+
+
+@pytest.mark.parametrize("tau", [0, 65, 1.5])
+def test_tau_in_range(tau: float) -> None:
+    with pytest.raises(InputError, match=r"solver\.tau"):
+        HexiScale(tau=tau)  # type: ignore[arg-type]

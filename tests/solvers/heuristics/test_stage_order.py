@@ -88,3 +88,13 @@ def test_the_cheapest_next_hops_are_followed(count: int, values: tuple[float, ..
     rng = random.Random(count)
     routes = [[0.0 if a == b else rng.choice(values) for b in range(count)] for a in range(count)]
     assert best_order(routes) == followed(routes)
+
+
+@pytest.mark.parametrize("tau", [1, 2, 8])
+def test_a_given_tau_is_followed_for_few_stages_too(tau: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(tau)
+    routes = [[rng.random() for _ in range(6)] for _ in range(6)]
+    given_tau = best_order(routes, tau)
+    monkeypatch.setitem(followed.__globals__, "TAU", tau)
+    assert given_tau == followed(routes)
+    assert path_length(routes, given_tau) >= shortest(routes) - 1e-12

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
 from hexiopt.cost.cost import Cost
 from hexiopt.report.rows import PlanRows
 
@@ -60,21 +57,3 @@ def time_axis(rows: PlanRows, cost: Cost) -> TimeAxis:
     if window_s + tail_s > 0.8 * cost.step_time_s:
         return whole
     return TimeAxis(window_s, cost.step_time_s - tail_s, cost.step_time_s)
-
-
-def time_ticks(ax: Axes, axis: TimeAxis, width: float) -> None:
-    """Ticks at round times and at the end of the step, on axes `width` inches wide."""
-    unit, scale = ("s", 1.0) if axis.end >= 1 else ("ms", 1e3)
-    number = max(4, int(width / (1.0 if not axis.gap else 0.8)))
-    times = MaxNLocator(number).tick_values(0.0, axis.width * scale)
-    step = (times[1] - times[0]) / scale
-    moments = [k * step for k in range(int(axis.end / step + 1e-9) + 1)] if axis.end / step < 1e5 else [0.0]
-    places = [(moment, axis.at(moment)) for moment in moments]
-    quoted = [(moment, x) for moment, x in places if x is not None and moment <= axis.end]
-    last = axis.width
-    quoted = [item for item in quoted if (last - item[1]) * width / axis.width > 0.9]
-    ax.set_xticks(
-        [x for _, x in quoted] + [last],
-        [f"{moment * scale:g}" for moment, _ in quoted] + [f"{axis.end * scale:.4g} {unit}"],
-    )
-    ax.get_xticklabels()[-1].set_horizontalalignment("right")

@@ -1,0 +1,90 @@
+# %% [markdown]
+# # Comparing solvers
+#
+# Which solver should one use, and how does one tell? A fair comparison gives every solver the same problem and several
+# seeds, looks at the whole search rather than at its end, and knows a lower bound, because a lead of one solver over
+# another means little when both are far from what is possible. This notebook shows all of it, and then how small
+# problems are *proved* to be solved.
+
+# %%
+import hexiopt as hx
+
+hx.solvers()
+
+# %% [markdown]
+# `planner`s search the whole plan space, `baseline`s the published one of another system, and `oracle`s prove what
+# they find.
+#
+# ## Anytime curves
+#
+# The problem is Llama-2 7B on HexiScale's second mixed cluster (32 GPUs of four types). A step means something else to
+# each solver, so each has its own budget in steps, chosen so that the searches take about equally long; the curves are
+# over seconds. Bands span three seeds.
+
+# %%
+problem = hx.Problem(hx.cluster("hexiscale_setting_2"), hx.model("llama2_7b"))
+steps = {"random": 400, "hexiscale": 100, "local_search": 400, "portfolio": 600}
+results = [
+    hx.solve(problem, name, 600, seed, max_steps, progress=False)
+    for name, max_steps in steps.items()
+    for seed in range(3)
+]
+bound_s = hx.lower_bound(problem, time_limit_s=10)
+compared = hx.Comparison.among(problem, results, bound_s)
+compared.plot()
+
+# %%
+compared.summary()
+
+# %% [markdown]
+# The dotted line is the lower bound: no plan of this space can be below it. It turns "12 % better than random" into a
+# statement about what is left to gain.
+#
+# ## Which moves of the annealing earn their time?
+#
+# Solvers that search by moves count what became of each: how many were tried, and how many gave a better plan.
+
+# %%
+compared.operators()
+
+# %% [markdown]
+# ## Proofs for small problems
+#
+# With a handful of GPUs, `exact` finds the best plan *and* proves it: it divides the space into cases, bounds each
+# from below, and closes all whose bound is not below the best plan found. `exhaustive` prices every single plan and is
+# the judge of the judges. Three solvers on ever larger clusters of two RTX 4090 and some RTX 3090:
+
+# %%
+tiny = hx.model("tiny").replace(num_layers=6)
+work = hx.Workload(global_batch=8, seq_len=512, schedule="1f1b", recompute="none", optimizer_sharding="none")
+rows, shares = [], {}
+for others in (0, 1, 2):
+    gpus = {"rtx_4090": 2} | ({"rtx_3090": others} if others else {})
+    small = hx.Problem(hx.Cluster.of(gpus, inter_gb_per_s=2), tiny, work, hx.Space(max_micro_batch_size=2))
+    proved = hx.solve(small, "exact", 600, max_steps=5_000, progress=False)
+    found = hx.solve(small, "portfolio", 600, max_steps=400, progress=False)
+    compute_s = hx.lower_bound(small, time_limit_s=0)
+    rows.append(
+        {
+            "GPUs": sum(gpus.values()),
+            "exact (ms)": 1e3 * proved.objective,
+            "its bound (ms)": 1e3 * proved.bound_s,
+            "status": str(proved.status),
+            "portfolio (ms)": 1e3 * found.objective,
+            "portfolio above the optimum (%)": 100 * (found.objective / proved.objective - 1),
+        }
+    )
+    shares[f"{sum(gpus.values())} GPUs"] = {
+        "best plan, proved": 1e3 * proved.objective,
+        "portfolio": 1e3 * found.objective,
+        "bound without a search": 1e3 * compute_s,
+    }
+hx.Frame.of(rows)
+
+# %%
+hx.plot.bars(shares, unit="step time (ms)").figure
+
+# %% [markdown]
+# `optimal` means that bound and plan coincide. The gap between the last two bars is what the proof had to close: the
+# bound without a search knows only the speed of the GPUs, not that layers are whole, that pipelines have bubbles and
+# that messages take time.

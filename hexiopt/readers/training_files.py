@@ -1,0 +1,57 @@
+"""What `hexiopt train` leaves in its folder: the steps of the run, and the operations of one step beside the plan's."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hexiopt.errors import InputError
+from hexiopt.frame import Frame
+from hexiopt.reading import read_mapping, read_text
+from hexiopt.units import MICROSECOND
+
+METRICS, TIMELINE = "metrics.jsonl", "timeline.json"
+_STEP = ("step", "loss", "norm", "seconds", "tokens_per_s", "mfu")
+_OPERATION = ("measured", "pipeline", "stage", "kind", "micro_batch", "start_s", "end_s")
+_KINDS = ("forward", "backward")
+
+
+def read_steps(folder: Path) -> Frame:
+    """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU. Raises InputError."""
+    path = folder / METRICS
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    try:
+        events = [json.loads(line) for line in lines]
+        rows = [tuple(event[name] for name in _STEP) for event in events if event["event"] == "step"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{path}: cannot be read as a run's metrics ({error}); give the folder of hexiopt train"
+        ) from None
+    return Frame(_STEP, tuple(rows), title=f"{len(rows)} steps")
+
+
+def read_operations(folder: Path) -> Frame:
+    """One row per forward and backward of one step, predicted for the plan's GPUs and measured. Raises InputError.
+
+    `stage` begins with the number of the stage and names its devices; times are seconds from the start of the step.
+    """
+    path = folder / TIMELINE
+    events = read_mapping(path).get("traceEvents")
+    try:
+        rows = tuple(_operations(events))  # type: ignore[arg-type]
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"{path}: is no timeline of hexiopt train ({error}); give the folder of a run") from None
+    return Frame(_OPERATION, rows)
+
+
+def _operations(events: list[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    pipelines = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    stages = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    for one in events:
+        if one.get("cat") in _KINDS:
+            name = pipelines[one["pid"]]
+            measured = name.startswith("measured")
+            number = int(name.removeprefix("measured: ").split()[1])
+            stage = stages[one["pid"], one["tid"]].removeprefix("stage ")
+            start_s, took_s = one["ts"] * MICROSECOND, one["dur"] * MICROSECOND
+            yield measured, number, stage, one["cat"], one["args"]["micro_batch"], start_s, start_s + took_s
