@@ -18,9 +18,10 @@ from hexiopt.calibration.gpus import Gpu, catalogue
 from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.discovery.product import same_memory
 from hexiopt.readers.link_files import NetworkFits
 from hexiopt.reading import Section
-from hexiopt.units import GB, GIB
+from hexiopt.units import GB
 
 # Gbit/s per machine: 8 x HDR 200 or 8 x NDR 400 in NVIDIA's DGX machines and their cloud counterparts, four times
 # Slingshot 200 in a GH200 node. Others: 10 Gbit/s Ethernet.
@@ -28,7 +29,6 @@ _USUAL_GBPS = {"a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "
 _USUAL_ETHERNET_GBPS = 10.0
 _ONE_INTERFACE_GBPS = 100.0
 _USUAL_MACHINE = 8
-_SAME_MEMORY = 0.02
 _MACHINES = re.compile(r"(?P<first>\d+)x(?:(?P<second>\d+)x)?(?P<gpu>[A-Za-z0-9][\w -]*)")
 
 
@@ -117,7 +117,7 @@ def gpu_of(text: str, memory_gib: float | None) -> Gpu:
         form = next((word for word in words if word in ("sxm", "pcie")), None)
         if core not in plain or (form is not None and (form == "pcie") != ("pcie" in plain)):
             continue
-        if memory_gib is None or abs(gpu.memory_bytes / GIB - memory_gib) <= _SAME_MEMORY * memory_gib:
+        if memory_gib is None or same_memory(gpu, memory_gib):
             found.append((-len(core), gpu.name))
     if not found:
         raise InexpressibleError(f"no type of the catalogue is {text!r}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
-from hexiopt.calibration.gpus import Gpu
+from hexiopt.calibration.gpus import Gpu, outside_products
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 
@@ -74,8 +74,7 @@ class OperatorTimes:
         efficiency = gpu.efficiency
         self._gemm_s_per_flop = 1.0 / (peak * efficiency.gemm_max)
         self._gemm_half_flops = efficiency.gemm_half_flops
-        # FP8 is for matrix products alone.
-        attention_peak = gpu.peak_flops("bf16" if precision == "fp8" else precision)
+        attention_peak = gpu.peak_flops(outside_products(precision))
         assert attention_peak is not None, "a GPU with FP8 has BF16"
         self._attention_s_per_flop = 1.0 / (attention_peak * efficiency.attention_max)
         self._s_per_byte = 1.0 / (gpu.hbm_bytes_per_s * efficiency.memory_max)
@@ -242,10 +241,7 @@ def _projection_s(model: ModelSpec, clock: OperatorTimes, tokens: int) -> float:
 def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
     # The head stays in BF16 beside layers in FP8.
-    clock, shard = (
-        OperatorTimes(gpu, "bf16" if workload.precision == "fp8" else workload.precision),
-        largest_shard(model, tp),
-    )
+    clock, shard = OperatorTimes(gpu, outside_products(workload.precision)), largest_shard(model, tp)
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
     gemm_s += _projection_s(model, clock, tokens)
