@@ -107,12 +107,14 @@ class OperatorTimes:
 @dataclass(frozen=True)
 class ComputeTimes:
     """Forward and backward seconds of a piece of the model, without communication; `attention_s` is the part
-    of the forward that selective recompute repeats, `last_product_s` the MLP's second product.
+    of the forward that selective recompute repeats, `attention_backward_s` its backward, `last_product_s` the MLP's
+    second product.
     """
 
     forward_s: float
     backward_s: float
     attention_s: float = 0.0
+    attention_backward_s: float = 0.0
     last_product_s: float = 0.0
 
     def beside(self, more_s: float) -> "ComputeTimes":
@@ -200,13 +202,18 @@ def layer_compute(
     tp: int,
     micro_batch_size: int,
     framework: Framework | None = None,
+    parts: int = 1,
 ) -> ComputeTimes:
-    """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
+    """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences.
+
+    `parts`: of so many sequences of the workload one is made, whose other parts other devices have; its tokens attend
+    to all of it.
+    """
     framework = framework or default_framework()
     clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(model, tp)
     tokens = float(micro_batch_size * workload.seq_len)
     dense = dense_times(model, workload, clock, shard, tokens, framework)
-    squares = tokens * workload.seq_len * shard.heads
+    squares = tokens * workload.seq_len * parts * shard.heads
     attention_forward_s, attention_backward_s = attention_times(
         clock, gpu.flash_attention, model, workload.element_bytes, Blocks(0.5 * squares, squares, 1.0), framework
     )
@@ -215,6 +222,7 @@ def layer_compute(
         forward_s=dense.before_s() + attention_forward_s + dense.after_s(),
         backward_s=dense.after_s(*passes) + attention_backward_s + dense.before_s(*passes),
         attention_s=attention_forward_s,
+        attention_backward_s=attention_backward_s,
         last_product_s=dense.last_product_s,
     )
 

@@ -264,7 +264,9 @@ def _fabrics(
                 raise InputError(f"{names}: are on one NVLink fabric and differ; give texts of machines that are alike")
             total = count * first["num_gpus"]
             if total > MAX_GPUS_PER_MACHINE:
-                raise InputError(f"{first['name']}: its NVLink fabric has {total} GPUs; give up to {MAX_GPUS_PER_MACHINE}")
+                raise InputError(
+                    f"{first['name']}: its NVLink fabric has {total} GPUs; give up to {MAX_GPUS_PER_MACHINE}"
+                )
             names = ", ".join(entry["name"] for entry in group)
             notes[first["name"]] += (f"one NVLink fabric of {count} machines: {names}",)
             first = first | {"num_gpus": total, "network_interfaces": count * first.get("network_interfaces", 1)}
