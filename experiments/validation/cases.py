@@ -1,9 +1,10 @@
 """A measured run as a problem and a plan.
 
-Ranks are ordered as in Megatron and DeepSpeed: tensor parallelism innermost, then data parallelism, then stages.
+Ranks are ordered as in Megatron and DeepSpeed: tensor parallelism innermost, then context and data parallelism, then
+stages.
 Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise: `layer partition` (of
 pipeline modules, two of which precede the layers) or `layers_per_stage` (with the embedding and the head as layers).
-Other notes that are read: `model-parallel size tp*pp`, `mp_mode`, and words that name software (`rules.py`).
+Other notes that are read: `local batch N` (sequences of a pipeline), `model-parallel size tp*pp`, `mp_mode`, and words that name software (`rules.py`).
 """
 
 import json
@@ -49,12 +50,13 @@ class Given:
 
 @dataclass(frozen=True)
 class _Degrees:
-    """Parallel degrees; `vpp` layer ranges of every stage."""
+    """Parallel degrees; `vpp` layer ranges of every stage; `dp` pipelines, of which `cp` have a part of each sequence."""
 
     tp: int
     pp: int
     dp: int
     vpp: int
+    cp: int
 
 
 def case_of(row: Row, given: Given) -> Case:
@@ -77,8 +79,6 @@ def case_of(row: Row, given: Given) -> Case:
 
 def _cases(row: Row, given: Given) -> list[Case]:
     """One case for every combination of choices that the row leaves open."""
-    if (row.cp or 1) > 1:
-        raise InexpressibleError("context parallelism")
     degrees = _degrees(row)
     published = cluster_of(row, fused_attention=not stores_scores(row), fits=given.network)
     cluster = replace(published.cluster, profile=given.profile)
@@ -87,12 +87,15 @@ def _cases(row: Row, given: Given) -> list[Case]:
     model, precision = model_of(row), precision_of(row)
     if any(machine.gpu.peak_flops(precision) is None for machine in cluster.machines):
         raise InexpressibleError(f"a GPU without {precision}")
+    length, rest = divmod(seq_len_of(row), degrees.cp)
+    if rest:
+        raise InexpressibleError("context parallelism does not divide the sequences")
     cases = []
     for size in _sizes(row, degrees):
-        batch = row.global_batch or size * degrees.dp
+        batch = _own_batch(row, degrees, size) * degrees.dp
         workload = Workload(
             global_batch=batch,
-            seq_len=seq_len_of(row),
+            seq_len=length,
             precision=precision,
             gradient_bytes=gradient_bytes_of(row),
         )
@@ -100,7 +103,7 @@ def _cases(row: Row, given: Given) -> list[Case]:
         for vpp in _chunks(row, degrees, batch // degrees.dp // size, model.num_layers):
             for policy, sharding in product(policies_of(row), _shardings(row, degrees)):
                 plan = _plan(row, problem, replace(degrees, vpp=vpp), size, policy, sharding)
-                cases.append(Case(row, problem, plan, framework_of(row), published.links_measured))
+                cases.append(Case(row, problem, plan, framework_of(row), published.links_measured, degrees.cp))
     return cases
 
 
@@ -117,22 +120,33 @@ def _degrees(row: Row) -> _Degrees:
         raise InexpressibleError("parallel degrees are not stated")
     if row.gpus % (tp * pp):
         raise InexpressibleError("degrees do not multiply to the number of GPUs")
-    return _Degrees(tp, pp, row.dp or row.gpus // (tp * pp), row.vpp or 1)
+    cp = row.cp or 1
+    dp = row.dp * cp if row.dp else row.gpus // (tp * pp)
+    if dp % cp:
+        raise InexpressibleError("degrees do not multiply to the number of GPUs")
+    return _Degrees(tp, pp, dp, row.vpp or 1, cp)
 
 
 def _sizes(row: Row, degrees: _Degrees) -> list[int]:
     """The micro-batch sizes that the row leaves open, or the largest divisor up to a stated size."""
     stated = row.micro_batch
-    if row.global_batch is None:
-        if stated is None:
-            raise InexpressibleError("neither micro-batch nor batch is stated")
-        return [stated]
-    if row.global_batch % degrees.dp:
-        raise InexpressibleError("the batch does not divide among the pipelines")
-    own = row.global_batch // degrees.dp
+    own = _own_batch(row, degrees, stated)
     if stated is not None:
         return [next(size for size in range(min(stated, own), 0, -1) if own % size == 0)]
     return [1 << k for k in range(_LARGEST_MICRO_BATCH.bit_length()) if own % (1 << k) == 0]
+
+
+def _own_batch(row: Row, degrees: _Degrees, micro_batch: int | None) -> int:
+    """Sequences of a pipeline, or their parts; one micro-batch where the row states no batch."""
+    local = re.search(r"\blocal batch (\d+)", row.notes)
+    if row.global_batch is not None:
+        own, rest = divmod(row.global_batch * degrees.cp, degrees.dp)
+        if rest:
+            raise InexpressibleError("the batch does not divide among the pipelines")
+        return own
+    if local is None and micro_batch is None:
+        raise InexpressibleError("neither micro-batch nor batch is stated")
+    return int(local[1]) if local else micro_batch or 1
 
 
 def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int) -> list[int]:
@@ -148,9 +162,13 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
 
 def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, sharding: Sharding) -> Plan:
     counts = _layer_counts(row, problem.model.num_layers, d.pp)
-    if len(counts) != d.pp or sum(counts) != problem.model.num_layers or min(counts) < d.vpp:
+    if len(counts) != d.pp or sum(counts) != problem.model.num_layers:
         raise InexpressibleError("layers do not divide into the stages")
-    ranges = layer_ranges(counts, d.vpp)
+    # Megatron's embedding and head may be layer ranges without a layer; then fewer, longer ranges are taken.
+    vpp = next((n for n in range(d.vpp, 0, -1) if d.vpp % n == 0 and n <= min(counts)), 0)
+    if not vpp:
+        raise InexpressibleError("layers do not divide into the stages")
+    ranges = layer_ranges(counts, vpp)
     try:
         pipelines = tuple(
             Pipeline(
@@ -168,7 +186,7 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
             for p in range(d.dp)
         )
         _check_machines(problem.cluster, pipelines)
-        return Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
+        return Plan(pipelines, INTERLEAVED if vpp > 1 else ONE_F_ONE_B, sharding)
     except InputError as error:
         raise InexpressibleError(str(error)) from None
 
@@ -193,7 +211,7 @@ def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
     if not text and row.says("param-gather"):
         # Megatron overlaps the gathering of parameters with the forward only in its distributed optimiser, ZeRO-1.
         return [Sharding(1)]
-    if not text and framework_of(row) == "megatron":
+    if not text and framework_of(row) in ("megatron", "maxtext"):
         return [Sharding(0), Sharding(1)]
     named, grouped = re.search(r"zero-?(\d)", text), re.search(r"group=(\d+)", text)
     stage = int(named[1]) if named else 0

@@ -2,7 +2,7 @@
 
 GPUs are types of the catalogue, found by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` means machines
 of each type, `8xA(2x4)` two machines of four. Links inside machines are those usual for the type
-(`hexiopt.readers.synthetic`). `inter_node_link_gbps` is the rate between machines: up to 100 Gbit/s it is one interface
+(`hexiopt.readers.synthetic`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps` is the rate between machines: up to 100 Gbit/s it is one interface
 per machine, above that one interface per GPU shares it; where it is blank, the usual rate of the type is taken
 (`_USUAL_GBPS`). Where the row states no links and a file of network fits has its GPU type, the fitted rates are taken
 instead and count as measured.
@@ -18,17 +18,21 @@ from hexiopt.calibration.gpus import Gpu, catalogue
 from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.discovery.product import same_memory
 from hexiopt.readers.link_files import NetworkFits
 from hexiopt.reading import Section
-from hexiopt.units import GB, GIB
+from hexiopt.units import GB
 
-# Gbit/s per machine: 8 x HDR 200 or 8 x NDR 400 in NVIDIA's DGX machines and their cloud counterparts, four times
-# Slingshot 200 in a GH200 node. Others: 10 Gbit/s Ethernet.
-_USUAL_GBPS = {"a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0}
+# Gbit/s per machine: 8 x HDR 200, NDR 400 or XDR 800 in NVIDIA's DGX machines and their cloud counterparts, four times
+# Slingshot 200 in a GH200 node, NDR 400 in one of GB200, XDR 800 of GB300; 8 x 400 with AMD's. Others: 10 Gbit/s Ethernet.
+_USUAL_GBPS = {
+    "a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0, "gb200": 1600.0,
+    "b300": 6400.0, "gb300": 3200.0, "mi300x": 3200.0, "mi325x": 3200.0, "mi350x": 3200.0, "mi355x": 3200.0,
+}  # fmt: skip
 _USUAL_ETHERNET_GBPS = 10.0
 _ONE_INTERFACE_GBPS = 100.0
 _USUAL_MACHINE = 8
-_SAME_MEMORY = 0.02
+_NVL72 = 72  # GPUs that a rack's NVLink joins: one machine to us
 _MACHINES = re.compile(r"(?P<first>\d+)x(?:(?P<second>\d+)x)?(?P<gpu>[A-Za-z0-9][\w -]*)")
 
 
@@ -81,6 +85,8 @@ def machines_of(row: Row) -> list[Machines]:
     if len(parts) == 1 and not _MACHINES.match(row.gpu):
         if row.gpus is None:
             raise InexpressibleError("the number of GPUs is not stated")
+        if _in_racks(row):  # the same number of GPUs in each
+            usual = max(n for n in range(1, min(_NVL72, row.gpus) + 1) if row.gpus % n == 0)
         return [_machines(gpu_of(row.gpu, row.gpu_mem_gb), row.gpus, usual)]
     found = []
     for part in parts:
@@ -95,6 +101,11 @@ def machines_of(row: Row) -> list[Machines]:
         else:
             found.append(_machines(gpu, int(named["first"]), usual))
     return found
+
+
+def _in_racks(row: Row) -> bool:
+    """Whether NVLink joins the machines of a rack."""
+    return row.intra_node_link.endswith("NVL72")
 
 
 def _machines(gpu: Gpu, num_gpus: int, usual: int) -> Machines:
@@ -117,7 +128,7 @@ def gpu_of(text: str, memory_gib: float | None) -> Gpu:
         form = next((word for word in words if word in ("sxm", "pcie")), None)
         if core not in plain or (form is not None and (form == "pcie") != ("pcie" in plain)):
             continue
-        if memory_gib is None or abs(gpu.memory_bytes / GIB - memory_gib) <= _SAME_MEMORY * memory_gib:
+        if memory_gib is None or same_memory(gpu, memory_gib):
             found.append((-len(core), gpu.name))
     if not found:
         raise InexpressibleError(f"no type of the catalogue is {text!r}")
@@ -128,6 +139,8 @@ def _nominal_links(row: Row, machines: Machines) -> tuple[float, int, float]:
     """GB/s inside a machine, its interfaces, and GB/s of each."""
     usual = _USUAL_GBPS.get(machines.gpu.name.split("_")[0], _USUAL_ETHERNET_GBPS)
     gbps = row.inter_node_link_gbps or usual
+    if _in_racks(row) and row.gpus_per_node:
+        gbps *= machines.num_gpus / row.gpus_per_node
     interfaces = 1 if gbps <= _ONE_INTERFACE_GBPS else machines.num_gpus
     return intra_bandwidth_gb_per_s(machines.gpu), interfaces, gbps / 8 / interfaces
 

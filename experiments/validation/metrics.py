@@ -36,7 +36,7 @@ def step_time_s(case: Case) -> float:
 
 def _counted_flops(case: Case) -> float:
     model, workload = case.problem.model, case.problem.workload
-    length, width = workload.seq_len, model.hidden_size
+    length, width = workload.seq_len * case.parts, model.hidden_size
     if case.framework.startswith("megatron_20"):
         layers, vocabulary = model.num_layers, model.vocab_size
         recomputed = case.plan.pipelines[0].stages[0].policy == "full"

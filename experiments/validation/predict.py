@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from experiments.validation.rows import Row
 from hexiopt.calibration.constants import constant_values
 from hexiopt.calibration.frameworks import Framework, calibrated_frameworks
 from hexiopt.calibration.gpus import Gpu, calibrated_catalogue
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -20,13 +22,18 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """A run that the cost model can express. Link rates in `problem` are nominal unless `links_measured`."""
+    """A run that the cost model can express. Link rates in `problem` are nominal unless `links_measured`.
+
+    With context parallelism over `parts` devices, each sequence of the run is `parts` sequences of the workload, and its
+    devices have pipelines of their own (`hexiopt.cost.executors.context_parallel`).
+    """
 
     row: Row
     problem: Problem
     plan: Plan
     framework: str
     links_measured: bool
+    parts: int = 1
 
 
 def predicted(case: Case, values: Values | None = None) -> Cost:
@@ -48,7 +55,19 @@ def cost_model(case: Case, values: Values | None = None) -> PlanPricer:
         return replace(known[kind], name=machine.name, spec_name=machine.spec_name)
 
     calibrated: Cluster = replace(cluster, machines=tuple(of(machine) for machine in cluster.machines))
-    return PlanPricer(replace(case.problem, cluster=calibrated), frameworks[case.framework])
+    return PlanPricer(
+        replace(case.problem, cluster=calibrated), frameworks[case.framework], context=_context(case, calibrated)
+    )
+
+
+def _context(case: Case, cluster: Cluster) -> ContextParallel | None:
+    """How sequences are cut: over the first of `parts` pipelines, whose slowest link counts."""
+    if case.parts == 1:
+        return None
+    first = [pipeline.stages[0].devices[0] for pipeline in case.plan.pipelines[: case.parts]]
+    ways = [cluster.network.path(a, b) for a, b in pairwise(first)]
+    bytes_per_s = min(min([way[1], *(rate for _, rate in way[2])]) for way in ways)
+    return ContextParallel(case.parts, bytes_per_s, max(way[0] for way in ways), case.row.says("cp_comm=a2a"))
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,8 @@
 """The model of a measured run, with the blanks of its row completed.
 
-A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternLM, Mistral or Qwen, else a GPT-2
-(plain MLP, LayerNorm, learned positions, tied embeddings). A blank MLP size is four times the hidden size, a blank
+A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternLM, Mistral or Qwen, a Nemotron (plain MLP,
+LayerNorm, RoPE) where it says so or heads share keys and values, else a GPT-2 (plain MLP, LayerNorm, learned positions,
+tied embeddings). A blank MLP size is four times the hidden size, a blank
 number of key-value heads is the number of heads, a blank vocabulary is Megatron's padded GPT-2 one. Known shapes of
 named models are in `experiments/data/model_shapes.yaml`.
 """
@@ -54,11 +55,10 @@ def model_of(row: Row) -> ModelSpec:
     gated = any(word in name for word in _GATED)
     tied = known.get("tied", not gated and any(word in name for word in _TIED))
     kv_heads = value("kv_heads") or heads
-    if not gated and kv_heads != heads:
-        raise InexpressibleError("grouped queries in a GPT")
+    grouped = not gated and (kv_heads != heads or "nemotron" in name)
     return ModelSpec(
         name=row.model_name,
-        architecture="llama" if gated else "gpt2",
+        architecture="llama" if gated else "nemotron" if grouped else "gpt2",
         num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
@@ -68,6 +68,6 @@ def model_of(row: Row) -> ModelSpec:
         vocab_size=value("vocab") or _PADDED_VOCABULARY,
         max_positions=seq_len_of(row),
         tied_embeddings=bool(tied),
-        attention_bias=not gated,
-        mlp_bias=not gated,
+        attention_bias=not gated and not grouped,
+        mlp_bias=not gated and not grouped,
     )

@@ -8,14 +8,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hexiopt.calibration.coefficients import FP8_BYTES
 from hexiopt.calibration.constants import constant, constant_values
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.reading import Section, read_mapping
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP, in_unit
 
-PRECISIONS = ("fp8", "bf16", "fp16", "tf32", "fp32")
+# Of the matrix products of layers alone; everything else is then in BF16. Bytes of an element that a product reads and
+# keeps for its backward, with its part of a scale: one a tensor, one byte for 32 elements (OCP MX specification 1.0),
+# one for 16 (NVIDIA, arXiv 2509.25149, section 2).
+QUANTIZED_BYTES = {"nvfp4": 0.5 + 1 / 16, "mxfp8": 1 + 1 / 32, "fp8": FP8_BYTES}
+PRECISIONS = (*QUANTIZED_BYTES, "bf16", "fp16", "tf32", "fp32")
 _NVLINKS = ("nvlink1", "nvlink2", "nvlink3", "nvlink4", "nvlink5", "nvlink_bridge")
-LINKS = ("pcie3", "pcie4", "pcie5", *_NVLINKS, "memory")
+LINKS = ("pcie3", "pcie4", "pcie5", *_NVLINKS, "infinity_fabric3", "infinity_fabric4", "memory")
 GFLOP = 1e9
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
@@ -24,6 +29,11 @@ _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _FP32_OVER_16BIT = 1 / 16  # data-centre parts: A100 19.5 / 312, H100 66.9 / 989.4
 _USABLE_FRACTION = 0.9  # the least of the catalogue's cards with ECC, and room for the CUDA context
 _LINK = "pcie4"
+
+
+def outside_products(precision: str) -> str:
+    """The precision of a run at `precision` outside the matrix products of its layers."""
+    return "bf16" if precision in QUANTIZED_BYTES else precision
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,18 @@ class Gpu:
     efficiency: Efficiency
     source: str
     flops_fp8: float | None = None
+    flops_mxfp8: float | None = None
+    flops_nvfp4: float | None = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
         value: float | None = getattr(self, f"flops_{precision}")
         return value
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is a module on a board with fast links between all GPUs, rather than a card."""
+        return self.link.startswith(("nvlink", "infinity_fabric"))
 
 
 @cache
@@ -130,15 +147,18 @@ def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
 
 
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
-    """`gpu` in file units, every value stated, as `gpu_from_section` reads it.
+    """`gpu` in file units, every value that it has stated, as `gpu_from_section` reads it.
 
     Reading it back gives an equal Gpu, bit for bit, for every Gpu that was itself read from file units.
     """
     efficiency = gpu.efficiency
     out: dict[str, Any] = {}
+    known = catalogue().get(gpu.name, gpu)
     for precision in PRECISIONS:
         rate = gpu.peak_flops(precision)
-        out[f"tflops_{precision}"] = None if rate is None else in_unit(rate, TFLOP, 15)
+        # Said only where it says something, so that problems without them keep their text and hash.
+        if precision not in ("mxfp8", "nvfp4") or rate is not None or known.peak_flops(precision) is not None:
+            out[f"tflops_{precision}"] = None if rate is None else in_unit(rate, TFLOP, 15)
     return out | {
         "memory_gib": in_unit(gpu.memory_bytes, GIB, 15),
         "usable_memory_gib": in_unit(gpu.usable_memory_bytes, GIB, 15),
@@ -196,7 +216,7 @@ def _read(
         peer_to_peer=section.flag("peer_to_peer", peer),
         efficiency=_efficiency(section.section("efficiency", optional=True), efficiency),
         source=source,
-        flops_fp8=rates["fp8"],
+        **{f"flops_{precision}": rates[precision] for precision in QUANTIZED_BYTES},
     )
     section.finish()
     return gpu
@@ -211,7 +231,7 @@ def _rates(section: Section, base: Gpu | None) -> dict[str, float | None]:
         rates["fp16"] = both
         if base is None or base.flops_bf16 is not None:
             rates["bf16"] = both
-    for precision in ("fp8", "bf16", "fp16", "tf32"):
+    for precision in (*QUANTIZED_BYTES, "bf16", "fp16", "tf32"):
         key = f"tflops_{precision}"
         value = section.number(key, above=0, at_most=1e5, default=None)
         if key in section:

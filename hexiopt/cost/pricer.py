@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.stage_model import StageModel, TpGroup
 from hexiopt.cost.lockstep import in_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
@@ -46,14 +47,19 @@ class PricerFeatures:
 class PlanPricer:
     """Prices plans of one problem. Implements what solvers ask of a pricer (`hexiopt.solving.Pricer`).
 
-    `stages` prices what one stage takes and holds; `network` says when pipelines end that share the network.
+    `stages` prices what one stage takes and holds; `network` says when pipelines end that share the network; `context`
+    is how each sequence of a run was cut, where it was.
     """
 
     def __init__(
-        self, problem: Problem, framework: Framework | None = None, network: NetworkModel | None = None
+        self,
+        problem: Problem,
+        framework: Framework | None = None,
+        network: NetworkModel | None = None,
+        context: ContextParallel | None = None,
     ) -> None:
         self.problem = problem
-        self.stages = StageModel(problem, framework)
+        self.stages = StageModel(problem, framework, context)
         self.framework = self.stages.framework
         self.network: NetworkModel = network or StaticShares()
         self._placed = Memo(self._place, _KEPT)

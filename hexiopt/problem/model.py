@@ -88,6 +88,13 @@ _GPT_NEO = _PLAIN | {
     "attention_window": "window_size",
 }
 _GPT_NEOX = _PLAIN | {"norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base"} | _BIAS
+_NEMOTRON = _PLAIN | {
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+    "mlp_bias": "mlp_bias",
+}
 _OPT = _PLAIN | {
     "ffn_size": "ffn_dim",
     "activation": "activation_function",
@@ -107,6 +114,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "gpt_neo": Architecture(_GPT_NEO, learned_rows=0, tied_embeddings=True, output_bias=True, mlp_bias=True),
         "gpt_neox": Architecture(_GPT_NEOX, attention_bias=True, mlp_bias=True),
+        "nemotron": Architecture(_NEMOTRON | _BIAS),
         "opt": Architecture(_OPT, learned_rows=2, tied_embeddings=True, attention_bias=True, mlp_bias=None),
     }
 )

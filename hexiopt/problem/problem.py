@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from hexiopt.calibration.gpus import outside_products
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -38,7 +39,7 @@ class Problem(Value):
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
         for m in dict.fromkeys(self.cluster.machine_of[list(usable)].tolist()):
             machine = self.cluster.machines[m]
-            needed = (precision, "bf16") if precision == "fp8" else (precision,)  # only matrix products use FP8
+            needed = (precision, outside_products(precision))
             lacking = next((name for name in needed if machine.gpu.peak_flops(name) is None), None)
             if lacking is not None:
                 others = " or ".join(p for p in ("fp16", "fp32") if machine.gpu.peak_flops(p) is not None)

@@ -39,6 +39,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {"max_positions": 1024, "activation": "gelu_new", "norm_eps": 1e-5},
     "gpt_neo": {"max_positions": 2048, "attention_window": 256, "activation": "gelu_new", "norm_eps": 1e-5},
     "gpt_neox": {"max_positions": 2048, "activation": "gelu", "norm_eps": 1e-5},
+    "nemotron": {"max_positions": 4096, "activation": "relu2", "norm_eps": 1e-5, "num_kv_heads": None},
     "opt": {"max_positions": 2048, "activation": "relu"},
 }
 """Defaults of transformers' configuration classes for keys that `config.json` lacks. Transformers has defaults for the
@@ -60,7 +61,7 @@ _IGNORED_WORDS = (
     "embed_dropout resid_pdrop embd_pdrop attn_pdrop layerdrop summary_activation "
     "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj "
     "chunk_size_feed_forward tf_legacy_loss n_ctx n_special predict_special_tokens scale_attn_weights "
-    "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn rotary_pct "
+    "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn rotary_pct partial_rotary_factor "
     "use_parallel_residual max_sequence_length"
 )
 _IGNORED = frozenset(_IGNORED_WORDS.split())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.gpus import QUANTIZED_BYTES
 from hexiopt.cost.executors.compute import Amount, Shard, at_least
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
@@ -56,15 +57,15 @@ class Activations(Generic[Amount]):
         q, kv = held.heads * dim, held.kv_heads * dim
         # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads. What
         # products in FP8 read is kept in FP8; the head's is not.
-        in_fp8 = workload.precision == "fp8"
-        read = c.FP8_BYTES if in_fp8 else width
+        quantized = workload.precision in QUANTIZED_BYTES
+        read = QUANTIZED_BYTES.get(workload.precision, width)
         statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
         norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, width))
         # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
         # where queries and keys are normed, what they were before. The output of attention over other tokens than the
         # device's own is one of attention's internals; its own come back. In FP8 the projection keeps its own copy.
         inner = float(((2 if model.gated_mlp else 1) * width + read) * shard.ffn)
-        own_output = (1.0 if in_fp8 else held.parted) * float(read * shard.heads * dim)
+        own_output = (1.0 if quantized else held.parted) * float(read * shard.heads * dim)
         layer = 2.0 * norm + held.tokens * (inner + own_output)
         layer = layer + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
         if model.qk_norm:

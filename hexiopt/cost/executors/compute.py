@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
-from hexiopt.calibration.gpus import Gpu
+from hexiopt.calibration.gpus import Gpu, outside_products
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 
@@ -74,8 +74,7 @@ class OperatorTimes:
         efficiency = gpu.efficiency
         self._gemm_s_per_flop = 1.0 / (peak * efficiency.gemm_max)
         self._gemm_half_flops = efficiency.gemm_half_flops
-        # FP8 is for matrix products alone.
-        attention_peak = gpu.peak_flops("bf16" if precision == "fp8" else precision)
+        attention_peak = gpu.peak_flops(outside_products(precision))
         assert attention_peak is not None, "a GPU with FP8 has BF16"
         self._attention_s_per_flop = 1.0 / (attention_peak * efficiency.attention_max)
         self._s_per_byte = 1.0 / (gpu.hbm_bytes_per_s * efficiency.memory_max)
@@ -108,12 +107,14 @@ class OperatorTimes:
 @dataclass(frozen=True)
 class ComputeTimes:
     """Forward and backward seconds of a piece of the model, without communication; `attention_s` is the part
-    of the forward that selective recompute repeats, `last_product_s` the MLP's second product.
+    of the forward that selective recompute repeats, `attention_backward_s` its backward, `last_product_s` the MLP's
+    second product.
     """
 
     forward_s: float
     backward_s: float
     attention_s: float = 0.0
+    attention_backward_s: float = 0.0
     last_product_s: float = 0.0
 
     def beside(self, more_s: float) -> "ComputeTimes":
@@ -201,13 +202,18 @@ def layer_compute(
     tp: int,
     micro_batch_size: int,
     framework: Framework | None = None,
+    parts: int = 1,
 ) -> ComputeTimes:
-    """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
+    """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences.
+
+    `parts`: of so many sequences of the workload one is made, whose other parts other devices have; its tokens attend
+    to all of it.
+    """
     framework = framework or default_framework()
     clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(model, tp)
     tokens = float(micro_batch_size * workload.seq_len)
     dense = dense_times(model, workload, clock, shard, tokens, framework)
-    squares = tokens * workload.seq_len * shard.heads
+    squares = tokens * workload.seq_len * parts * shard.heads
     attention_forward_s, attention_backward_s = attention_times(
         clock, gpu.flash_attention, model, workload.element_bytes, Blocks(0.5 * squares, squares, 1.0), framework
     )
@@ -216,6 +222,7 @@ def layer_compute(
         forward_s=dense.before_s() + attention_forward_s + dense.after_s(),
         backward_s=dense.after_s(*passes) + attention_backward_s + dense.before_s(*passes),
         attention_s=attention_forward_s,
+        attention_backward_s=attention_backward_s,
         last_product_s=dense.last_product_s,
     )
 
@@ -242,10 +249,7 @@ def _projection_s(model: ModelSpec, clock: OperatorTimes, tokens: int) -> float:
 def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
     # The head stays in BF16 beside layers in FP8.
-    clock, shard = (
-        OperatorTimes(gpu, "bf16" if workload.precision == "fp8" else workload.precision),
-        largest_shard(model, tp),
-    )
+    clock, shard = OperatorTimes(gpu, outside_products(workload.precision)), largest_shard(model, tp)
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
     gemm_s += _projection_s(model, clock, tokens)

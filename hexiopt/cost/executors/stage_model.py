@@ -22,6 +22,7 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
     optimizer_compute_s,
 )
+from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
@@ -69,9 +70,12 @@ class _Layer:
 class StageModel:
     """Prices single stages of a problem. Raises InputError for a model that is not priced."""
 
-    def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
+    def __init__(
+        self, problem: Problem, framework: Framework | None = None, context: ContextParallel | None = None
+    ) -> None:
         _check_attention(problem)
         self.problem = problem
+        self.context = context
         self.framework = framework or default_framework()
         cluster = problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
@@ -128,8 +132,9 @@ class StageModel:
         return problem.cluster.profile.times(shape, tp_group.gpu.name, tp_group.tp, micro_batch_size)
 
     def _layer(self, tp_group: TpGroup, micro_batch_size: int) -> "_Layer":
-        problem, framework = self.problem, self.framework
-        compute = layer_compute(problem.model, problem.workload, tp_group.gpu, tp_group.tp, micro_batch_size, framework)
+        problem, framework, context = self.problem, self.framework, self.context
+        model, workload, tp, size = problem.model, problem.workload, tp_group.tp, micro_batch_size
+        compute = layer_compute(model, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
         measured = self.measured(tp_group, micro_batch_size)
         if measured is not None:
             forward_s, backward_s = measured.layer
@@ -138,6 +143,9 @@ class StageModel:
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
         backward_s = compute.backward_s + backward_collectives * collective_s
+        if context is not None:
+            exposed_s = context.exposed_s(model, workload, tp, size, compute)
+            forward_s, backward_s = forward_s + exposed_s[0], backward_s + exposed_s[1]
         recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
         forward_s, backward_s, recompute_s = (
             max(s, framework.layer_host_s) for s in (forward_s, backward_s, recompute_s)

@@ -96,6 +96,7 @@ def discover(name: str, texts: Texts) -> Discovery:
             "discover: no text names a GPU; give discover.{nvidia_smi,slurm,hostfile} of machines with GPUs"
         )
     _check_names(entries)
+    entries, notes = _fabrics(entries, notes, smi)
     cluster: dict[str, Any] = {"name": name}
     if len(entries) > 1:
         cluster["inter_machine"] = {"bandwidth_gb_per_s": None, "latency_us": None}
@@ -243,6 +244,34 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
             raise InputError(f"{quoted(name)} {NAME_RULE}")
         if number > 1:
             raise InputError(f"{name}: is a machine and a part of another; rename the machine")
+
+
+def _fabrics(
+    entries: Sequence[dict[str, Any]], notes: dict[str, tuple[str, ...]], smi: Mapping[str, Sequence[SmiGpu]]
+) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
+    """The entries, where machines that one NVLink fabric joins are one machine, named for the first of them."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        found = {gpu.fabric for gpu in smi.get(entry["name"], ())}
+        fabric = next(iter(found)) if len(found) == 1 else None
+        groups.setdefault(fabric or f"of {entry['name']}", []).append(entry)
+    joined = []
+    for group in groups.values():
+        first, count = group[0], len(group)
+        if count > 1:
+            if len({repr(entry | {"name": ""}) for entry in group}) > 1:
+                names = " and ".join(entry["name"] for entry in group[:2])
+                raise InputError(f"{names}: are on one NVLink fabric and differ; give texts of machines that are alike")
+            total = count * first["num_gpus"]
+            if total > MAX_GPUS_PER_MACHINE:
+                raise InputError(
+                    f"{first['name']}: its NVLink fabric has {total} GPUs; give up to {MAX_GPUS_PER_MACHINE}"
+                )
+            names = ", ".join(entry["name"] for entry in group)
+            notes[first["name"]] += (f"one NVLink fabric of {count} machines: {names}",)
+            first = first | {"num_gpus": total, "network_interfaces": count * first.get("network_interfaces", 1)}
+        joined.append(first)
+    return joined, {entry["name"]: notes[entry["name"]] for entry in joined}
 
 
 def _counted(

@@ -16,13 +16,18 @@ _MOST_GPUS = 1024
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """One GPU as the driver reports it; None marks what it does not report."""
+    """One GPU as the driver reports it; None marks what it does not report.
+
+    `fabric` is equal for GPUs, also of several machines, that NVLink switches join: the columns fabric.clusterUuid and
+    fabric.cliqueId.
+    """
 
     index: int
     name: str
     memory_bytes: int | None
     pcie_gen: int | None = None
     pcie_width: int | None = None
+    fabric: str | None = None
 
 
 def read_nvidia_smi(path: str) -> tuple[SmiGpu, ...]:
@@ -76,7 +81,15 @@ def _gpu(line: Line, cells: dict[str, str]) -> SmiGpu:
         memory_bytes=None if memory_mib is None else memory_mib * _MIB,
         pcie_gen=_whole(line, cells.get("pcie.link.gen.max", "N/A"), "", 1, 9),
         pcie_width=_whole(line, cells.get("pcie.link.width.max", "N/A"), "", 1, 64),
+        fabric=_fabric(cells),
     )
+
+
+def _fabric(cells: dict[str, str]) -> str | None:
+    """The fabric of a GPU; the driver writes zeros where a machine has switches of its own alone."""
+    cluster, clique = cells.get("fabric.clusterUuid", ""), cells.get("fabric.cliqueId", "")
+    stated = set(cluster) - set("0-") and not _UNKNOWN.fullmatch(cluster) and not _UNKNOWN.fullmatch(clique)
+    return f"{cluster}.{clique}" if stated else None
 
 
 def _whole(line: Line, cell: str, unit: str, least: int, most: int) -> int | None:

@@ -13,9 +13,13 @@ from hexiopt.units import GIB
 
 # Reported over nominal memory: K80 with ECC 11441 MiB of 12 GiB, T4 15360 of 16, H200 143771 of 141.
 _LEAST_MEMORY, _MOST_MEMORY = 0.9, 1.02
-_BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation"}
+# People write 192 GB for a B200 of 180 and a GB200 of 186; no two forms of a type are closer than an eighth.
+_SAME_MEMORY = 0.07
+_BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation", "amd", "instinct", "oam", "ac"}
+_EDITIONS = {"blackwell", "workstation", "server", "edition"}  # of an RTX PRO
 _SXM_UNSAID = {"h200", "h800"}  # the driver states the form only of their PCIe cards
-_ONE_FORM = {"h20", "b200", "b100", "gh200"}  # exist only as modules
+# Exist only as modules.
+_ONE_FORM = {"h20", "b200", "b100", "gh200", "gb200", "b300", "gb300", "mi300x", "mi325x", "mi350x", "mi355x"}
 _SXM_MEMORY = {"h100": "hbm3"}  # the PCIe card has HBM2e
 
 
@@ -51,7 +55,12 @@ def _fits(said: _Named, own: _Named, gpu: Gpu, memory_bytes: float | None) -> bo
         return False
     if memory_bytes is not None:
         return _LEAST_MEMORY <= memory_bytes / gpu.memory_bytes <= _MOST_MEMORY
-    return said.memory_gb in (None, round(gpu.memory_bytes / GIB))
+    return said.memory_gb is None or same_memory(gpu, said.memory_gb)
+
+
+def same_memory(gpu: Gpu, memory_gib: float) -> bool:
+    """Whether people may mean the type's memory by `memory_gib`."""
+    return abs(gpu.memory_bytes / GIB - memory_gib) <= _SAME_MEMORY * memory_gib
 
 
 def _certain(said: _Named, own: _Named, memory_bytes: float | None) -> bool:
@@ -62,9 +71,9 @@ def _certain(said: _Named, own: _Named, memory_bytes: float | None) -> bool:
 
 @cache
 def _types() -> dict[str, _Named]:
-    """The name parts of every type; a type with NVLink is a module even if its name does not say so."""
+    """The name parts of every type; a module is one even if its name does not say so."""
     types = {name: _named(name) for name in catalogue()}
-    modules = {name for name, own in types.items() if catalogue()[name].link.startswith("nvlink")}
+    modules = {name for name, gpu in catalogue().items() if gpu.is_module}
     return {name: replace(own, form="sxm") if name in modules else own for name, own in types.items()}
 
 
@@ -76,7 +85,7 @@ def _product(text: str) -> _Named:
         by_memory = _SXM_MEMORY.get(model)
         if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
             return _Named(named.model, named.form or "sxm", named.memory_gb)
-        if model in _ONE_FORM or (by_driver and model in _SXM_UNSAID):
+        if model in _ONE_FORM or (by_driver and named.model <= _SXM_UNSAID):
             # The name of a GH200 states its processor's memory.
             memory_gb = None if model == "gh200" and by_driver else named.memory_gb
             return _Named(named.model, named.form or "sxm", memory_gb)
@@ -92,7 +101,7 @@ def _named(text: str) -> _Named:
             form = "pcie"
         elif size := re.fullmatch(r"(\d{1,3})gb?", word):
             memory_gb = int(size[1])
-        elif word not in _BRANDS and not re.fullmatch(r"hbm\d?e?", word):
+        elif word not in _BRANDS | _EDITIONS and not re.fullmatch(r"hbm\d?e?", word):
             model.add(word)
     if len(model) > 1 and any(map(str.isdecimal, "".join(model))):
         model.discard("rtx")  # a 3090 is an RTX 3090

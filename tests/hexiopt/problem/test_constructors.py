@@ -54,7 +54,7 @@ def refusal(build: Callable[[], object]) -> str | None:
     ("build", "line"),
     [
         (lambda: Workload(seq_len=-5), "workload: seq_len: -5 is out of range; it must be at least 1 and at most"),
-        (lambda: Workload(precision="nvfp4"), "workload: precision: 'nvfp4' is not known; known: bf16, fp16, fp32,"),
+        (lambda: Workload(precision="fp4"), "workload: precision: 'fp4' is not known; did you mean nvfp4 or fp8?"),
         (lambda: Workload(schedule="1f1"), "workload: schedule: '1f1' is not known; did you mean 1f1b?"),
         (lambda: Workload(gradient_bytes=3), "workload: gradient_bytes: 3 is not a width; choose 2 or 4"),
         (lambda: Workload(optimizer_sharding="4"), "workload: optimizer_sharding: '4' is not known; choose auto,"),

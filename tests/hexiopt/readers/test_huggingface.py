@@ -233,7 +233,7 @@ def test_each_size_must_be_stated(base: dict[str, Any]) -> None:
         (
             LLAMA,
             {"model_type": "mixtral"},
-            "known: llama, mistral, qwen2, qwen3, gpt2, gpt_neo, gpt_neox, opt",
+            "known: llama, mistral, qwen2, qwen3, gpt2, gpt_neo, gpt_neox, nemotron, opt",
         ),
         (LLAMA, {"model_type": 3}, "model_type"),
         (LLAMA, {"num_key_value_head": 2}, "did you mean num_key_value_heads?; remove it if"),

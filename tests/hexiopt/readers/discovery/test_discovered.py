@@ -17,6 +17,8 @@ from tests.hexiopt.readers.discovery.texts import (
     A100_TOPOLOGY,
     DGX,
     DGX_TOPOLOGY,
+    GB200_MACHINE,
+    GB200_TOPOLOGY,
     HOSTFILE,
     LAB,
     LAB_TOPOLOGY,
@@ -215,3 +217,23 @@ def test_what_nccl_tests_measured_stands_over_a_datasheet(tmp_path: Path) -> Non
     assert a["intra_bandwidth_gb_per_s"] == pytest.approx(231, rel=1e-3)
     assert b["intra_bandwidth_gb_per_s"] is None
     assert any("nccl-tests" in note for note in found.notes["a"])
+
+
+def test_machines_on_one_nvlink_fabric_are_one_machine(tmp_path: Path) -> None:
+    names = [f"tray-{k}" for k in range(18)]
+    alone = GB200_MACHINE.replace("8ee5b8b0-3f0a-4a53-8f2c-9a9c5e1d7a11", "00000000-0000-0000-0000-000000000000")
+    discovery = found(
+        tmp_path,
+        nvidia_smi=dict.fromkeys(names, GB200_MACHINE) | {"alone": alone},
+        topology=dict.fromkeys(names, GB200_TOPOLOGY),
+    )
+    rack = machines(discovery)["tray-0"]
+    assert (rack["gpu"], rack["num_gpus"], rack["intra_bandwidth_gb_per_s"]) == ("gb200", 72, 900.0)
+    assert machines(discovery).keys() == {"tray-0", "alone"}
+    assert machines(discovery)["alone"]["num_gpus"] == 4
+    assert any("one NVLink fabric of 18 machines" in note for note in discovery.notes["tray-0"])
+
+
+def test_machines_on_one_nvlink_fabric_must_be_alike(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a and b: are on one NVLink fabric and differ"):
+        found(tmp_path, nvidia_smi={"a": GB200_MACHINE, "b": GB200_MACHINE}, topology={"a": GB200_TOPOLOGY})

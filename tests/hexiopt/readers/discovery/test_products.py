@@ -33,6 +33,13 @@ DRIVER = [
     ("NVIDIA H200", 143771, "h200_141gb_sxm"),
     ("NVIDIA H20", 97871, "h20"),
     ("NVIDIA GH200 480GB", 97871, "gh200_96gb"),
+    ("NVIDIA GB200", 189471, "gb200"),
+    ("NVIDIA B300 SXM6 AC", 275040, "b300"),
+    ("NVIDIA GB300", 284208, "gb300"),
+    ("NVIDIA H100 NVL", 95830, "h100_nvl"),
+    ("NVIDIA H200 NVL", 143771, "h200_nvl"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "rtx_pro_6000"),
+    ("AMD Instinct MI300X OAM", 196592, "mi300x"),
     ("NVIDIA B200", 183359, "b200"),
 ]
 
@@ -52,8 +59,7 @@ def test_a_drivers_name_means_one_type(name: str, mib: int, gpu: str) -> None:
         ("NVIDIA GeForce RTX 4090 D", 24564),
         ("NVIDIA GeForce RTX 4080 SUPER", 16376),
         ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 16384),
-        ("NVIDIA H100 NVL", 95830),
-        ("NVIDIA H200 NVL", 143771),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887),
         ("NVIDIA H20", 143771),
         ("NVIDIA GH200 144G HBM3e", 147456),
         ("NVIDIA H800 PCIe", 81559),
@@ -74,7 +80,7 @@ def test_a_relative_of_a_type_is_not_the_type(name: str, mib: int | None) -> Non
         ("a100_80gb", ("a100_80gb_pcie", "a100_80gb_sxm")),
         ("A100-SXM4", ("a100_40gb_sxm", "a100_80gb_sxm")),
         ("v100", ("v100_16gb_pcie", "v100_16gb_sxm", "v100_32gb_sxm")),
-        ("h200", ("h200_141gb_sxm",)),  # or the NVL card, which the catalogue lacks
+        ("h200", ("h200_141gb_sxm",)),  # or the PCIe card, called NVL
         ("p100", ("p100",)),  # or the PCIe card
     ],
 )
@@ -94,6 +100,9 @@ def test_an_administrators_word_may_leave_choices(name: str, choices: tuple[str,
         ("nvidia_h100_80gb_hbm3", "h100_80gb_sxm"),
         ("h100_80gb_pcie", "h100_80gb_pcie"),
         ("b200", "b200"),
+        ("b200_192gb", "b200"),
+        ("gb200_192gb", "gb200"),
+        ("mi355x", "mi355x"),
     ],
 )
 def test_an_administrators_word_may_say_enough(name: str, gpu: str) -> None:

@@ -113,3 +113,15 @@ b slots=4 max_slots=4
 c:2
 10.0.0.7
 """
+
+# A machine of a rack of GB200, whose NVLink joins 18 of them, as its fields `fabric.*` say.
+GB200_MACHINE = """\
+index, name, memory.total [MiB], fabric.clusterUuid, fabric.cliqueId
+""" + "".join(f"{k}, NVIDIA GB200, 189471 MiB, 8ee5b8b0-3f0a-4a53-8f2c-9a9c5e1d7a11, 32766\n" for k in range(4))
+GB200_TOPOLOGY = (
+    "        GPU0    GPU1    GPU2    GPU3    CPU Affinity    NUMA Affinity\n"
+    "GPU0     X      NV18    NV18    NV18    0-71            0\n"
+    "GPU1    NV18     X      NV18    NV18    0-71            0\n"
+    "GPU2    NV18    NV18     X      NV18    72-143          1\n"
+    "GPU3    NV18    NV18    NV18     X      72-143          1\n"
+)
