@@ -81,7 +81,7 @@ class Portfolio(SearchSolver):
     """
 
     name = "portfolio"
-    capabilities = Capabilities(sequence="also", cores=2)
+    capabilities = Capabilities(sequence="also", cores="all")
     gap: float = 0.0
 
     def __post_init__(self) -> None:
@@ -285,16 +285,17 @@ def price_fallbacks(
         if not (allowance or _continues_without_plan(run)):
             break
         run.step()
-        completed = completer.allowed(partition) and completer.complete(partition)
-        if not completed:
-            continue
-        priced = completer.price(completed, run.best_s)
-        if priced is None:
-            found.append((completed.estimate_s, number, partition))
-            continue
-        cost = run.offer(priced.plan, priced.cost, (partition, ()))
-        if cost.fits:
-            found.append((completed.estimate_s, number, partition))
+        with run.tallied("fall_back") as tally:
+            tally.proposed += 1
+            completed = completer.allowed(partition) and completer.complete(partition)
+            if not completed:
+                tally.unfit += 1
+                continue
+            tally.valid += 1
+            priced = completer.price(completed, run.best_s)
+            tally.priced += priced is not None
+            if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:
+                found.append((completed.estimate_s, number, partition))
     return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]
 
 
@@ -311,5 +312,7 @@ def hexiscale_partitions(
     hierarchy, allowance = HierarchicalPartition(run, completer, random.Random(run.seed)), run.until(share)
     while allowance or (until_first_plan and run.plan is None and run.should_continue()):
         run.step()
-        hierarchy.iterate()
+        with run.tallied("partition_graph") as tally:
+            tally.proposed += 1
+            hierarchy.iterate()
     return hierarchy.found()

@@ -66,7 +66,7 @@ def jobs_of(
 def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress: bool | None) -> Frame:
     """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
     resume."""
-    count = usable_cores() if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
+    count = _at_once(jobs) if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,6 +88,12 @@ def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress
     words = {0: "done", INTERRUPTED: "interrupted", 3: "without a plan", 2: "refused", 1: "failed"}
     told = ", ".join(f"{codes.count(code)} {word}" for code, word in words.items() if code in codes)
     return Frame(frame.columns, frame.rows, title=f"{len(jobs)} jobs: {told}")
+
+
+def _at_once(jobs: Iterable[SweepJob]) -> int:
+    """How many jobs run at once so that none waits for another's cores, whichever they are."""
+    cores = usable_cores()
+    return cores // max((job.cores(cores) for job in jobs), default=1)
 
 
 class _Counter:
