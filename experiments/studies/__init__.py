@@ -10,6 +10,7 @@ NAMES = (
     "homogeneous",
     "rivals",
     "convergence",
+    "irregular",
     "scaling",
     "ablation",
     "long_context",
