@@ -132,7 +132,7 @@ class ColumnSearch:
             if not ranked:
                 return
             recipes = ranked[min(len(ranked) - 1, turn % _STARTS)][3]
-            if turn % 3 == 2:
+            if turn % 3 == 2 or self._programs.has_news:
                 self._solve_programs(near=True)
                 self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM)
             else:
@@ -147,7 +147,9 @@ class ColumnSearch:
                 for seconds, chosen in search.anneal(start, _MOVES):
                     if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
                         break
-                    priced += self._price_chosen(chosen)
+                    if self._price_chosen(chosen):
+                        priced += 1
+                        self._programs.learn(chosen)
                 self._work(_MOVES // _MOVES_A_UNIT)
             turn += 1
 
@@ -177,7 +179,7 @@ class ColumnSearch:
             found = annealer.anneal(start, hot, allowance.up_to(end))
             seconds = math.exp(found.energy) if found.energy < math.log(1e30) else math.inf
             if math.isfinite(seconds):
-                self._remember(seconds, found.partition, ())
+                self._remember(seconds, found.partition, self._learnt(found.partition))
 
     def price(self, partition: Partition, recipes: Sequence[ChainRecipe] = ()) -> bool:
         """Price a partition, and learn what the pipelines of its recipes take. Whether it fits."""
@@ -201,6 +203,7 @@ class ColumnSearch:
             tally.unfit += 1
             return False
         tally.accepted += 1
+        recipes = recipes or self._learnt(partition)
         self._remember(cost.step_time_s, partition, recipes)
         first = 0
         for recipe, group in zip(recipes, partition.pipeline_groups, strict=False):
@@ -217,6 +220,13 @@ class ColumnSearch:
 
     # ----------------------------------------------------------------------------- columns
 
+    def _learnt(self, partition: Partition) -> tuple[ChainRecipe, ...]:
+        """Make the chains of a partition that others found; their recipes, if all of it is such chains."""
+        recipes = [self._pool.recipe_of(group) for group in partition.pipeline_groups]
+        known = [recipe for recipe in recipes if recipe is not None and self._make(recipe) is not None]
+        whole = len(known) == len(recipes) and partition.sharding == self.zero_stage
+        return tuple(known) if whole else ()
+
     def _assume(self, num_pipelines: int) -> None:
         self._pool = ColumnPool(self.completer, self.kinds, self.zero_stage, num_pipelines)
         self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
@@ -229,7 +239,7 @@ class ColumnSearch:
             gpus = self.kinds.num_gpus[kind]
             if length <= most and self._continues(allowance):
                 with self._operator("make_short_chains"):
-                    for width in (1 << j for j in range(gpus.bit_length(), -1, -1)):
+                    for width in reversed(dict.fromkeys((*self.kinds.widths, 2 * gpus))):
                         if width <= 2 * gpus and length * gpus // width <= 2 * self.problem.model.num_layers:
                             self._make(ChainRecipe(((kind, length),), width, self._sizes[0]))
         self._sweep(2, allowance)
@@ -332,7 +342,7 @@ class ColumnSearch:
                 self._price_chosen(self._programs.without(kind))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
-        """Columns near those in use: a machine more or less of a kind, half or twice as wide, in other ways."""
+        """Columns near those in use: a machine more or less, or of another kind, wider or narrower, in other ways."""
         rng, used = self.rng, list(dict.fromkeys(recipes))
         made = 0
         for _ in range(_TRIES):
@@ -340,14 +350,22 @@ class ColumnSearch:
                 return
             recipe = rng.choice(used)
             order, width, size = dict(recipe.order), recipe.width, recipe.micro_batch_size
-            change = rng.randrange(4)
-            if change < 2:
+            change = rng.randrange(5)
+            if change == 0:  # another kind's machine for one
+                out, into = rng.choice(list(order)), rng.randrange(len(self.kinds))
+                order[out] -= 1
+                order[into] = order.get(into, 0) + 1
+                if not order[out]:
+                    del order[out]
+            elif change < 3:
                 kind = rng.randrange(len(self.kinds))
                 order[kind] = order.get(kind, 0) + rng.choice((-1, 1))
                 if order[kind] <= 0:
                     del order[kind]
-            elif change == 2:
-                width = width * 2 if rng.random() < 0.5 else width // 2
+            elif change == 3:
+                widths = self.kinds.widths
+                others = [w for w in widths if w > width][:1] + [w for w in widths if w < width][-1:]
+                width = rng.choice(others or [width])
             else:
                 size = rng.choice(self._sizes[:2])
             if not order or not width or any(n > self.kinds.supply[k] for k, n in order.items()):
