@@ -28,7 +28,7 @@ from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.frame.solver import SearchSolver
-from solvers.frame.starts import short_chain_partitions, whole_grids
+from solvers.frame.starts import lockstep_partitions, short_chain_partitions, whole_grids
 from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
@@ -65,6 +65,7 @@ _FEW = 64  # GPUs up to which the second member prices all fallbacks soon enough
 _MACHINES = 100  # GPUs beyond which counts of chains matter more than parts of machines and replicas
 _SOME = 300  # GPUs beyond which annealing other partitions finds little that columns do not
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
+_LOCKSTEP = 12  # data-parallel partitions under ZeRO-2 and 3 among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
 _COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
@@ -223,12 +224,18 @@ def _many_fallbacks(run: Search, completer: PlanCompleter) -> Iterator[Partition
     """Fallbacks on many GPUs, where a separate grid for each kind is made of columns: more only while there is no
     plan."""
     short = short_chain_partitions(run.problem)
+    yield from islice(filter(_is_shallow, lockstep_partitions(run.problem)), _LOCKSTEP)
     yield from islice(short, _SHORT)
     yield from whole_grids(run.problem)
     yield from shape_partitions(run, lambda: _continues(run))
     if run.plan is None:
         yield from short
         yield from own_grids(run.problem, completer, lambda: _continues(run))
+
+
+def _is_shallow(partition: Partition) -> bool:
+    """Whether no pipeline has two stages."""
+    return all(len(group.stages) == 1 for group in partition.pipeline_groups)
 
 
 def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:

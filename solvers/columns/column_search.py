@@ -54,6 +54,7 @@ _PRICED = 4  # of the multisets met in an annealing
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
 _SHUFFLED = 0.25  # of these in another order
 _WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
+_WORTH_LEARNING = 1.01  # of the best step time: plans whose chains the programs then find others for
 _KEPT = 200  # structures remembered as found
 _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
@@ -137,7 +138,7 @@ class ColumnSearch:
                 self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM)
             else:
                 self._make_near(recipes, allowance)
-            start = [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
+            start = self._chosen(recipes)
             if self.rng.random() < elsewhere:
                 start = self._programs.rounded_anywhere(self.rng) or start
             with self._operator("anneal_chains"):
@@ -147,9 +148,7 @@ class ColumnSearch:
                 for seconds, chosen in search.anneal(start, _MOVES):
                     if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
                         break
-                    if self._price_chosen(chosen):
-                        priced += 1
-                        self._programs.learn(chosen)
+                    priced += self._price_chosen(chosen)
                 self._work(_MOVES // _MOVES_A_UNIT)
             turn += 1
 
@@ -405,7 +404,12 @@ class ColumnSearch:
             recipes += [column.recipe] * len(copied)
         return self.price(Partition(tuple(groups), self._schedule, self.zero_stage), recipes)
 
+    def _chosen(self, recipes: Sequence[ChainRecipe]) -> Chosen:
+        return [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
+
     def _remember(self, seconds: float, partition: Partition, recipes: Sequence[ChainRecipe]) -> None:
+        if recipes and not self._together and seconds <= _WORTH_LEARNING * self.run.best_s:
+            self._programs.learn(self._chosen(recipes))
         self._found.append((seconds, len(self._tried), partition, tuple(recipes)))
         if len(self._found) > 2 * _KEPT:
             self._found = sorted(self._found, key=lambda f: f[:2])[:_KEPT]
