@@ -4,7 +4,7 @@ import sys
 
 from rich.text import Text
 
-from experiments.app.common import Job, NoPlanError, bounded, interrupt, listener, solvers_of
+from experiments.app.common import Job, NoPlanError, bound_limit_s, bounded, interrupt, listener, solvers_of
 from experiments.cli import main
 from hexiopt.toolkit.comparing import each_result
 
@@ -19,11 +19,11 @@ def run(job: Job) -> float:
     solvers = [(solver.name, solver) for solver in solvers_of(job, job.config.compare.solvers)]
     with listener(job, problem) as listen:
         results = list(each_result(problem, solvers, job.budget, [job.config.seed], listen, interrupt))
-    results = bounded(job, results, problem)
+    results = bounded(results, problem, bound_limit_s(job))
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.comparison import comparison_table, restricted_bounds
+    from hexiopt.report.comparison import comparison_table, operators_table, restricted_bounds
     from hexiopt.report.comparison_frames import comparison_frame, operators_frame
     from hexiopt.report.notes import notes
     from hexiopt.report.table import headline
@@ -39,6 +39,8 @@ def run(job: Job) -> float:
         job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
         written.append("comparison.png")
     job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
+    if job.config.compare.operators:
+        job.show("", operators_table(results))
     job.show(*(Text(f"note: {note}", "yellow") for note in notes(problem)))
     job.show_files(*written)
     return min(result.objective for result in results)

@@ -1,20 +1,27 @@
 """`hexiopt plan cluster=small_mixed model=llama2_7b`: finds a plan, then prints, writes and draws it."""
 
 import sys
+import time
 
-from experiments.app.common import Job, bounded, search, solver_of
+from rich.text import Text
+
+from experiments.app.common import Job, search_and_bound, solver_of
 from experiments.app.reports import plan_reports, show_plan, write_plan
 from experiments.cli import main
+from hexiopt.report.style import seconds
 
 
 def run(job: Job) -> float:
     """Find a plan; returns its step time in seconds. Raises InputError and NoPlanError."""
     problem = job.problem
-    result = search(job, solver_of(job), problem)
-    (result,) = bounded(job, [result], problem)
+    result = search_and_bound(job, solver_of(job), problem)
     plan, cost, made_by = write_plan(job, problem, result)
-    written = plan_reports(job, problem, plan, cost, made_by, result.trajectory) if job.pictures else []
     show_plan(job, problem, plan, cost, made_by)
+    written = []
+    if job.pictures:
+        began_s = time.perf_counter()
+        written = plan_reports(job, problem, plan, cost, made_by, result.trajectory)
+        job.show("", Text(f"pictures drawn in {seconds(time.perf_counter() - began_s)}", "dim"))
     job.show_files("plan.json", *written)
     return cost.step_time_s
 

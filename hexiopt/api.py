@@ -297,7 +297,8 @@ def sweep(
     processes: int | None = None,
     progress: bool | None = None,
 ) -> Frame:
-    """Run one search for each combination of the values in `over`, on several `processes` (by default one per core).
+    """Run one search for each combination of the values in `over`, on several `processes` (by default as many as the
+    cores allow, of which some solvers keep several busy).
 
     Keys are those of the command line: `cluster`, `model`, `workload.KEY`, `space.KEY`, `constraints.KEY`, `solver`,
     `solver.KEY` and `seed`; `problem` and the other arguments supply the rest. Each job writes `plan.json` and

@@ -63,7 +63,9 @@ class Result:
 
     `bound_s` is a step time that no plan of the space can beat (0 where none is known). `steps` counts the
     solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more about
-    the part of the space that it searches states it in `restricted_bound`. `operators` counts what each operator did.
+    the part of the space that it searches states it in `restricted_bound`. `hoped_s` is the step time that its programs
+    still hope for: an estimate that a plan may beat, or never reach (0 where there is none). `operators` counts what
+    each operator did.
     """
 
     solver: str
@@ -77,6 +79,7 @@ class Result:
     trajectory: tuple[Point, ...] = ()
     reason: str = ""
     restricted_bound: RestrictedBound | None = None
+    hoped_s: float = 0.0
     operators: tuple[OperatorCounts, ...] = ()
 
     def __post_init__(self) -> None:

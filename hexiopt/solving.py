@@ -55,7 +55,7 @@ class Capabilities:
     `kind`: a `planner` searches the whole plan space, a `baseline` the published one of another system, an `oracle`
     proves what it finds. `sequence`: whether its plans have sequence layouts; `only` refuses a problem without them.
     `pricers`: which cost models its search accepts. `max_devices`, `max_layers`: the largest problem that it takes.
-    `requires`: packages that it imports. `cores`: how many it keeps busy.
+    `requires`: packages that it imports. `cores`: how many it keeps busy, or all that there are.
     """
 
     kind: Literal["planner", "baseline", "oracle"] = "planner"
@@ -64,7 +64,11 @@ class Capabilities:
     max_devices: int | None = None
     max_layers: int | None = None
     requires: tuple[str, ...] = ()
-    cores: int = 1
+    cores: int | Literal["all"] = 1
+
+    def busy(self, usable: int) -> int:
+        """How many of `usable` cores it keeps busy."""
+        return usable if self.cores == "all" else min(self.cores, usable)
 
 
 class Pricer(Protocol):
@@ -123,6 +127,7 @@ class Progress:
     steps: int
     best_s: float  # best step time so far, infinite before the first plan
     bound_s: float
+    hoped_s: float = 0.0  # the step time that its programs still hope for; an estimate, no bound; 0 where there is none
 
 
 OnProgress = Callable[[Progress], bool]  # returns False to stop the search

@@ -28,7 +28,7 @@ from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.frame.solver import SearchSolver
-from solvers.frame.starts import short_chain_partitions, whole_grids
+from solvers.frame.starts import lockstep_partitions, short_chain_partitions, whole_grids
 from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
@@ -65,6 +65,7 @@ _FEW = 64  # GPUs up to which the second member prices all fallbacks soon enough
 _MACHINES = 100  # GPUs beyond which counts of chains matter more than parts of machines and replicas
 _SOME = 300  # GPUs beyond which annealing other partitions finds little that columns do not
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
+_LOCKSTEP = 12  # data-parallel partitions under ZeRO-2 and 3 among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
 _COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
@@ -81,7 +82,7 @@ class Portfolio(SearchSolver):
     """
 
     name = "portfolio"
-    capabilities = Capabilities(sequence="also", cores=2)
+    capabilities = Capabilities(sequence="also", cores="all")
     gap: float = 0.0
 
     def __post_init__(self) -> None:
@@ -212,9 +213,7 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
 def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
     """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
     columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
-    columns.restricted_master(
-        run.until(0.5 if len(run.problem.usable_devices) < _SOME else 0.75), _ELSEWHERE[number % 2]
-    )
+    columns.restricted_master(run.until(0.75), _ELSEWHERE[number % 2])
     columns.variants(5, run.until(0.8))
     price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
     columns.anneal(run.until(0.93))
@@ -225,12 +224,18 @@ def _many_fallbacks(run: Search, completer: PlanCompleter) -> Iterator[Partition
     """Fallbacks on many GPUs, where a separate grid for each kind is made of columns: more only while there is no
     plan."""
     short = short_chain_partitions(run.problem)
+    yield from islice(filter(_is_shallow, lockstep_partitions(run.problem)), _LOCKSTEP)
     yield from islice(short, _SHORT)
     yield from whole_grids(run.problem)
     yield from shape_partitions(run, lambda: _continues(run))
     if run.plan is None:
         yield from short
         yield from own_grids(run.problem, completer, lambda: _continues(run))
+
+
+def _is_shallow(partition: Partition) -> bool:
+    """Whether no pipeline has two stages."""
+    return all(len(group.stages) == 1 for group in partition.pipeline_groups)
 
 
 def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
@@ -285,16 +290,17 @@ def price_fallbacks(
         if not (allowance or _continues_without_plan(run)):
             break
         run.step()
-        completed = completer.allowed(partition) and completer.complete(partition)
-        if not completed:
-            continue
-        priced = completer.price(completed, run.best_s)
-        if priced is None:
-            found.append((completed.estimate_s, number, partition))
-            continue
-        cost = run.offer(priced.plan, priced.cost, (partition, ()))
-        if cost.fits:
-            found.append((completed.estimate_s, number, partition))
+        with run.tallied("fall_back") as tally:
+            tally.proposed += 1
+            completed = completer.allowed(partition) and completer.complete(partition)
+            if not completed:
+                tally.unfit += 1
+                continue
+            tally.valid += 1
+            priced = completer.price(completed, run.best_s)
+            tally.priced += priced is not None
+            if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:
+                found.append((completed.estimate_s, number, partition))
     return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]
 
 
@@ -311,5 +317,7 @@ def hexiscale_partitions(
     hierarchy, allowance = HierarchicalPartition(run, completer, random.Random(run.seed)), run.until(share)
     while allowance or (until_first_plan and run.plan is None and run.should_continue()):
         run.step()
-        hierarchy.iterate()
+        with run.tallied("partition_graph") as tally:
+            tally.proposed += 1
+            hierarchy.iterate()
     return hierarchy.found()

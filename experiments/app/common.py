@@ -4,10 +4,11 @@ import json
 import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.resources import files
@@ -42,6 +43,7 @@ from solvers.registry import make_solver, solver_class
 
 INTERRUPTED = 130
 _CHANGEABLE = ("cluster", "workload")  # of a plan file's problem, by the verbs that price it anew
+_BOUND_SHARE = 0.25  # of the time limit of search and bound together
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 
 
@@ -300,9 +302,30 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
         return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
-def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
-    """`results` on one problem with its lower bound, which is computed within `bound.time_limit_s`."""
-    limit_s = bound_limit_s(job)
+def search_and_bound(job: Job, solver: Solver, problem: Problem) -> Result:
+    """As `search`, and the lower bound, both within the solver's time limit; the bound gets `bound.time_limit_s` of it,
+    by default a quarter.
+
+    Raises InputError also where that leaves no time for the search.
+    """
+    began_s, limit_s, bound_limit_s = time.perf_counter(), job.budget.time_limit_s, job.config.bound.time_limit_s
+    if bound_limit_s is None:
+        bound_limit_s = _BOUND_SHARE * limit_s
+    if bound_limit_s >= limit_s:
+        raise InputError(
+            f"bound.time_limit_s: {bound_limit_s:g} leaves no time for the search, which shares "
+            f"solver.time_limit_s={limit_s:g} with the bound; state less, or a longer solver.time_limit_s"
+        )
+    budget = replace(job.budget, time_limit_s=limit_s - bound_limit_s)
+    with listener(job, problem) as listen:
+        result = solver.solve(problem, budget, seed=job.config.seed, on_progress=listen)
+    left_s = max(0.0, limit_s - (time.perf_counter() - began_s))
+    (result,) = bounded([result], problem, min(bound_limit_s, left_s))
+    return result
+
+
+def bounded(results: Sequence[Result], problem: Problem, limit_s: float) -> list[Result]:
+    """`results` on one problem with its lower bound, which is computed within `limit_s`."""
     bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
     return [result.above(bound_s) for result in results] if bound_s else list(results)
 

@@ -103,7 +103,11 @@ class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
 
 @dataclass
 class BoundConfig:
-    """Seconds spent on the lower bound after the search; null means half of the solver's time limit, 0 none."""
+    """Seconds spent on the lower bound after the search; 0 means none.
+
+    In `plan` they are part of the time limit of the solver, and null means a quarter of it; in `compare` they come on
+    top, and null means half of the limit of a solver.
+    """
 
     time_limit_s: float | None = None
 
@@ -113,9 +117,13 @@ class BoundConfig:
 
 @dataclass
 class CompareConfig:
-    """The solvers that `compare` runs on one problem."""
+    """The solvers that `compare` runs on one problem.
+
+    `operators`: whether to print what each of their operators did, as operators.csv has it.
+    """
 
     solvers: list[str] = field(default_factory=lambda: ["random", "hexiscale", "portfolio"])
+    operators: bool = False
 
     def __post_init__(self) -> None:
         _check_solvers("compare", self.solvers)

@@ -11,6 +11,7 @@ NAMES = (
     "layer_split",
     "rivals",
     "convergence",
+    "irregular",
     "scaling",
     "ablation",
     "long_context",

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.studies.frame import published
 from experiments.studies.frame.figures import GRID, framed, hue, legend
-from experiments.studies.frame.rows import time_to_s
+from experiments.studies.frame.rows import best_at, time_to_s
 from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.settings import OURS, Planner, first_models
 from experiments.studies.frame.study import Report, Scale, Study
@@ -94,9 +94,7 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     start_s = rows["first_plan_s"].fillna(end_s).min()
     at_s = np.geomspace(max(start_s, end_s / 1000), end_s * 1.02, _CURVE)
     for k, (planner, own) in enumerate(rows.groupby("planner", sort=False)):
-        best_s = np.array(
-            [[min((s for t, s in run if t <= at), default=np.inf) for at in at_s] for run in own["trajectory"]]
-        )
+        best_s = np.array([best_at(points, at_s) for points in own["trajectory"]])
         ready = np.isfinite(best_s).all(axis=0)
         reached = own["tokens"].iloc[0] / best_s[:, ready] / 1e3
         if ready.any():

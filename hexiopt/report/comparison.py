@@ -42,6 +42,18 @@ def comparison_table(results: Sequence[Result]) -> Table:
     return plain_table(_HEADER, rows, left=("Solver", "Status"))
 
 
+def operators_table(results: Sequence[Result]) -> Table:
+    """What the operators of each solver did, those that made its best plan better most often first."""
+    header = ("Solver", "Operator", "Proposed", "Valid", "Priced", "Accepted", "Improved", "Time")
+    rows = [
+        [result.solver, own.operator, *map("{:,}".format, counts), seconds(own.seconds)]
+        for result in results
+        for own in sorted(result.operators, key=lambda own: (-own.improved, -own.seconds))
+        for counts in [(own.proposed, own.valid, own.priced, own.accepted, own.improved)]
+    ]
+    return plain_table(header, rows, left=header[:2])
+
+
 def restricted_bounds(results: Sequence[Result]) -> list[str]:
     """A sentence for each solver that proved a bound only for the part of the plan space that it searched."""
     return [

@@ -54,6 +54,13 @@ class SweepJob:
             "refused": self.refused,
         }
 
+    def cores(self, usable: int) -> int:
+        """How many of `usable` cores its solver keeps busy; 1 where there is no such solver."""
+        try:
+            return made_solver(self.solver, self.options).capabilities.busy(usable)
+        except InputError:
+            return 1
+
     def is_done(self, folder: Path) -> bool:
         """Whether an earlier run finished the job in `folder`."""
         return read_status(folder / self.key).get("exit_code") in FINAL

@@ -67,7 +67,7 @@ def run_jobs(
 ) -> Frame:
     """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
     resume, which is to repeat the call of `caller`."""
-    count = usable_cores() if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
+    count = _at_once(jobs) if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,6 +85,12 @@ def run_jobs(
             raise KeyboardInterrupt(said) from None
     frame = jobs_frame([folder / job.key for job in jobs])
     return Frame(frame.columns, frame.rows, title=counted(frame["exit_code"]))
+
+
+def _at_once(jobs: Iterable[SweepJob]) -> int:
+    """How many jobs run at once so that none waits for another's cores, whichever they are."""
+    cores = usable_cores()
+    return cores // max((job.cores(cores) for job in jobs), default=1)
 
 
 class _Counter:

@@ -125,7 +125,8 @@ def processes_for(able: Capabilities, stated: int | None) -> int:
 
     More would share cores, and a time limit would mean less search.
     """
-    return max(1, usable_cores() // able.cores) if stated is None else stated
+    cores = usable_cores()
+    return cores // able.busy(cores) if stated is None else stated
 
 
 def planned(

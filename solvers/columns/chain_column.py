@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.space import default_schedule
@@ -55,6 +56,11 @@ class ChainColumn:
         return self.recipe.width * self.recipe.micro_batch_size
 
 
+def _placed(group: PipelineGroup) -> list[set[frozenset[int]]]:
+    """The TP groups of each stage, whichever order they and their devices have."""
+    return [set(map(frozenset, slot)) for slot in group.stages]
+
+
 class ColumnPool:
     """The columns made so far for one ZeRO stage, under the assumption that `num_pipelines` share states and batch."""
 
@@ -81,6 +87,19 @@ class ColumnPool:
             if column is not None:
                 self.columns.append(column)
         return self._known[recipe]
+
+    def recipe_of(self, group: PipelineGroup) -> ChainRecipe | None:
+        """The recipe that gives the pipelines of `group`, with one TP degree in the machines of a kind; None where none
+        does."""
+        first = {self._machine_of[own[0]]: len(own) for slot in reversed(group.stages) for own in slot}
+        machines = list(dict.fromkeys(self._machine_of[own[0]] for slot in group.stages for own in slot))
+        kinds = [self._kinds.kind_of[machine] for machine in machines]
+        degree = {kind: first[machine] for kind, machine in zip(kinds, machines, strict=True)}
+        order = tuple((kind, len(list(run))) for kind, run in groupby(kinds))
+        degrees = tuple(degree.get(kind, 1) for kind in range(len(self._kinds)))
+        recipe = ChainRecipe(order, group.width, group.micro_batch_size, degrees)
+        made = None if group.replicated else self._plain(recipe, machines)
+        return recipe if made is not None and _placed(made) == _placed(group) else None
 
     def pipeline_group(self, recipe: ChainRecipe, machines: Sequence[int]) -> PipelineGroup | None:
         """The pipelines of a recipe on `machines`, which are those of its kinds in its order."""

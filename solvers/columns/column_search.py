@@ -10,7 +10,8 @@ limited.
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice, product
 
@@ -26,6 +27,7 @@ from solvers.columns.programs import ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
+from solvers.core.operators import OperatorTally
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, first_stage, plain_stages
@@ -52,6 +54,7 @@ _PRICED = 4  # of the multisets met in an annealing
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
 _SHUFFLED = 0.25  # of these in another order
 _WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
+_WORTH_LEARNING = 1.01  # of the best step time: plans whose chains the programs then find others for
 _KEPT = 200  # structures remembered as found
 _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
@@ -75,6 +78,7 @@ class ColumnSearch:
         self._tried: set[Partition] = set()
         self._found: list[Found] = []
         self._units = 0
+        self._tally = OperatorTally()  # of the operator at work
         self._assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
 
     def best(self, most: int) -> list[Partition]:
@@ -85,7 +89,8 @@ class ColumnSearch:
         """Price the best of another search, if it is better than all here."""
         heard = self.run.heard()
         if heard is not None:
-            self.price(*heard)
+            with self._operator("hear"):
+                self.price(*heard)
 
     # ------------------------------------------------------------------------------ phases
 
@@ -103,7 +108,8 @@ class ColumnSearch:
         for partition in islice(short_chain_partitions(self.problem), _DEALT):
             if not self._continues(allowance):
                 break
-            self.price(partition)
+            with self._operator("deal_chains"):
+                self.price(partition)
         if not self._programs.answers:
             return
         for turn in count(1):
@@ -112,7 +118,7 @@ class ColumnSearch:
             if turn % 3 == 2:
                 self._sweep(2, allowance, near=True)
             else:
-                self._programs.refine()
+                self._solve_programs(near=True)
         self._sweep(6, allowance, near=True)
         self._without_a_kind(allowance)
         self._other_ways(allowance)
@@ -127,29 +133,23 @@ class ColumnSearch:
             if not ranked:
                 return
             recipes = ranked[min(len(ranked) - 1, turn % _STARTS)][3]
-            if turn % 3 == 2:
-                self._programs.refine()
+            if turn % 3 == 2 or self._programs.has_news:
+                self._solve_programs(near=True)
                 self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM)
             else:
                 self._make_near(recipes, allowance)
-            start = [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
+            start = self._chosen(recipes)
             if self.rng.random() < elsewhere:
                 start = self._programs.rounded_anywhere(self.rng) or start
-            tally, best_s, began_s = self.run.operators.of("anneal_chains"), self.run.best_s, self.run.runtime_s
-            answer = self.rng.choice(self._programs.answers[:5])
-            search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
-            priced = 0
-            for seconds, chosen in search.anneal(start, _MOVES):
-                if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
-                    break
-                tally.proposed += 1
-                if self._price_chosen(chosen):
-                    priced += 1
-            self._work(_MOVES // _MOVES_A_UNIT)
-            tally.valid += priced
-            tally.priced += priced
-            tally.improved += self.run.best_s < best_s
-            tally.seconds += self.run.runtime_s - began_s
+            with self._operator("anneal_chains"):
+                answer = self.rng.choice(self._programs.answers[:5])
+                search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
+                priced = 0
+                for seconds, chosen in search.anneal(start, _MOVES):
+                    if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
+                        break
+                    priced += self._price_chosen(chosen)
+                self._work(_MOVES // _MOVES_A_UNIT)
             turn += 1
 
     def variants(self, most: int, allowance: Allowance) -> None:
@@ -163,7 +163,8 @@ class ColumnSearch:
             for other in others:
                 if not allowance:
                     return
-                self.price(other)
+                with self._operator("vary_plan"):
+                    self.price(other)
 
     def anneal(self, allowance: Allowance) -> None:
         """The operators on partitions, from the best three and last from the best."""
@@ -177,21 +178,31 @@ class ColumnSearch:
             found = annealer.anneal(start, hot, allowance.up_to(end))
             seconds = math.exp(found.energy) if found.energy < math.log(1e30) else math.inf
             if math.isfinite(seconds):
-                self._remember(seconds, found.partition, ())
+                self._remember(seconds, found.partition, self._learnt(found.partition))
 
     def price(self, partition: Partition, recipes: Sequence[ChainRecipe] = ()) -> bool:
         """Price a partition, and learn what the pipelines of its recipes take. Whether it fits."""
+        tally = self._tally
+        tally.proposed += 1
         if partition in self._tried or not self.completer.allowed(partition):
+            tally.known += partition in self._tried
+            tally.unfit += partition not in self._tried
             return False
         self._tried.add(partition)
         self.run.step()
+        tally.valid += 1
         completed = self.completer.complete(partition)
         priced = self.completer.price(completed) if completed else None
         if priced is None:
+            tally.unfit += 1
             return False
+        tally.priced += 1
         cost = self.run.offer(priced.plan, priced.cost, (partition, tuple(recipes)))
         if not cost.fits:
+            tally.unfit += 1
             return False
+        tally.accepted += 1
+        recipes = recipes or self._learnt(partition)
         self._remember(cost.step_time_s, partition, recipes)
         first = 0
         for recipe, group in zip(recipes, partition.pipeline_groups, strict=False):
@@ -208,6 +219,13 @@ class ColumnSearch:
 
     # ----------------------------------------------------------------------------- columns
 
+    def _learnt(self, partition: Partition) -> tuple[ChainRecipe, ...]:
+        """Make the chains of a partition that others found; their recipes, if all of it is such chains."""
+        recipes = [self._pool.recipe_of(group) for group in partition.pipeline_groups]
+        known = [recipe for recipe in recipes if recipe is not None and self._make(recipe) is not None]
+        whole = len(known) == len(recipes) and partition.sharding == self.zero_stage
+        return tuple(known) if whole else ()
+
     def _assume(self, num_pipelines: int) -> None:
         self._pool = ColumnPool(self.completer, self.kinds, self.zero_stage, num_pipelines)
         self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
@@ -219,9 +237,10 @@ class ColumnSearch:
         for length, (kind, most) in product(_LENGTHS, enumerate(self.kinds.supply)):
             gpus = self.kinds.num_gpus[kind]
             if length <= most and self._continues(allowance):
-                for width in (1 << j for j in range(gpus.bit_length(), -1, -1)):
-                    if width <= 2 * gpus and length * gpus // width <= 2 * self.problem.model.num_layers:
-                        self._make(ChainRecipe(((kind, length),), width, self._sizes[0]))
+                with self._operator("make_short_chains"):
+                    for width in reversed(dict.fromkeys((*self.kinds.widths, 2 * gpus))):
+                        if width <= 2 * gpus and length * gpus // width <= 2 * self.problem.model.num_layers:
+                            self._make(ChainRecipe(((kind, length),), width, self._sizes[0]))
         self._sweep(2, allowance)
 
     def _make_best(self, answers: Sequence[Relaxed], allowance: Allowance, most: int) -> int:
@@ -248,9 +267,10 @@ class ColumnSearch:
                 sketches.done[i] = True
                 parts = [(k, int(c)) for k, c in enumerate(sketches.counts[i]) if c]
                 width, degrees = int(sketches.widths[i]), tuple(map(int, sketches.degrees[i]))
-                for order in dict.fromkeys((tuple(parts), tuple(parts[::-1]))):
-                    for own in (degrees, ()) if len(parts) == 1 else (degrees,):
-                        made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
+                with self._operator("make_sketches"):
+                    for order in dict.fromkeys((tuple(parts), tuple(parts[::-1]))):
+                        for own in (degrees, ()) if len(parts) == 1 else (degrees,):
+                            made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
         return made
 
     def _other_ways(self, allowance: Allowance) -> None:
@@ -258,15 +278,20 @@ class ColumnSearch:
         for recipe in dict.fromkeys(r for found in sorted(self._found, key=lambda f: f[:2])[:4] for r in found[3]):
             for size, way in product(self._sizes[:3], (0, 1)):
                 if allowance:
-                    self._make(replace(recipe, micro_batch_size=size))
-                    self._make(replace(recipe, micro_batch_size=size, degrees=(), rank=way))
+                    with self._operator("make_other_ways"):
+                        self._make(replace(recipe, micro_batch_size=size))
+                        self._make(replace(recipe, micro_batch_size=size, degrees=(), rank=way))
         if allowance:
             self._sweep(4, allowance, near=True)
             self.variants(2, allowance)
 
     def _make(self, recipe: ChainRecipe) -> ChainColumn | None:
+        self._tally.proposed += 1
+        self._tally.known += recipe in self._pool
         if recipe not in self._pool:
             self._work(_COLUMN)
+            self._tally.valid += self._pool.make(recipe) is not None
+            self._tally.unfit += self._pool.make(recipe) is None
         return self._pool.make(recipe)
 
     # ------------------------------------------------------------------------------ sweeps
@@ -276,15 +301,13 @@ class ColumnSearch:
         if not self._pool.columns:
             return
         if not self._together:
-            if near and self._programs.answers:
-                self._programs.refine()
-            else:
-                self._programs.sweep()
+            self._solve_programs(near=near)
             master = self._programs.master()
             for answer in self._programs.answers[:roundings]:
                 if self._continues(allowance):
-                    self._work(ROUNDING)
-                    self._price_chosen(master.least_rounded(answer))
+                    with self._operator("round_program"):
+                        self._work(ROUNDING)
+                        self._price_chosen(master.least_rounded(answer))
         batch, supply = self.problem.workload.global_batch, self.kinds.supply
         ranked = []
         for column in self._pool.columns:
@@ -297,17 +320,28 @@ class ColumnSearch:
             : _REPEATED_ALONE if self._together else _REPEATED
         ]:
             if self._continues(allowance):
-                self._price_chosen([(column, copies)])
+                with self._operator("repeat_column"):
+                    self._price_chosen([(column, copies)])
+
+    def _solve_programs(self, *, near: bool) -> None:
+        """The programs over all values of S, or over those `near` the best; what they hope for."""
+        if near and self._programs.answers:
+            self._programs.refine()
+        else:
+            self._programs.sweep()
+        if self._programs.answers:
+            self.run.hoped_s = self._programs.answers[0].total_s
 
     def _without_a_kind(self, allowance: Allowance) -> None:
         """The best program with each kind left out, rounded once, so that a kind more never hurts."""
         for kind in range(len(self.kinds)) if not self._together and len(self.kinds) > 1 else ():
             if not allowance:
                 return
-            self._price_chosen(self._programs.without(kind))
+            with self._operator("leave_kind_out"):
+                self._price_chosen(self._programs.without(kind))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
-        """Columns near those in use: a machine more or less of a kind, half or twice as wide, in other ways."""
+        """Columns near those in use: a machine more or less, or of another kind, wider or narrower, in other ways."""
         rng, used = self.rng, list(dict.fromkeys(recipes))
         made = 0
         for _ in range(_TRIES):
@@ -315,14 +349,22 @@ class ColumnSearch:
                 return
             recipe = rng.choice(used)
             order, width, size = dict(recipe.order), recipe.width, recipe.micro_batch_size
-            change = rng.randrange(4)
-            if change < 2:
+            change = rng.randrange(5)
+            if change == 0:  # another kind's machine for one
+                out, into = rng.choice(list(order)), rng.randrange(len(self.kinds))
+                order[out] -= 1
+                order[into] = order.get(into, 0) + 1
+                if not order[out]:
+                    del order[out]
+            elif change < 3:
                 kind = rng.randrange(len(self.kinds))
                 order[kind] = order.get(kind, 0) + rng.choice((-1, 1))
                 if order[kind] <= 0:
                     del order[kind]
-            elif change == 2:
-                width = width * 2 if rng.random() < 0.5 else width // 2
+            elif change == 3:
+                widths = self.kinds.widths
+                others = [w for w in widths if w > width][:1] + [w for w in widths if w < width][-1:]
+                width = rng.choice(others or [width])
             else:
                 size = rng.choice(self._sizes[:2])
             if not order or not width or any(n > self.kinds.supply[k] for k, n in order.items()):
@@ -333,7 +375,8 @@ class ColumnSearch:
             degrees = recipe.degrees if rng.random() < 0.5 else ()
             near = ChainRecipe(tuple(parts), width, size, degrees, 0 if degrees else rng.choice((0, 0, 1)))
             if near not in self._pool:
-                made += self._make(near) is not None
+                with self._operator("make_near"):
+                    made += self._make(near) is not None
 
     # ------------------------------------------------------------------------------- plans
 
@@ -361,10 +404,22 @@ class ColumnSearch:
             recipes += [column.recipe] * len(copied)
         return self.price(Partition(tuple(groups), self._schedule, self.zero_stage), recipes)
 
+    def _chosen(self, recipes: Sequence[ChainRecipe]) -> Chosen:
+        return [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
+
     def _remember(self, seconds: float, partition: Partition, recipes: Sequence[ChainRecipe]) -> None:
+        if recipes and not self._together and seconds <= _WORTH_LEARNING * self.run.best_s:
+            self._programs.learn(self._chosen(recipes))
         self._found.append((seconds, len(self._tried), partition, tuple(recipes)))
         if len(self._found) > 2 * _KEPT:
             self._found = sorted(self._found, key=lambda f: f[:2])[:_KEPT]
+
+    @contextmanager
+    def _operator(self, name: str) -> Iterator[None]:
+        """A context in which columns that are made and partitions that are priced count for an operator."""
+        with self.run.tallied(name) as self._tally:
+            yield
+        self._tally = OperatorTally()
 
     def _work(self, units: int) -> None:
         self._units += units

@@ -45,6 +45,12 @@ class MachineKinds:
         specs = [problem.cluster.machines[own[0]] for own in found]
         self.nic_bytes_per_s: Floats = np.array([m.num_interfaces * m.nic_bandwidth_bytes_per_s for m in specs])
 
+    @property
+    def widths(self) -> list[int]:
+        """How many pipelines are laid side by side through machines: powers of two, and what divides a machine."""
+        powers = {1 << j for gpus in self.num_gpus for j in range(gpus.bit_length())}
+        return sorted(powers | {width for gpus in self.num_gpus for width in range(1, gpus + 1) if gpus % width == 0})
+
     def interface_bytes_per_s(self, machine: int) -> float:
         """What one interface of a machine sends."""
         return self.problem.cluster.machines[machine].nic_bandwidth_bytes_per_s

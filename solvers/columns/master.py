@@ -33,6 +33,7 @@ _ROUNDED_GAP = 1e-3
 _LONGER = 7  # T of the linear program, and up to 6 % more: the T for which roundings are tried
 _HALVINGS = 3  # of what lies between the largest T that is too short and the least that is not
 _SLACK = 1 + 1e-9
+_TRIED = 33  # values of T at once, where the least is sought
 
 Ints = NDArray[np.int64]
 Chosen = list[tuple[ChainColumn, int]]
@@ -182,13 +183,14 @@ class ColumnMaster:
     def pipelines_s(self, chosen: Chosen) -> float:
         """The least T in which chains process the batch, in whole micro-batches."""
         at, copies = self.at(chosen)
-        least_s = float(self._fill_s[at].min())
         rate = float((self._rate[at] * copies).sum())
+        least_s = float(self._fill_s[at].min() + self._batch / rate) * (1 - 1e-9)
         most_s = float(self._fill_s[at].max() + (self._batch + (self._samples[at] * copies).sum()) / rate)
         while most_s - least_s > 1e-5 * most_s:
-            middle_s = (least_s + most_s) / 2
-            enough = self.values(at, middle_s) @ copies >= self._batch
-            least_s, most_s = (least_s, middle_s) if enough else (middle_s, most_s)
+            tried_s = np.linspace(least_s, most_s, _TRIED)[1:]
+            enough = copies @ self.values(at[:, None], tried_s) >= self._batch
+            most = int(np.argmax(enough)) if enough[-1] else len(tried_s) - 1
+            least_s, most_s = float(tried_s[most - 1]) if most else least_s, float(tried_s[most])
         sent_s = self._sequence_s[:, at] @ (self.values(at, most_s) * copies)
         return max(most_s, float(sent_s.max(initial=0.0)))
 
@@ -220,7 +222,7 @@ class ColumnMaster:
         at = np.array([self._index[column.recipe] for column, _ in chosen], np.int64)
         return at, np.array([copies for _, copies in chosen], float)
 
-    def values(self, at: Ints, pipelines_s: float) -> Floats:
+    def values(self, at: Ints, pipelines_s: float | Floats) -> Floats:
         """Sequences that the columns at these positions process in `pipelines_s`, in whole micro-batches."""
         samples, left_s = self._samples[at], np.maximum(0.0, pipelines_s - self._fill_s[at])
         result: Floats = samples * np.floor(left_s * self._rate[at] / samples + 1e-6)

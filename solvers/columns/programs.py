@@ -90,6 +90,11 @@ class ContextPrograms:
         self._fresh.clear()
         self.answers = sorted(found, key=rank) or self.answers
 
+    @property
+    def has_news(self) -> bool:
+        """Whether contexts were met that no answer is for yet."""
+        return bool(self._fresh)
+
     def wanted(self) -> list[Relaxed]:
         """The best answers, and the best in every context that is near."""
         best = {answer.context: answer for answer in reversed(self.answers)}
@@ -121,9 +126,9 @@ class ContextPrograms:
     def _learn_from_hopes(self, master: ColumnMaster) -> None:
         for hope in self._hopes[:_HOPES]:
             self._work(PROGRAM)
-            self._learn(master.rounded(hope.sync_s, None, _LONGER * hope.pipelines_s))
+            self.learn(master.rounded(hope.sync_s, None, _LONGER * hope.pipelines_s))
 
-    def _learn(self, chosen: Chosen) -> None:
+    def learn(self, chosen: Chosen) -> None:
         """Remember the context of chains that look good together, and those of one of them that crosses an uplink,
         beside chains that stay in one place; the latest are kept."""
         if not chosen:

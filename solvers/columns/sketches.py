@@ -5,7 +5,8 @@ Within a beat of τ seconds a machine of kind k, cut for w pipelines, holds cap_
 τ of a grid at which that is the whole model. One matrix product answers for all multisets and all τ.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any
@@ -23,6 +24,9 @@ _BEATS = 160  # of the grid, geometric
 _HELD = 4  # micro-batches in flight in a stage, about
 _LONGEST = (32, 12, 7, 5, 5)  # machines of a chain of one kind, two, three, four, five
 _MOST = 20_000  # multisets, the shortest first
+_DRAWN = 4_000  # further ones, of any length
+_USED = (2, 2, 3, 3, 4, 5)  # kinds of machines in these
+_ROOMIER = 2.0  # most room for layers in these, in models for each pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,34 @@ def multisets(supply: Floats) -> Iterator[tuple[int, ...]]:
                         yield tuple(counts)
 
 
+def drawn_multisets(
+    supply: Floats, room: Floats, num_layers: int, widths: Sequence[int], rng: random.Random
+) -> Iterator[tuple[int, ...]]:
+    """Random numbers of machines by kind that together have room for the model in each of some pipelines.
+
+    `room[k]` layers fit a machine of kind k. Small machines form long chains, of which there are too many to list.
+    """
+    able = [k for k, layers in enumerate(room) if layers > 0]
+    for _ in range(_DRAWN if able else 0):
+        left = {k: int(supply[k]) for k in rng.sample(able, min(len(able), rng.choice(_USED)))}
+        wanted = num_layers * rng.choice(widths) * rng.uniform(1.0, _ROOMIER)
+        counts = [0] * len(supply)
+        while wanted > 0.0 and left:
+            kind = rng.choice(list(left))
+            counts[kind] += 1
+            wanted -= float(room[kind])
+            left[kind] -= 1
+            if not left[kind]:
+                del left[kind]
+        if wanted <= 0.0:
+            yield tuple(counts)
+
+
 def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) -> ChainSketches | None:
     """The sketches of all chains under the assumptions of `pool`; None where no chain holds the model."""
     problem, num_kinds = completer.problem, len(kinds)
     num_layers, size = problem.model.num_layers, problem.space.micro_batch_sizes(problem.workload.global_batch)[0]
     layer_bytes = problem.model.layer_params * passed_bytes(problem, pool.zero_stage)
-    counts: Floats = np.array(list(islice(multisets(kinds.supply), _MOST)), float)
     tables: dict[tuple[int, int], Floats] = {}
     for k, own in enumerate(kinds.machines):
         for tp in problem.space.allowed_tp(kinds.num_gpus[k]):
@@ -73,15 +99,20 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
     filled = [times for times in tables.values() if times.size]
     if not filled:
         return None
+    room: Floats = np.zeros(num_kinds)
+    for (k, tp), times in tables.items():
+        room[k] = max(room[k], kinds.num_gpus[k] // tp * times.size)
+    drawn = drawn_multisets(kinds.supply, room, num_layers, kinds.widths, random.Random(0))
+    counts: Floats = np.array(list(dict.fromkeys([*islice(multisets(kinds.supply), _MOST), *drawn])), float)
     beats = np.geomspace(min(times[0] for times in filled), max(times[-1] for times in filled), _BEATS)
     parts = []
-    for width in sorted({1 << j for gpus in kinds.num_gpus for j in range(gpus.bit_length())}):
+    for width in kinds.widths:
         cap, stages, hold = (np.zeros((num_kinds, _BEATS)) for _ in range(3))
         degree = np.ones((num_kinds, _BEATS), np.int64)
         for (k, tp), times in tables.items():
             gpus = kinds.num_gpus[k]
-            if times.size and (width * tp <= gpus or (tp == 1 and width == 2 * gpus)):
-                per_machine = gpus // (width * tp) or 0.5  # half a stage: two machines make one together
+            if times.size and (width * tp <= gpus or (tp == 1 and width % gpus == 0)):
+                per_machine = gpus // (width * tp) or gpus / width  # of a stage: several machines make one together
                 most = np.searchsorted(times, beats * (1 + 1e-9), side="right")
                 better = per_machine * most > cap[k]
                 cap[k] = np.where(better, per_machine * most, cap[k])
@@ -91,6 +122,8 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
         held = counts @ cap
         enough = held >= num_layers
         usable = ~((counts > 0) & ~(cap[:, -1] > 0)).any(axis=1)
+        together = np.array([max(1, width // gpus) if width % gpus == 0 else 1 for gpus in kinds.num_gpus])
+        usable &= (counts % together == 0).all(axis=1)
         fits = np.flatnonzero(enough.any(axis=1) & usable)
         at = np.argmax(enough, axis=1)[fits]
         share = num_layers / held[fits, at]  # of the layers that they could hold

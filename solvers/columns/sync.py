@@ -105,9 +105,12 @@ class ChainSync:
 
     @staticmethod
     def _interface_s(load: Load, context: SharedSync) -> float:
-        sent_s: float = sum(
-            seconds[min(rings, len(seconds)) - 1] for begin, end, seconds in load for rings in context.rings[begin:end]
-        )
+        sent_s = 0.0
+        for begin, end, seconds in load:
+            own = context.rings[begin:end]
+            alike = own.count(own[0]) == len(own)  # as mostly: quicker
+            for rings in own[:1] if alike else own:
+                sent_s += seconds[min(rings, len(seconds)) - 1] * (len(own) if alike else 1)
         before_s: float = load[0][0] / len(context.rings) * context.drain_s
         return sent_s - before_s
 

@@ -1,7 +1,8 @@
 """One run of a search: its clock, its steps, the best plan so far, and who hears of it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
 from solvers.core.exchange import IncumbentExchange
-from solvers.core.operators import OperatorStatistics
+from solvers.core.operators import OperatorStatistics, OperatorTally
 from solvers.core.zero import without_idle_sharding
 
 _TELL_EVERY_S = 0.1
@@ -55,6 +56,7 @@ class Search:
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
         self.exhausted = False  # the whole space was searched: the plan is optimal, or there is none
         self.restricted_bound: RestrictedBound | None = None
+        self.hoped_s = 0.0  # a step time that its programs estimate, no bound; 0 where there is none
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.enough_gap = 0.0  # the search ends at a plan proved to be within it of the best
@@ -94,7 +96,8 @@ class Search:
         """What another search for the same run needs to know of this one; picklable."""
         points = tuple(replace(point, steps=point.steps - self._begun_steps) for point in self._trajectory)
         steps = self.total_steps - self._begun_steps
-        return SearchOutcome(self.plan, self.cost, steps, self.closest_to_fitting, points, self.operators.counts())
+        operators = self.operators.counts()
+        return SearchOutcome(self.plan, self.cost, steps, self.closest_to_fitting, points, operators, self.hoped_s)
 
     def absorb(self, outcome: "SearchOutcome") -> None:
         """Merge the outcome of another search for the same run; of plans that do not fit, keep the one closest to
@@ -102,6 +105,7 @@ class Search:
         """
         self._others_steps += outcome.steps
         self.operators.add(outcome.operators)
+        self.hoped_s = min(filter(None, (self.hoped_s, outcome.hoped_s)), default=0.0)
         if outcome.plan is not None:
             self.offer(outcome.plan, outcome.cost)
             self._merge_trajectory(outcome.trajectory)
@@ -148,8 +152,8 @@ class Search:
         now_s, most = self.runtime_s, self.budget.max_steps
         if self.on_progress is not None and not self._stopped and now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
-            progress = Progress(self.name, now_s, self._told_limit_s, self.steps, self.best_s, self.bound_s)
-            self._stopped = not self.on_progress(progress)
+            found_s = self.best_s, self.bound_s, self.hoped_s
+            self._stopped = not self.on_progress(Progress(self.name, now_s, self._told_limit_s, self.steps, *found_s))
         if self._stopped or (most is not None and self.steps >= most * until):
             return False
         if self.enough_gap and self.best_s * (1.0 - self.enough_gap) <= self.bound_s:
@@ -174,6 +178,14 @@ class Search:
             self._heard = min(filter(None, (self._heard, *told)), key=lambda found: found[0], default=None)
             self._best_source = None
         return True
+
+    @contextmanager
+    def tallied(self, operator: str) -> Iterator[OperatorTally]:
+        """A context whose duration, and whether the best plan became better in it, are counted for `operator`."""
+        tally, best_s, began_s = self.operators.of(operator), self.best_s, self.runtime_s
+        yield tally
+        tally.improved += self.best_s < best_s
+        tally.seconds += self.runtime_s - began_s
 
     def heard(self) -> Any:
         """What other searches made their best plan from (`offer`), if it is better than the best here; once."""
@@ -255,14 +267,15 @@ class Search:
             bound_s=self.bound_s,
             trajectory=self.trajectory,
             restricted_bound=self.restricted_bound if found else None,
+            hoped_s=self.hoped_s,
             operators=self.operators.counts(),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What one search reports to another: its best plan, steps, the plan closest to fitting, trajectory and operator
-    counts.
+    """What one search reports to another: its best plan, steps, the plan closest to fitting, trajectory, operator
+    counts, and what its programs hope for.
     """
 
     plan: Plan | None
@@ -271,6 +284,7 @@ class SearchOutcome:
     closest_to_fitting: tuple[Plan, Cost] | None
     trajectory: tuple[Point, ...]
     operators: tuple[OperatorCounts, ...] = ()
+    hoped_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

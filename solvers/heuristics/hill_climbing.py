@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hexiopt.plan.parallelism import Replicated
-from hexiopt.plan.plan import Plan, Stage
+from hexiopt.plan.plan import Plan, Sharding, Stage
+from hexiopt.problem.space import sharding_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan, price_plan
 from solvers.core.interleaving import multiple_of
 from solvers.core.operators import Lottery, OperatorTally
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
+from solvers.core.zero import sharding_groups
 from solvers.heuristics.operators.plans import PLAN_OPERATORS, PlanNeighbourhood
 
 _TWICE = 0.1  # share of the steps that make two changes at once
@@ -39,14 +41,14 @@ class HillClimber:
             self._improve(partition, allowance)
 
     def finish(self, ranked: Iterable[Partition] = ()) -> None:
-        """Hill-climb the best plan, and the same plan with micro-batches of twice and of half the size.
+        """Hill-climb the best plan in its best ZeRO stage, and with micro-batches of twice and of half the size.
 
         With few micro-batches another size may win, but only with other layers. While budget is left, the plans of the
         partitions in `ranked` are climbed too: with other layers a worse one may become the best.
         """
-        plan, allowance = self.search.plan, self.search.until()
-        if plan is None:
+        if self.search.plan is None:
             return
+        allowance, plan = self.search.until(), self._resharded(self.search.plan)
         for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
             if start is not None:
                 self._climb(start, allowance)
@@ -54,6 +56,21 @@ class HillClimber:
             if not allowance:
                 return
             self._improve(partition, allowance)
+
+    def _resharded(self, plan: Plan) -> Plan:
+        """The plan in the best ZeRO stage, and with the best sharding groups: a draw may miss what all of them show."""
+        search, problem = self.search, self.search.problem
+        best_s, best = search.best_s, plan
+        for stage in sharding_stages(problem.workload):
+            for sharding in (Sharding(stage, groups) for groups in sharding_groups(problem, stage)):
+                if sharding == plan.sharding or sharding.broken_rule(plan.pipelines, plan.schedule):
+                    continue
+                if not search.step():
+                    return best
+                priced = price_plan(search.pricer, replace(plan, sharding=sharding), best_s)
+                if priced is not None and search.offer(priced.plan, priced.cost).fits:
+                    best_s, best = min((best_s, best), (priced.cost.step_time_s, priced.plan), key=lambda own: own[0])
+        return best
 
     def _improve(self, partition: Partition, allowance: Allowance) -> None:
         self.search.step()

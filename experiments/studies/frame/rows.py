@@ -1,6 +1,6 @@
 """The data frame of a study, one row per search, and the queries of reports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -49,6 +49,11 @@ def credited(found: pd.DataFrame, inside: Mapping[str, Sequence[str]]) -> pd.Dat
         name: found.loc[[other for other in others if other in found.index]].min() for name, others in inside.items()
     }
     return pd.DataFrame({name: best for name, best in own.items() if name in found.index}).T
+
+
+def best_at(trajectory: Sequence[tuple[float, float]], times_s: Iterable[float]) -> list[float]:
+    """The best step time at each of `times_s`; infinite before the first plan."""
+    return [min((best for at, best in trajectory if at <= time_s), default=float("inf")) for time_s in times_s]
 
 
 def time_to_s(trajectory: Sequence[tuple[float, float]], step_time_s: float) -> float:

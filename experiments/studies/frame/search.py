@@ -27,12 +27,11 @@ from hexiopt.readers.plan_file import solver_to_dict, write_plan
 from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.reading import sha256_of
 from hexiopt.solving import Budget, Pricer
-from solvers.registry import make_solver, names
+from solvers.registry import make_solver, solver_class
 
 BOUND = "lower_bound"
 """Stands for a solver: the lower bound of all plans, computed within the time limit."""
 
-_TWO_CORES = (*names(lambda able: able.cores > 1), BOUND)
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 _CODE = ("hexiopt", "solvers")
 _ROOT = Path(hexiopt.__file__).parent.parent
@@ -74,10 +73,9 @@ class SearchSpec:
         }
         return sha256_of(inputs if self.max_steps is None else {**inputs, "max_steps": self.max_steps})
 
-    @property
-    def cores(self) -> int:
-        """How many cores the search keeps busy."""
-        return 2 if self.solver in _TWO_CORES else 1
+    def cores(self, usable: int) -> int:
+        """How many of `usable` cores the search keeps busy; the bound takes all."""
+        return usable if self.solver == BOUND else solver_class(self.solver).capabilities.busy(usable)
 
     def __str__(self) -> str:
         options = "".join(f" {key}={value}" for key, value in self.options.items())

@@ -177,7 +177,7 @@ def measured(
 
     waiting = [key for key in unique if key not in found]
     cores = usable_cores()
-    longest_s = sum(unique[key].time_limit_s * min(unique[key].cores, cores) for key in waiting) / cores
+    longest_s = sum(unique[key].time_limit_s * unique[key].cores(cores) for key in waiting) / cores
     console.print(
         f"{name}: {count(len(waiting), 'search').replace('searchs', 'searches')} to run, {len(found)} known already; "
         f"at most about {longest_s / 60:.1f} min",
@@ -216,10 +216,11 @@ class _FailedError(Exception):
 def _parallel(
     one: Callable[[str], tuple[str, Measured]], keys: Sequence[str], specs: Mapping[str, SearchSpec], cores: int
 ) -> Iterator[tuple[str, Measured]]:
-    """Run searches that use two cores first, then the others, as many at a time as the cores allow."""
-    for busy in (2, 1):
-        own = [key for key in keys if specs[key].cores == busy]
-        workers = joblib.Parallel(max(1, cores // busy), backend="threading", return_as="generator_unordered")
+    """Run the searches that keep most cores busy first, and as many at a time as the cores allow."""
+    busy = {key: specs[key].cores(cores) for key in keys}
+    for each in sorted(set(busy.values()), reverse=True):
+        own = [key for key in keys if busy[key] == each]
+        workers = joblib.Parallel(cores // each, backend="threading", return_as="generator_unordered")
         yield from workers(joblib.delayed(one)(key) for key in own)
 
 

@@ -1,0 +1,176 @@
+"""How good is the default on clusters as people have them: odd counts, several generations, halls, sites, spot markets?
+
+Five shipped clusters of 120 to 960 GPUs that nobody laid out for training (`conf/cluster/`, made up). The portfolio
+after several time limits and with several seeds, beside every baseline, the partitions of `shapes`, and the bound.
+
+python -m experiments.studies irregular          # about 25 minutes on two cores; --seconds 10: ten times every limit
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.app.configurations import named_cluster, named_model
+from experiments.studies.frame.figures import GRID, framed, hue, legend
+from experiments.studies.frame.rows import best_at, grid
+from experiments.studies.frame.search import BOUND, SearchSpec
+from experiments.studies.frame.settings import LOWER_BOUND, OURS, RIVALS, Planner
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import change, seconds, share
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.report.style import MUTED, count
+
+_LIMITS_S = {2.0: 5, 10.0: 5, 60.0: 3}  # of the portfolio: seconds, and at most so many seeds
+_RIVAL_S, _BOUND_S = 10.0, 20.0
+_OTHERS = (Planner("shapes", "shapes"), *RIVALS)
+_CURVE = 300  # points
+_CLOSE = 1.03  # of the best step time known: what every run should reach
+_NOTES = (
+    "Step times are medians over seeds (least and greatest in brackets). first plan: the latest of all runs; gap: of "
+    "the best plan to the bound."
+)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """An irregular cluster, and what is trained on it."""
+
+    cluster: str
+    model: str
+    workload: Workload
+    exclude: tuple[str, ...] = ()
+
+    def problem(self) -> Problem:
+        """The problem."""
+        return Problem(named_cluster(self.cluster), named_model(self.model), self.workload, Space(exclude=self.exclude))
+
+
+_LONG = 8192
+FLEETS = (
+    Fleet("fleet", "llama3_70b", Workload(2048, _LONG), ("v100",)),
+    Fleet("fleet_quarter", "llama3_70b", Workload(512, _LONG), ("v100",)),
+    Fleet("two_sites", "llama3_70b", Workload(512, _LONG)),
+    Fleet("spot_mix", "llama3_70b", Workload(256, _LONG)),
+    Fleet("campus", "llama2_13b", Workload()),
+)
+QUICK = (Fleet("small_mixed", "tiny", Workload(32, 512)),)
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """The portfolio at every limit and seed, every baseline once, and the bound, on every cluster."""
+    found = []
+    for fleet in QUICK if scale.quick else FLEETS:
+        problem, labels = fleet.problem(), {"cluster": fleet.cluster, "model": fleet.model}
+        for limit_s, seeds in _LIMITS_S.items():
+            own = {**labels, "limit": f"{scale.seconds * limit_s:g} s"}
+            for seed in range(min(seeds, scale.seeds)):
+                found.append(OURS.search(problem, scale.limit_s(limit_s), own, seed))
+        for planner, limit_s in ((LOWER_BOUND, _BOUND_S), *((other, _RIVAL_S) for other in _OTHERS)):
+            found.append(planner.search(problem, scale.limit_s(limit_s), {**labels, "limit": ""}))
+    return found
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """Step times by cluster and limit, and those of the others."""
+    ours, others = rows[rows["planner"] == OURS.label], rows[~rows["planner"].isin([OURS.label, BOUND])]
+    clusters = list(dict.fromkeys(rows["cluster"]))
+    bound_s = rows.groupby("cluster")["bound_s"].max()
+    best_s = rows.groupby("cluster")["step_time_s"].min()
+    cells: dict[str, dict[str, str]] = {}
+    for cluster in clusters:
+        own = ours[ours["cluster"] == cluster]
+        line = {"bound": seconds(bound_s[cluster]), "first plan": seconds(own["first_plan_s"].max())}
+        line |= {str(limit): _spread(runs["step_time_s"]) for limit, runs in own.groupby("limit", sort=False)}
+        line["gap"] = share(1 - bound_s[cluster] / own["step_time_s"].min())
+        cells[cluster] = line
+    step_s = grid(others, "planner", "cluster")
+    statuses = grid(others, "planner", "cluster", "status").map(lambda status: str(status).replace("_", " "))
+    beside = step_s.map(seconds).where(step_s.notna(), statuses)
+    tables = {
+        "Ours, by time limit": pd.DataFrame(cells).T.rename_axis("cluster"),
+        f"Others, after {scale.limit_s(_RIVAL_S):g} s": beside.rename_axis("planner"),
+    }
+    return [Report(tables, claims(ours, others, best_s), draw(rows, scale), _NOTES)]
+
+
+def _spread(step_s: pd.Series) -> str:
+    """The median, and the range where there are several; in how many runs there is no plan."""
+    found = step_s.dropna()
+    if found.empty:
+        return "no plan"
+    said = seconds(found.median())
+    said += f" ({seconds(found.min())} to {seconds(found.max())})" if found.min() < found.max() else ""
+    return said + (f"; {len(step_s) - len(found)} of {len(step_s)} without a plan" if len(found) < len(step_s) else "")
+
+
+def claims(ours: pd.DataFrame, others: pd.DataFrame, best_s: pd.Series) -> list[str]:
+    """Every run without a plan or far from the best plan known, and every baseline that is ahead of one."""
+    said = []
+    for (cluster, limit), own in ours.groupby(["cluster", "limit"], sort=False):
+        without = own["step_time_s"].isna().sum()
+        far = (own["step_time_s"] > _CLOSE * best_s[cluster]).sum()
+        if without:
+            said.append(f"{without} of {len(own)} runs have no plan on `{cluster}` after {limit}.")
+        if far:
+            worst = change(own["step_time_s"].max() / best_s[cluster])
+            said.append(
+                f"{far} of {len(own)} runs on `{cluster}` are more than 3 % above the best plan known after {limit} "
+                f"(the worst {worst})."
+            )
+        theirs = others[(others["cluster"] == cluster) & (others["step_time_s"] < own["step_time_s"].max())]
+        said += [f"`{name}` is ahead of a run on `{cluster}` after {limit}." for name in theirs["planner"]]
+    return said or ["Every run is within 3 % of the best plan known, and no baseline is ahead of any."]
+
+
+def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
+    """One panel per cluster: best step time over search time for every limit, the bound, the best baseline."""
+    panels = rows.groupby("cluster", sort=False)
+    figure, axes = framed(
+        "Irregular clusters: the best plan so far",
+        f"Step time by our cost model; median and range of up to {count(scale.seeds, 'seed')} where all have a plan",
+        columns=len(panels),
+        height=4.4,
+        width=max(6.0, 3.1 * len(panels)),
+    )
+    for ax, (cluster, own) in zip(axes, panels, strict=True):
+        _panel(ax, own)
+        ax.set_title(cluster, fontsize=10, loc="left")
+    axes[0].set_ylabel("best step time so far (s)")
+    legend(figure, axes[0], 5)
+    return figure
+
+
+def _panel(ax: Axes, rows: pd.DataFrame) -> None:
+    ours, others = rows[rows["planner"] == OURS.label], rows[~rows["planner"].isin([OURS.label, BOUND])]
+    last_s = []
+    for k, (limit, own) in enumerate(ours.groupby("limit", sort=False)):
+        end_s = own["time_limit_s"].max()
+        at_s = np.geomspace(end_s / 1000, end_s * 1.02, _CURVE)
+        best_s = np.array([best_at(points, at_s) for points in own["trajectory"]])
+        ready = np.isfinite(best_s).all(axis=0)
+        ax.plot(at_s[ready], np.median(best_s, axis=0)[ready], color=hue(k), linewidth=1.8, label=f"limit {limit}")
+        if ready.any():
+            low_s, high_s = best_s.min(axis=0)[ready], best_s.max(axis=0)[ready]
+            ax.fill_between(at_s[ready], low_s, high_s, color=hue(k), alpha=0.2, linewidth=0)
+            last_s += [low_s[-1], high_s[-1]]
+    bound_s, rival_s = rows["bound_s"].max(), others["step_time_s"].min()
+    ax.axhline(bound_s, color=MUTED, linestyle=":", linewidth=1.2, label="lower bound")
+    if np.isfinite(rival_s):
+        ax.axhline(rival_s, color=MUTED, linewidth=1, label="best baseline")
+        last_s.append(rival_s)
+    if last_s:
+        ax.set_ylim(0.97 * bound_s, 1.1 * max(last_s))
+    ax.set_xscale("log")
+    ax.set_xlim(ours["time_limit_s"].min() / 10, ours["time_limit_s"].max() * 1.1)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_xlabel("search time (s)")
+    ax.grid(color=GRID)
+
+
+TITLE = "On irregular clusters"
+STUDY = Study("irregular", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, BOUND))
