@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from runtime.mapping.parts import ParameterPart
+from runtime.network import ProcessGroups
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
-from runtime.parallel.groups import ProcessGroups
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

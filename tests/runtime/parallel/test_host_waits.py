@@ -134,7 +134,7 @@ def test_a_step_never_waits_with_a_receive_posted(
     def work(rank: int) -> Any:
         tokens = torch.randint(MODEL.vocab_size, (num_micro_batches, SEQ_LEN + 1))
         with like_a_gpu():
-            own = trainee(plan, MODEL, num_micro_batches, use_lanes=True)
+            own = trainee(plan, MODEL, num_micro_batches)
             began_s = time.time()
             for _ in range(2):
                 own.step(lambda first, end: tokens[first:end], SETTINGS.lr)

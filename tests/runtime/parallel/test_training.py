@@ -35,7 +35,6 @@ def trainee(
     gradient_dtype: torch.dtype = torch.float64,
     *,
     seq_len: int = SEQ_LEN,
-    use_lanes: bool = False,
 ) -> Trainee:
     return Trainee(
         plan,
@@ -49,17 +48,14 @@ def trainee(
         initial=partial(drawn, 1),
         timeout_s=TIMEOUT_S,
         cluster=CLUSTER,
-        use_lanes=use_lanes,
     )
 
 
-def train(
-    plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
-) -> list[Any]:
+def train(plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN) -> list[Any]:
     """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, seq_len=seq_len, use_lanes=use_lanes)
+        own = trainee(plan, model, batch, seq_len=seq_len)
 
         def sequences(step: int) -> Any:
             generator = torch.Generator().manual_seed(step % 2)
@@ -76,7 +72,7 @@ def train(
 
 
 def equal_one_process(
-    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN
 ) -> tuple[float, float]:
     """Returns the largest relative errors of a gradient and of a loss."""
     plan, model, batch = case
@@ -89,7 +85,7 @@ def equal_one_process(
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps, seq_len, use_lanes=use_lanes):
+    for gradients, losses in train(plan, model, batch, steps, seq_len):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)
@@ -116,7 +112,7 @@ def test_a_plan_trains_as_one_process(seed: int, steps: int) -> None:
 def test_messages_need_no_tags(seed: int) -> None:
     """Where each lane has a group, order is enough: with replicas under 1F1B, and with layer ranges too."""
     assert {"replicas"} <= features(*random_plan(random.Random(seed))[:2])
-    equal_one_process(random_plan(random.Random(seed)), 6, use_lanes=True)
+    equal_one_process(random_plan(random.Random(seed)), 6)
 
 
 @pytest.mark.parametrize("gradient_dtype", slow_but((torch.bfloat16,), (torch.bfloat16, torch.float32)))
