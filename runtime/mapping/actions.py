@@ -1,7 +1,7 @@
 """What every rank does in a step, in order: the lists of its stage, with the messages and collectives that are its own.
 
 A message between stages is one between each pair of ranks that have tokens in common. They meet in the order of
-`PipelineLayout.routes`; so all that ranks do together still has one order, and `checked` says so before a run.
+`PipelineLayout.routes`; so all that ranks do together still has one order, and `check_actions` says so before a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,13 +59,18 @@ def rank_actions(
             elif rank in sums[action.number].ranks:
                 own.append(sums[action.number])
         found.append((*own, *(one for one in later if rank in one.ranks)))
+    check_actions(layout, seq_len, found)
+    return found
+
+
+def check_actions(layout: Layout, seq_len: int, of_ranks: Sequence[RankActions]) -> None:
+    """Raise InputError, which names who waits for whom, unless all messages, computations and sums have one order."""
     routes = {
         (p, boundary): line.routes(boundary, seq_len)
         for p, line in enumerate(layout.lines)
         for boundary in range(len(line.stages) * line.num_chunks - 1)
     }
-    check_one_order([list(_meetings(layout.executor_of[rank], rank, routes, own)) for rank, own in enumerate(found)])
-    return found
+    check_one_order([list(_meetings(layout.executor_of[rank], rank, routes, own)) for rank, own in enumerate(of_ranks)])
 
 
 def boundary_of(action: Action) -> tuple[int, bool]:

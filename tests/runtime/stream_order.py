@@ -2,14 +2,14 @@
 hangs here, is known to hang at once, and is reported with who waits for whom.
 
 Ranks are threads of one process. What they enqueue stands in queues, and runs when it has reached the head of the
-queues of all who take part, as late as possible: not before some host waits. Each communicator of a rank has a queue of
-its own, as NCCL's kernels have a stream; or, stricter, a rank has `one_queue` for all, as where kernels find no room
+queues of all who take part, as late as possible: not before every host waits. Each communicator of a rank has a queue
+of its own, as NCCL's kernels have a stream; or, stricter, a rank has `one_queue` for all, as where kernels find no room
 beside each other or NCCL_LAUNCH_ORDER_IMPLICIT keeps them in order. `lazy` communicators are made when they are first
 used, and hold up the host until all their ranks use them.
 
 Tags are ignored. What comes in can be seen after `wait` only, and is NaN until then; what is sent is read when it runs.
-`wait` blocks the host: on a GPU it blocks the current stream, and all that is enqueued later waits for that. A step hangs
-when every host is blocked and nothing can run, whatever the time.
+`wait` blocks the host: on a GPU it blocks the current stream, and all that is enqueued later waits for that. A step
+hangs when every host is blocked and nothing can run, whatever the time.
 """
 
 import threading
@@ -97,9 +97,8 @@ class World:
         """Hold up a rank's host until it is over."""
         with self.changed:
             self.blocked[rank] = _Blocked(label, is_over, entry, missing)
-            self._advance()
+            self._run_if_all_wait()
             while not is_over():
-                self._fail_if_hung()
                 if self.failure is not None:
                     raise self.failure
                 self.changed.wait()
@@ -109,7 +108,7 @@ class World:
         with self.changed:
             self.ended.add(rank)
             self.failure = self.failure or failure
-            self._fail_if_hung()
+            self._run_if_all_wait()
             self.changed.notify_all()
 
     def post(self, entry: _Entry, given: Sequence[tuple[tuple[Any, ...], _Exchange, Any]]) -> None:
@@ -123,10 +122,16 @@ class World:
                 exchange.given[entry.rank], exchange.entries[entry.rank] = mine, entry
                 entry.exchanges.append(exchange)
             entry.queue.append(entry)
-            if self.blocked:
-                self._advance()
 
-    def _advance(self) -> None:
+    def _run_if_all_wait(self) -> None:
+        if len(self.ended) + len(self.blocked) < self.size or self.failure is not None:
+            return
+        self._run()
+        if self.blocked and not any(one.is_over() for one in self.blocked.values()):
+            self.failure = HungError("\n".join(self._said(rank) for rank in range(self.size)))
+        self.changed.notify_all()
+
+    def _run(self) -> None:
         """Run whatever can run."""
         moved = True
         while moved:
@@ -139,18 +144,10 @@ class World:
                 while queue and queue[0].is_completed():
                     queue.popleft()
                     moved = True
-            if moved:
-                self.changed.notify_all()
 
     def _is_at_head(self, exchange: _Exchange, rank: int) -> bool:
         entry = exchange.entries.get(rank)
         return entry is not None and entry.queue[0] is entry
-
-    def _fail_if_hung(self) -> None:
-        if self.failure is None and len(self.ended) + len(self.blocked) == self.size and self.blocked:
-            if not any(one.is_over() for one in self.blocked.values()):
-                self.failure = HungError("\n".join(self._said(rank) for rank in range(self.size)))
-                self.changed.notify_all()
 
     def _said(self, rank: int) -> str:
         if rank not in self.blocked:
@@ -173,7 +170,6 @@ class World:
     def leftover(self) -> list[str]:
         """What was enqueued and never ran."""
         with self.changed:
-            self._advance()
             return [f"rank {entry.rank}: {entry.label}" for queue in self.queues.values() for entry in queue]
 
 
@@ -205,7 +201,6 @@ class StreamOrder(dist.ProcessGroup):
             with world.changed:
                 made = world.made.setdefault(self.key, set())
                 made.add(self.own)
-                world.changed.notify_all()
             world.block(self.own, f"makes the communicator of ranks {self.ranks}", lambda: len(made) == len(self.ranks),
                         None, lambda: sorted(set(self.ranks) - made))  # fmt: skip
         key = (self.own,) if world.one_queue else (self.own, self.key)
@@ -214,7 +209,9 @@ class StreamOrder(dist.ProcessGroup):
         doing = world.doing.get(self.own)
         return _Entry(world, self.own, f"{doing}: {label}" if doing else label, queue)
 
-    def _together(self, kind: str, run: Callable[[list[Any]], None], given: Any, comes: Sequence[Tensor] = ()) -> _Entry:
+    def _together(
+        self, kind: str, run: Callable[[list[Any]], None], given: Any, comes: Sequence[Tensor] = ()
+    ) -> _Entry:
         entry = self._entry(f"{kind} of ranks {self.ranks}")
         copies = _hidden(comes, entry)
         exchange = _Exchange(self.ranks, kind, lambda by_rank: run([by_rank[rank] for rank in self.ranks]))
@@ -226,7 +223,9 @@ class StreamOrder(dist.ProcessGroup):
         sender, receiver = (self.own, other) if sends else (other, self.own)
 
         def run(by_rank: dict[int, Any]) -> None:
-            assert by_rank[sender].shape == by_rank[receiver].shape, f"{by_rank[sender].shape} to {by_rank[receiver].shape}"
+            assert by_rank[sender].shape == by_rank[receiver].shape, (
+                f"{by_rank[sender].shape} to {by_rank[receiver].shape}"
+            )
             by_rank[receiver].copy_(by_rank[sender])
 
         given = tensor if sends else _hidden([tensor], entry)[0]
@@ -327,9 +326,7 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def run_in_order(
-    size: int, work: Callable[[int], Any], *, one_queue: bool = True, lazy: bool = False
-) -> list[Any]:
+def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = True, lazy: bool = False) -> list[Any]:
     """What `work(rank)` returns on each rank of a world over `stream_order`. Raises HungError, and what ranks raise."""
     world, found, store = World(size, one_queue, lazy), [None] * size, dist.HashStore()
 
