@@ -86,22 +86,23 @@ ActionList = tuple[Action | Reduction, ...]
 
 @dataclass(frozen=True)
 class StepShape:
-    """A pipeline's step. `chunk_s` has the seconds of a forward and a backward of each layer range [stages][chunks]:
-    they only decide which of several possible orders the lists have. `last_parts`: in how many parts the last backward
-    of each is cut [stages][chunks]."""
+    """A pipeline's step. `chunk_s` has the seconds of a forward and a backward of each layer range [stages][chunks],
+    `message_s` those of a message: they only decide which of several possible orders the lists have. `last_parts`: in
+    how many parts the last backward of each is cut [stages][chunks]."""
 
     schedule: Schedule
     num_micro_batches: int
     chunk_s: tuple[tuple[tuple[float, float], ...], ...]
+    message_s: float
     last_parts: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def even(schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> "StepShape":
-        """Of a balanced pipeline, whose step takes a second but for its bubble; backwards take twice as long as
-        forwards."""
+        """Of a balanced pipeline, whose step takes a second but for its bubble: backwards take twice as long as
+        forwards, messages half as long."""
         each_s = 1 / (3 * num_chunks * num_micro_batches)
         chunk_s = (((each_s, 2 * each_s),) * num_chunks,) * num_stages
-        return StepShape(schedule, num_micro_batches, chunk_s, ((1,) * num_chunks,) * num_stages)
+        return StepShape(schedule, num_micro_batches, chunk_s, each_s / 2, ((1,) * num_chunks,) * num_stages)
 
     @property
     def num_stages(self) -> int:
@@ -172,7 +173,9 @@ class _Walk:
             [_Stage(p, s, shape, _computes(shape, s)) for s in range(shape.num_stages)]
             for p, shape in enumerate(pipelines)
         ]
-        self._ends: list[tuple[float, int, int]] = []  # when, and of which stage of which pipeline
+        # When what happens at which stage of which pipeline: a message comes, or (None) an operation ends.
+        self._events: list[tuple[float, int, int, int, Action | None]] = []
+        self._count = 0
         self._reductions = reductions
         self._missing = [len(parts) for parts in reductions]
         self._waiting: dict[LastBackward, list[int]] = {}
@@ -184,9 +187,14 @@ class _Walk:
         for stages in self.stages:
             for stage in stages:
                 self._begin(stage, 0.0)
-        while self._ends:
-            now_s, pipeline, number = heappop(self._ends)
-            self._end(self.stages[pipeline][number], now_s)
+        while self._events:
+            now_s, pipeline, number, _, came = heappop(self._events)
+            stage = self.stages[pipeline][number]
+            if came is None:
+                self._end(stage, now_s)
+            else:
+                stage.came.add(came)
+            self._begin(stage, now_s)
         for stages in self.stages:
             for stage in stages:
                 if stage.todo:
@@ -206,7 +214,11 @@ class _Walk:
         if waits and action.input not in stage.came:
             return
         stage.running = True
-        heappush(self._ends, (now_s + stage.seconds(action), stage.pipeline, stage.number))
+        self._at(now_s + stage.seconds(action), stage, None)
+
+    def _at(self, time_s: float, stage: _Stage, came: Action | None) -> None:
+        self._count += 1
+        heappush(self._events, (time_s, stage.pipeline, stage.number, self._count, came))
 
     def _end(self, stage: _Stage, now_s: float) -> None:
         action = stage.todo.popleft()
@@ -216,7 +228,6 @@ class _Walk:
             self._pass_on(stage, action, now_s)
         if action.backward and action.micro_batch == stage.shape.num_micro_batches - 1:
             self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), action.part or 0))
-        self._begin(stage, now_s)
 
     def _pass_on(self, stage: _Stage, action: Action, now_s: float) -> None:
         """Put what has been computed into the lists of who sends and who receives it."""
@@ -227,8 +238,7 @@ class _Walk:
             receiver = self.stages[stage.pipeline][target % shape.num_stages]
             came = Action(target, received, action.micro_batch)
             receiver.done.append(came)
-            receiver.came.add(came)
-            self._begin(receiver, now_s)
+            self._at(now_s + shape.message_s, receiver, came)
 
     def _reduce(self, part: LastBackward) -> None:
         for number in self._waiting.get(part, ()):

@@ -23,6 +23,7 @@ from runtime.data.batches import Batches
 from runtime.device import threads_of_each
 from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import Trainee, drawn
+from runtime.mapping.times import StepTimes
 from runtime.memory import gpu_peak_bytes
 from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
@@ -148,6 +149,7 @@ def _train(
         timeout_s=settings.timeout_s,
         cluster=problem.cluster,
         pace=pace,
+        times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
     _agree(run, plan_file, batches, device)

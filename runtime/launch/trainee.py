@@ -12,10 +12,11 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from runtime.device import clock_of
-from runtime.mapping.actions import ChunkSeconds, rank_actions
+from runtime.mapping.actions import rank_actions
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.mapping.parts import ParameterPart
+from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
@@ -54,6 +55,7 @@ class Trainee:
         timeout_s: float,
         cluster: Cluster | None = None,
         pace: Pace | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
@@ -86,9 +88,12 @@ class Trainee:
         self._messages = messages = StageMessages(
             line, executor, rank, seq_len, model.hidden_size, like(dtype, device), groups, latency_s
         )
-        paced = None if pace is None else _paces(self.layout, pace)
+        if pace is None:
+            agreed = _of_rank_0(times or StepTimes.even(self.layout, plan.schedule), device)
+        else:
+            agreed = _paced(self.layout, pace)
         # Emulated operations take the time of a whole one.
-        actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, paced, cut_last=pace is None)[rank]
+        actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
         clock = clock_of(device)
         self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, clock, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
@@ -137,18 +142,28 @@ class Trainee:
         return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
 
 
-def _paces(layout: Layout, pace: Pace) -> dict[int, ChunkSeconds]:
-    """How long the layer ranges of every rank take; asked by all ranks together."""
+def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
+    """What rank 0 expects, so that all ranks have the same order. Asked by all together."""
+    numbers = torch.tensor(times.numbers(), dtype=torch.float64, device=device)
+    if dist.get_rank():
+        numbers.zero_()
+    dist.all_reduce(numbers)
+    return times.replaced(numbers.tolist())
+
+
+def _paced(layout: Layout, pace: Pace) -> StepTimes:
+    """What the paces of all ranks say. Asked by all together."""
     most = max(line.num_chunks for line in layout.lines)
     own = torch.zeros(most, 2, dtype=torch.float64)
     own[: len(pace.chunks)] = torch.tensor(pace.chunks, dtype=torch.float64)
     every = own.new_empty(layout.world_size * most, 2)
     dist.all_gather_single(every, own)
     by_rank = every.view(-1, most, 2).tolist()
-    return {
+    chunk_s = {
         rank: tuple((forward_s, backward_s) for forward_s, backward_s in by_rank[rank][: line.num_chunks])
         for rank, line in enumerate(layout.line_of)
     }
+    return StepTimes.of_ranks(layout, chunk_s)
 
 
 def drawn(seed: int, part: ParameterPart) -> Tensor:

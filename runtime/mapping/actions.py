@@ -13,9 +13,9 @@ from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.buckets import BucketParts, GradientCollective, collectives, collectives_between
 from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, head_name
+from runtime.mapping.times import StepTimes
 
 RankActions = tuple[Action | GradientCollective, ...]
-ChunkSeconds = tuple[tuple[float, float], ...]  # of a forward and a backward of each layer range
 
 
 def rank_actions(
@@ -24,26 +24,22 @@ def rank_actions(
     model: ModelSpec,
     seq_len: int,
     buckets: Sequence[BucketParts],
-    chunk_s: Mapping[int, ChunkSeconds] | None = None,
+    times: StepTimes | None = None,
     *,
     cut_last: bool = True,
 ) -> list[RankActions]:
     """The actions of every rank, checked.
 
-    `chunk_s` says by rank how long its layer ranges take; without it, pipelines are taken to be balanced. Gradients are
-    summed beside the last backward, which is cut at layers for that unless `cut_last` is False. Raises InputError for a
-    schedule whose operations wait for each other for ever.
+    Without `times`, pipelines are taken to be balanced. Gradients are summed beside the last backward, which is cut at
+    layers for that unless `cut_last` is False. Raises InputError where operations wait for each other for ever.
     """
     sums = list(collectives(buckets))
     summing = {rank for one in sums for rank in one.ranks}
+    expected = StepTimes.even(layout, schedule) if times is None else times
     shapes = []
-    for line in layout.lines:
-        even = StepShape.even(schedule, len(line.stages), line.num_micro_batches, line.num_chunks)
-        times = even.chunk_s
-        if chunk_s is not None:
-            times = tuple(chunk_s[stage[0].ranks[0]] for stage in line.stages)
+    for line, chunk_s, message_s in zip(layout.lines, expected.chunk_s, expected.message_s, strict=True):
         parts = tuple(_last_parts(stage, summing if cut_last else set()) for stage in line.stages)
-        shapes.append(StepShape(schedule, line.num_micro_batches, times, parts))
+        shapes.append(StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts))
     waits = [frozenset(_waits_for(one, buckets[one.bucket], layout, model, shapes)) for one in sums]
     lists = lowered(shapes, waits)
     for shape, stages in zip(shapes, lists, strict=True):

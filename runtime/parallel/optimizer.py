@@ -105,8 +105,8 @@ class Optimizer:
                 [moments["exp_avg"]],
                 [moments["exp_avg_sq"]],
                 [],
-                [torch.tensor(float(self._steps))],
-                foreach=True,
+                [torch.tensor(float(self._steps), device=self._device)],
+                fused=True,  # one pass, and nothing beside the states
                 amsgrad=False,
                 beta1=self._settings.beta1,
                 beta2=self._settings.beta2,

@@ -1,5 +1,6 @@
 """A step's lists of actions: against torch's own checks, against a single queue a rank, and against the simulation."""
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,7 +27,7 @@ from hexiopt.schedules.one_order import Meeting, check_inputs, check_one_order
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
 from hexiopt.simulation.engine import simulate
-from tests.hexiopt.schedules.test_schedules import Eager
+from tests.hexiopt.schedules.test_schedules import MEGATRONS, Eager
 from tests.slow import slow_but
 from tests.strategies import problems_with_plans
 
@@ -78,9 +79,9 @@ def one_ahead(actions: Sequence[Any]) -> tuple[Any, ...]:
 def test_small_lists_are_these() -> None:
     first, last = lowered([StepShape.even(ONE_F_ONE_B, 2, 3)])[0]
     assert " ".join(map(str, first)) == (
-        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0F2 0SEND_F2 0RECV_B1 0B1 0RECV_B2 0B2"
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0F2 0SEND_F2 0B1 0RECV_B2 0B2"
     )
-    assert " ".join(map(str, last)) == ("1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1RECV_F2 1B1 1SEND_B1 1F2 1B2 1SEND_B2")
+    assert " ".join(map(str, last)) == ("1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1RECV_F2 1F2 1B2 1SEND_B2")
 
 
 @pytest.mark.parametrize("some", slow_but(["small"], ["small", "all"]))
@@ -124,7 +125,8 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
         batches = count * data.draw(st.integers(1, 3)) if chunks > 1 else data.draw(st.integers(1, 6))
         each = st.tuples(*[st.tuples(*[TIMES] * chunks)] * count)
         cut = st.tuples(*[st.tuples(*[st.integers(1, 4)] * chunks)] * count)
-        shape = StepShape(schedule, batches, data.draw(each), data.draw(cut))
+        message_s = float(data.draw(st.integers(0, 9)))
+        shape = StepShape(schedule, batches, data.draw(each), message_s, data.draw(cut))
         found.append(shape)
         for s, c in product(range(count), range(chunks)):
             parts += [LastBackward(p, s, c, part) for part in range(shape.last_parts[s][c])]
@@ -162,9 +164,61 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
 def test_a_receive_stands_before_the_operation_during_which_its_message_is_made() -> None:
     """So it can come meanwhile; of two messages made at once, only one can."""
     times = (((2.0, 4.0),), ((1.0, 3.0),))
-    first, _ = lowered([StepShape(ONE_F_ONE_B, 4, times, ((1,), (1,)))])[0]
+    first, _ = lowered([StepShape(ONE_F_ONE_B, 4, times, 0.0, ((1,), (1,)))])[0]
     spelled = list(map(str, first))
     assert spelled.index("0RECV_B1") < spelled.index("0F2") < spelled.index("0SEND_F2")
+
+
+def ends_s(lists: tuple[ActionList, ...], shape: StepShape, *, posted_at_once: bool) -> float:
+    """When the last stage ends. A host computes and posts in the order of its list, a message starts when it is sent
+    and its receive is posted, those of a boundary and direction go one after another."""
+    count, now_s, at = len(lists), [0.0] * len(lists), [0] * len(lists)
+    sent, posted, free = {}, {}, dict[tuple[int, bool], float]()
+    came: dict[tuple[int, bool, int], float] = {}
+    moved = True
+    while moved:
+        moved = False
+        for s, actions in enumerate(lists):
+            while at[s] < len(actions):
+                action = actions[at[s]]
+                assert isinstance(action, Action)
+                back = action.backward
+                if action.kind in COMPUTES:
+                    boundary = action.stage if back else action.stage - 1
+                    if 0 <= boundary < count * shape.num_chunks - 1:
+                        if (boundary, back, action.micro_batch) not in came:
+                            break
+                        now_s[s] = max(now_s[s], came[boundary, back, action.micro_batch])
+                    now_s[s] += shape.chunk_s[s][action.stage // count][back]
+                else:
+                    earlier = action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD)
+                    key = action.stage - earlier, back, action.micro_batch
+                    (posted if action.kind in RECEIVES else sent)[key] = now_s[s]
+                    if key in sent and (posted_at_once or key in posted):
+                        start = max(sent[key], 0.0 if posted_at_once else posted[key], free.get(key[:2], 0.0))
+                        free[key[:2]] = start + shape.message_s
+                        came.setdefault(key, free[key[:2]])
+                at[s] += 1
+                moved = True
+    assert at == list(map(len, lists))
+    return max(now_s)
+
+
+@pytest.mark.parametrize("schedule", MEGATRONS, ids=str)
+def test_messages_come_while_stages_compute(schedule: Schedule) -> None:
+    """Where times are known, one order of all costs no time against receives that are posted as early as can be."""
+    rng = random.Random(0)
+    chunks = 2 if schedule == INTERLEAVED else 1
+    for count, message_s in product((2, 3, 4), (0.05, 0.3, 1.0)):
+        forwards = [rng.uniform(0.7, 1.3) for _ in range(count)]
+        shape = StepShape(
+            schedule, 4 * count, tuple(((f, 2 * f),) * chunks for f in forwards), message_s, ((1,) * chunks,) * count
+        )
+        (lists,) = lowered([shape])
+        best = ends_s(lists, shape, posted_at_once=True)
+        assert ends_s(lists, shape, posted_at_once=False) <= 1.001 * best
+        (unaware,) = lowered([replace(shape, message_s=0.0)])
+        assert ends_s(unaware, shape, posted_at_once=False) >= best
 
 
 # ------------------------------------------------------------------ what would hang
@@ -173,7 +227,7 @@ def test_a_receive_stands_before_the_operation_during_which_its_message_is_made(
 def test_receives_posted_one_operation_ahead_would_hang() -> None:
     """With one queue a rank, under every schedule that has no more micro-batches in flight than it must."""
     for shape in shapes((2, 3, 4, 8)):
-        if shape.schedule in SCHEDULES:
+        if shape.schedule in MEGATRONS:
             lists = tuple(map(one_ahead, lowered([shape])[0]))
             with pytest.raises(InputError, match=r"a step would hang: rank \d waits in .* for rank \d, which is at "):
                 check_one_order(meetings(lists))
