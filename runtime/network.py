@@ -3,6 +3,7 @@
 Messages between two ranks come in the order in which they are sent: there are no tags, which NCCL would ignore.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,17 @@ def is_gloo() -> bool:
     """Whether ranks talk over gloo, whose groups carry messages and collectives of any order at once. Elsewhere a group
     is a queue."""
     return bool(dist.get_backend() == "gloo")
+
+
+def set_nccl_defaults() -> None:
+    """Say, before the first group is made, how NCCL shall run, unless the user has said so."""
+    defaults = {
+        "NCCL_LAUNCH_ORDER_IMPLICIT": "1",  # several communicators in the order of the host's calls: NCCL 2.26
+        "TORCH_FR_BUFFER_SIZE": "2000",  # collectives that torch's flight recorder remembers
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # which it writes down when one hangs, for torchfrtrace
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 class ProcessGroups:

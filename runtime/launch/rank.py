@@ -25,6 +25,7 @@ from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import Trainee, drawn
 from runtime.mapping.times import StepTimes
 from runtime.memory import gpu_peak_bytes
+from runtime.network import set_nccl_defaults
 from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
 from runtime.state.weights import DTYPES, HuggingFaceWeights
@@ -55,6 +56,7 @@ def run_rank(
         cuda = run.device == "cuda"
         device = torch.device("cuda", local) if cuda else torch.device("cpu")
         if cuda:
+            set_nccl_defaults()
             torch.cuda.set_device(device)
         else:
             torch.set_num_threads(threads_of_each(world_size))

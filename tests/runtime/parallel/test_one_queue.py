@@ -49,12 +49,12 @@ def small_long(seed: int) -> tuple[Plan, ModelSpec, int]:
 @pytest.mark.parametrize("seed", slow_but(range(QUICK), range(ALL if STRESS else SLOW)))
 def test_a_plan_trains_as_one_process_over_one_queue(seed: int) -> None:
     """Every fourth with communicators made at first use, every fourth with a queue for each instead."""
-    equal_one_process(small(seed), 20 if STRESS else 1, SEQ_LEN, partial(run_in_order, **WAYS[seed % 4]))
+    equal_one_process(small(seed), 4 if STRESS else 1, SEQ_LEN, partial(run_in_order, **WAYS[seed % 4]))
 
 
 @pytest.mark.parametrize("seed", slow_but(range(QUICK_LONG), range(ALL_LONG if STRESS else SLOW_LONG)))
 def test_a_plan_with_sequence_layouts_trains_over_one_queue(seed: int) -> None:
-    equal_one_process(small_long(seed), 20 if STRESS else 1, LONG, run_in_order)
+    equal_one_process(small_long(seed), 4 if STRESS else 1, LONG, run_in_order)
 
 
 def test_the_quick_ones_have_what_matters() -> None:
