@@ -183,7 +183,7 @@ RUNTIME = {  # what the modules of each sub-folder may import; "" stands for tho
     "launch": {"", "mapping", "data", "model", "parallel", "state"},
     "emulate": {"", "mapping", "launch"},
     "measure": {"", "launch"},
-    "stock": {"mapping", "model", "parallel", "launch"},
+    "stock": {"", "mapping", "model", "parallel", "launch"},
 }
 
 

@@ -23,7 +23,9 @@ from runtime.data.batches import Batches
 from runtime.device import threads_of_each
 from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import Trainee, drawn
+from runtime.mapping.times import StepTimes
 from runtime.memory import gpu_peak_bytes
+from runtime.network import set_nccl_defaults
 from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
 from runtime.state.weights import DTYPES, HuggingFaceWeights
@@ -54,6 +56,7 @@ def run_rank(
         cuda = run.device == "cuda"
         device = torch.device("cuda", local) if cuda else torch.device("cpu")
         if cuda:
+            set_nccl_defaults()
             torch.cuda.set_device(device)
         else:
             torch.set_num_threads(threads_of_each(world_size))
@@ -148,6 +151,7 @@ def _train(
         timeout_s=settings.timeout_s,
         cluster=problem.cluster,
         pace=pace,
+        times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
     _agree(run, plan_file, batches, device)

@@ -1,7 +1,7 @@
 """One rank of a training run, assembled: its part of the model, its messages and its optimiser."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 
 import torch
@@ -12,15 +12,18 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from runtime.device import clock_of
-from runtime.mapping.layout import Chunk, layout_of
-from runtime.mapping.parts import ParameterPart, RankShard, stage_parts
+from runtime.mapping.actions import rank_actions
+from runtime.mapping.buckets import bucket_parts
+from runtime.mapping.layout import Layout, layout_of
+from runtime.mapping.parts import ParameterPart
+from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
+from runtime.network import ProcessGroups
 from runtime.pace import Pace
 from runtime.parallel.gradient_sync import GradientSync, buckets
-from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Sequences, StageRunner
@@ -52,13 +55,13 @@ class Trainee:
         timeout_s: float,
         cluster: Cluster | None = None,
         pace: Pace | None = None,
-        use_lanes: bool | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        groups = ProcessGroups(self.layout.groups(), timeout_s)
+        groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
@@ -78,20 +81,21 @@ class Trainee:
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
         chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
-        self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
-        self.sync = GradientSync(self.buckets, self.weights, groups)
-        lanes = None
-        if device.type == "cuda" if use_lanes is None else use_lanes:
-            lanes = groups.lanes(self.layout.lanes(seq_len))
+        shared = bucket_parts(self.layout.held, plan.sharding.stage == 1)
+        self.buckets = buckets(shared, parts, gradient_dtype, device)
+        sync = GradientSync(self.buckets, self.weights, groups)
         latency_s = None if pace is None else pace.latency_s
         self._messages = messages = StageMessages(
-            line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
+            line, executor, rank, seq_len, model.hidden_size, like(dtype, device), groups, latency_s
         )
-        names = _names_by_chunk(model, executor.chunks, shard)
+        if pace is None:
+            agreed = _of_rank_0(times or StepTimes.even(self.layout, plan.schedule), device)
+        else:
+            agreed = _paced(self.layout, pace)
+        # Emulated operations take the time of a whole one.
+        actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
         clock = clock_of(device)
-        self.pipeline = StageRunner(
-            plan.schedule, line, executor, reads, chunks, names, messages, self.sync, clock, pace
-        )
+        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, clock, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
@@ -138,13 +142,28 @@ class Trainee:
         return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
 
 
-def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: RankShard) -> list[list[str]]:
-    """The parameters whose last gradients come with the last backward of each chunk."""
-    found: list[list[str]] = []
-    for chunk in chunks:
-        own = stage_parts(model, [chunk.layers], shard, chunk.first, chunk.last)
-        found.append([part.name for part in own])
-    return found
+def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
+    """What rank 0 expects, so that all ranks have the same order. Asked by all together."""
+    numbers = torch.tensor(times.numbers(), dtype=torch.float64, device=device)
+    if dist.get_rank():
+        numbers.zero_()
+    dist.all_reduce(numbers)
+    return times.replaced(numbers.tolist())
+
+
+def _paced(layout: Layout, pace: Pace) -> StepTimes:
+    """What the paces of all ranks say. Asked by all together."""
+    most = max(line.num_chunks for line in layout.lines)
+    own = torch.zeros(most, 2, dtype=torch.float64)
+    own[: len(pace.chunks)] = torch.tensor(pace.chunks, dtype=torch.float64)
+    every = own.new_empty(layout.world_size * most, 2)
+    dist.all_gather_single(every, own)
+    by_rank = every.view(-1, most, 2).tolist()
+    chunk_s = {
+        rank: tuple((forward_s, backward_s) for forward_s, backward_s in by_rank[rank][: line.num_chunks])
+        for rank, line in enumerate(layout.line_of)
+    }
+    return StepTimes.of_ranks(layout, chunk_s)
 
 
 def drawn(seed: int, part: ParameterPart) -> Tensor:

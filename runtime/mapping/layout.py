@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import lcm
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from hexiopt.plan.holders import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
@@ -104,17 +104,9 @@ class MessageRoute:
     tokens: tuple[Range, ...]
     samples: Range
 
-
-class Lane(NamedTuple):
-    """The messages of one boundary from rank to rank in one direction: they are sent and taken in the same order.
-
-    A boundary has the number of the virtual stage before it.
-    """
-
-    boundary: int
-    backward: bool
-    sender: int
-    receiver: int
+    def ends(self, backward: bool) -> tuple[int, int]:
+        """Who sends and who receives, also of gradients, which go back."""
+        return (self.receiver, self.sender) if backward else (self.sender, self.receiver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +181,15 @@ class Layout:
         """Number of processes."""
         return len(self.devices)
 
-    def lanes(self, seq_len: int) -> list[Lane]:
-        """All lanes of messages, in an order that every rank agrees on."""
-        found = []
-        for line in self.lines:
-            for boundary in range(len(line.stages) * line.num_chunks - 1):
-                for a, b in sorted({(route.sender, route.receiver) for route in line.routes(boundary, seq_len)}):
-                    found += [Lane(boundary, False, a, b), Lane(boundary, True, b, a)]
-        return found
+    def pairs(self, seq_len: int) -> list[tuple[int, int]]:
+        """Who sends messages to whom, in an order that every rank agrees on."""
+        routes = [
+            route
+            for line in self.lines
+            for boundary in range(len(line.stages) * line.num_chunks - 1)
+            for route in line.routes(boundary, seq_len)
+        ]
+        return sorted({route.ends(backward) for route in routes for backward in (False, True)})
 
     def groups(self) -> list[tuple[int, ...]]:
         """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""

@@ -6,7 +6,7 @@ samples, H hidden, N heads, D head size, V rows of the vocabulary. Under a seque
 whole and its tokens alone: there, T is t.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -111,13 +111,26 @@ class DecoderChunk:
             for number, policy in zip(range(*chunk.layers), chunk.recompute, strict=True)
         ]
 
+    def parts(self, labels_tb: Tensor | None, num_tokens: int) -> list[Callable[[Tensor], Tensor]]:
+        """What it computes, one after another: of a first chunk the embedding, each layer, of a last one the sum of the
+        cross entropies of all labels over `num_tokens`. Between them are hidden states [t, B, H]."""
+        found = self._to_hidden()
+        if self.chunk.last:
+            assert labels_tb is not None
+            found.append(lambda x_tbh: self.loss(x_tbh, labels_tb) / num_tokens)
+        return found
+
+    def _to_hidden(self) -> list[Callable[[Tensor], Tensor]]:
+        layers: list[Callable[[Tensor], Tensor]] = [
+            partial(layer, tp=self._tp, rope=self._rope) for layer in self._layers
+        ]
+        return [self._embedded, *layers] if self.chunk.first else layers
+
     def hidden(self, x: Tensor) -> Tensor:
         """Hidden states of the rank's own tokens [t, B, H] after the layers; from those before them, or, of a first
         chunk, from tokens [T, B]."""
-        if self.chunk.first:
-            x = self._embedded(x)
-        for layer in self._layers:
-            x = layer(x, self._tp, self._rope)
+        for part in self._to_hidden():
+            x = part(x)
         return x
 
     def _embedded(self, tokens_tb: Tensor) -> Tensor:

@@ -1,20 +1,20 @@
 """Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Timer
-from typing import Any
+from threading import Lock, Timer
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import common, joined
-from runtime.mapping.layout import Lane, MessageRoute, PipelineLayout, RankExecutor
+from hexiopt.schedules.lowering import Action
+from runtime.mapping.actions import boundary_of
+from runtime.mapping.layout import MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.parts import Range
-from runtime.parallel.outbox import Outbox
-
-_TAGS = 2**20  # micro-batches that tags tell apart
+from runtime.network import Outbox, ProcessGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,8 @@ class _Coming:
 
 
 class StageMessages:
-    """What one rank sends and receives. `hidden` is the width of a hidden state.
-
-    Messages are told apart by tags, or, where the backend ignores tags (NCCL), by a process group for each lane. With
-    `latency_s`, they leave that much later, by the rank to which they go.
-    """
+    """What one rank sends and receives, action by action. `hidden` is the width of a hidden state; with `latency_s`,
+    messages leave that much later, by the rank to which they go."""
 
     def __init__(
         self,
@@ -47,75 +44,68 @@ class StageMessages:
         seq_len: int,
         hidden: int,
         like: Tensor,
-        lanes: Mapping[Lane, dist.ProcessGroup] | None = None,
+        groups: ProcessGroups,
         latency_s: Sequence[float] | None = None,
     ) -> None:
         own_tokens = executor.tokens(seq_len)[executor.ranks.index(rank)]
         num_tokens = sum(end - first for first, end in own_tokens)
         self._shape = (num_tokens, executor.num_samples, hidden)
         self.like = like
-        self._rank, self._lanes, self._latency_s = rank, lanes, latency_s
-        self._late: list[Timer] = []
-        self._outbox = Outbox(like.device)
-        self._coming: dict[tuple[int, bool, int], _Coming] = {}
+        self._groups, self._outbox = groups, Outbox()
+        self._latency_s = latency_s
+        self._timers: list[Timer] = []
+        self._late: dict[int, deque[Tensor]] = defaultdict(deque)  # by receiver, in order
+        self._posting = Lock()
+        self._coming: dict[Action, _Coming] = {}
         self.most_bytes = 0
         """The most that messages on their way here and from here have held at once."""
-        # By virtual stage whose input or output it is, and whether it comes in.
-        self._pieces: dict[tuple[int, bool], list[_Piece]] = {}
+        self._pieces: dict[int, list[_Piece]] = {}  # by the virtual stage before the boundary
 
-        def piece(route: MessageRoute, peer: int) -> _Piece:
+        def piece(route: MessageRoute) -> _Piece:
             return _Piece(
-                peer,
+                route.receiver if route.sender == rank else route.sender,
                 _rows(own_tokens, route.tokens, like.device),
                 slice(route.samples[0] - executor.samples[0], route.samples[1] - executor.samples[0]),
             )
 
         for chunk in executor.chunks:
-            if not chunk.last:
-                routes = line.routes(chunk.number, seq_len)
-                self._pieces[chunk.number, False] = [piece(r, r.receiver) for r in routes if r.sender == rank]
-            if not chunk.first:
-                routes = line.routes(chunk.number - 1, seq_len)
-                self._pieces[chunk.number, True] = [piece(r, r.sender) for r in routes if r.receiver == rank]
+            for boundary in ([] if chunk.first else [chunk.number - 1]) + ([] if chunk.last else [chunk.number]):
+                routes = line.routes(boundary, seq_len)
+                self._pieces[boundary] = [piece(route) for route in routes if rank in (route.sender, route.receiver)]
 
-    def send(self, chunk: int, backward: bool, micro_batch: int, whole_tbh: Tensor) -> None:
-        """Send a chunk's hidden states to the next one, or the gradient of its input to the one before."""
-        boundary = chunk if not backward else chunk - 1
-        for piece in self._pieces[chunk, backward]:
+    def send(self, action: Action, whole_tbh: Tensor) -> None:
+        """Send a layer range's hidden states to the next one, or the gradient of its input to the one before."""
+        boundary, _ = boundary_of(action)
+        for piece in self._pieces[boundary]:
             part = whole_tbh[piece.tokens, piece.samples].contiguous()
-            lane = Lane(boundary, backward, self._rank, piece.peer)
             if self._latency_s is None:
-                self._post(part, lane, micro_batch)
+                self._outbox.put(self._groups.send(part, piece.peer), part)
             else:
-                self._late.append(Timer(self._latency_s[piece.peer], self._post, (part, lane, micro_batch)))
-                self._late[-1].start()
+                self._late[piece.peer].append(part)
+                self._timers.append(Timer(self._latency_s[piece.peer], self._send_late, (piece.peer,)))
+                self._timers[-1].start()
         self._count()
 
-    def _post(self, part: Tensor, lane: Lane, micro_batch: int) -> None:
-        work = dist.isend(part, lane.receiver, **self._way(lane, micro_batch))
-        assert work is not None
-        self._outbox.put(work, part)
+    def _send_late(self, receiver: int) -> None:
+        with self._posting:  # the earliest one, whichever timer is the first to wake up
+            part = self._late[receiver].popleft()
+            self._outbox.put(self._groups.send(part, receiver), part)
 
-    def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
-        """Post the receives of a chunk's input, or of the gradient of its hidden states."""
-        if (chunk, backward, micro_batch) in self._coming:
-            return
-        boundary = chunk - 1 if not backward else chunk
+    def expect(self, action: Action) -> None:
+        """Post the receives of a layer range's input, or of the gradient of its hidden states."""
+        boundary, _ = boundary_of(action)
         whole, parts = self.like.new_empty(self._shape), []
-        for piece in self._pieces[chunk, not backward]:
+        for piece in self._pieces[boundary]:
             part = whole[piece.tokens, piece.samples]  # a copy where rows do not follow each other
             if not part.is_contiguous():
                 part = torch.empty_like(part, memory_format=torch.contiguous_format)
-            lane = Lane(boundary, backward, piece.peer, self._rank)
-            work = dist.irecv(part, piece.peer, **self._way(lane, micro_batch))
-            assert work is not None
-            parts.append((piece, part, work))
-        self._coming[chunk, backward, micro_batch] = _Coming(whole, parts)
+            parts.append((piece, part, self._groups.receive(part, piece.peer)))
+        self._coming[action] = _Coming(whole, parts)
         self._count()
 
-    def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
+    def receive(self, action: Action) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
-        coming = self._coming.pop((chunk, backward, micro_batch))
+        coming = self._coming.pop(action)
         for piece, part, work in coming.parts:
             work.wait()
             if part.untyped_storage().data_ptr() != coming.whole.untyped_storage().data_ptr():
@@ -132,15 +122,9 @@ class StageMessages:
 
     def finish(self) -> None:
         """Wait until all messages are with their receivers."""
-        while self._late:
-            self._late.pop().join()
+        while self._timers:
+            self._timers.pop().join()
         self._outbox.finish()
-
-    def _way(self, lane: Lane, micro_batch: int) -> dict[str, Any]:
-        """How torch is told which message this is."""
-        if self._lanes is not None:
-            return {"group": self._lanes[lane]}
-        return {"tag": (2 * lane.boundary + lane.backward) * _TAGS % 2**30 + micro_batch}
 
 
 def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> slice | Tensor:

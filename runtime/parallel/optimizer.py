@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from runtime.mapping.parts import ParameterPart
+from runtime.network import ProcessGroups
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
-from runtime.parallel.groups import ProcessGroups
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -105,8 +105,8 @@ class Optimizer:
                 [moments["exp_avg"]],
                 [moments["exp_avg_sq"]],
                 [],
-                [torch.tensor(float(self._steps))],
-                foreach=True,
+                [torch.tensor(float(self._steps), device=self._device)],
+                fused=True,  # one pass, and nothing beside the states
                 amsgrad=False,
                 beta1=self._settings.beta1,
                 beta2=self._settings.beta2,

@@ -21,9 +21,9 @@ from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range
 from hexiopt.problem.model import ModelSpec
 from runtime.model.attention import met
 from runtime.model.functions import applied
+from runtime.network import ProcessGroups
 from runtime.parallel.all_to_all import AllToAll
 from runtime.parallel.block_attention import Block, attend, attend_backward, blocks, exact, merge
-from runtime.parallel.groups import ProcessGroups
 
 
 class SequenceAttention:

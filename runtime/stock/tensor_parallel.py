@@ -23,7 +23,7 @@ from runtime.mapping.parts import shards, split, stage_parts
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
-from runtime.parallel.groups import ProcessGroups
+from runtime.network import ProcessGroups
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 
 SIZE = 2  # processes

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 from runtime.device import StreamClock, clock_of
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee
 from tests.runtime.ranks import run_ranks
@@ -134,13 +134,14 @@ def test_a_step_never_waits_with_a_receive_posted(
     def work(rank: int) -> Any:
         tokens = torch.randint(MODEL.vocab_size, (num_micro_batches, SEQ_LEN + 1))
         with like_a_gpu():
-            own = trainee(plan, MODEL, num_micro_batches, use_lanes=True)
+            own = trainee(plan, MODEL, num_micro_batches)
             began_s = time.time()
             for _ in range(2):
                 own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
             timeline = own.pipeline.timeline()
         assert Receive.posted == 0
-        assert [one.operation for one in timeline] == own.pipeline.operations
+        at = StagePosition(rank, num_stages, num_micro_batches, num_chunks)
+        assert [one.operation for one in timeline] == operations(schedule, at)
         moments = [moment for one in timeline for moment in (one.began_s, one.ended_s)]
         assert began_s <= moments[0]
         assert moments == sorted(moments)

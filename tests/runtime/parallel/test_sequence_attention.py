@@ -13,7 +13,7 @@ from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Range, token_ranges
 from hexiopt.problem.model import ModelSpec
 from runtime.model.functions import recomputed
-from runtime.parallel.groups import ProcessGroups
+from runtime.network import ProcessGroups
 from runtime.parallel.ring_attention import SequenceAttention
 from tests.conftest import STRESS
 from tests.runtime.ranks import TIMEOUT_S, random_sequence, run_ranks

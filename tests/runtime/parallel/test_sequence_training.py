@@ -41,7 +41,7 @@ def case(seed: int) -> tuple[Plan, ModelSpec, int]:
 @pytest.mark.parametrize("seed", slow_but((19, 35, 53), SEEDS if STRESS else FEW))
 def test_a_plan_trains_as_one_process(seed: int) -> None:
     """Half of them have a group for each lane of messages, as NCCL needs, and no tags."""
-    equal_one_process(case(seed), 20 if STRESS else 4, SEQ_LEN, use_lanes=seed % 2 == 1)
+    equal_one_process(case(seed), 20 if STRESS else 4, SEQ_LEN)
 
 
 def test_groups_that_cut_the_heads_at_different_places() -> None:

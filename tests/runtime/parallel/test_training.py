@@ -1,6 +1,7 @@
 """Plans train as one process does: gradients and loss curves, in float64."""
 
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.slow import slow_but
 SEQ_LEN = 7
 SEEDS = (*range(29), 253)  # of plans
 THIRD = (2, 7, 10, 12, 13, 15, 16, 22, 28, 253)  # small ones that have every feature between them
+RunRanks = Callable[[int, Callable[[int], Any]], list[Any]]  # a world of so many ranks, each of which does the same
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
 
 
@@ -35,7 +37,6 @@ def trainee(
     gradient_dtype: torch.dtype = torch.float64,
     *,
     seq_len: int = SEQ_LEN,
-    use_lanes: bool = False,
 ) -> Trainee:
     return Trainee(
         plan,
@@ -49,17 +50,16 @@ def trainee(
         initial=partial(drawn, 1),
         timeout_s=TIMEOUT_S,
         cluster=CLUSTER,
-        use_lanes=use_lanes,
     )
 
 
 def train(
-    plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+    plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN, run: RunRanks = run_ranks
 ) -> list[Any]:
     """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, seq_len=seq_len, use_lanes=use_lanes)
+        own = trainee(plan, model, batch, seq_len=seq_len)
 
         def sequences(step: int) -> Any:
             generator = torch.Generator().manual_seed(step % 2)
@@ -72,15 +72,15 @@ def train(
         ]
         return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
 
-    return run_ranks(len(plan.devices()), work)
+    return run(len(plan.devices()), work)
 
 
 def equal_one_process(
-    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN, run: RunRanks = run_ranks
 ) -> tuple[float, float]:
     """Returns the largest relative errors of a gradient and of a loss."""
     plan, model, batch = case
-    ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len)
+    ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run)
     of_gradients = of_losses = 0.0
     of_name = {}
     for parts, flat, _ in reference:
@@ -89,7 +89,7 @@ def equal_one_process(
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps, seq_len, use_lanes=use_lanes):
+    for gradients, losses in train(plan, model, batch, steps, seq_len, run):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)
@@ -100,7 +100,7 @@ def equal_one_process(
             of_losses = max(of_losses, abs(loss / expected - 1))
         # Training doubles what rounding does to gradients about every step.
         assert [norm for _, norm in losses[:5]] == pytest.approx([norm for _, norm in curve[:5]], rel=1e-9)
-    assert curve[-2][0] < curve[0][0]
+    assert steps < 4 or curve[-2][0] < curve[0][0]
     assert of_gradients <= 1e-10
     assert of_losses <= 1e-10
     return of_gradients, of_losses
@@ -110,13 +110,6 @@ def equal_one_process(
 @pytest.mark.parametrize("seed", SEEDS if STRESS else THIRD)
 def test_a_plan_trains_as_one_process(seed: int, steps: int) -> None:
     equal_one_process(random_plan(random.Random(seed)), steps)
-
-
-@pytest.mark.parametrize("seed", slow_but((8,), (8, 12)))
-def test_messages_need_no_tags(seed: int) -> None:
-    """Where each lane has a group, order is enough: with replicas under 1F1B, and with layer ranges too."""
-    assert {"replicas"} <= features(*random_plan(random.Random(seed))[:2])
-    equal_one_process(random_plan(random.Random(seed)), 6, use_lanes=True)
 
 
 @pytest.mark.parametrize("gradient_dtype", slow_but((torch.bfloat16,), (torch.bfloat16, torch.float32)))

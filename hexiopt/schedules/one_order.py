@@ -1,0 +1,92 @@
+"""Whether what ranks do ends, whatever else runs on them: checked before a run, without knowing how it was made."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hexiopt.errors import InputError
+from hexiopt.schedules.lowering import Action, ActionKind, ActionList
+
+
+class Meeting(NamedTuple):
+    """Something that `ranks` (ascending) do together, or one alone. Those that are equal are the same one."""
+
+    what: str
+    ranks: tuple[int, ...]
+
+
+def check_one_order(of_ranks: Sequence[Sequence[Meeting]]) -> None:
+    """Raise InputError unless all meetings of ranks can take place in one order, of which each rank's is a part.
+
+    It is run: a meeting takes place when it is the next one of all its ranks. The message names who waits for whom.
+    """
+    at = [0] * len(of_ranks)
+
+    def next_of(rank: int) -> Meeting | None:
+        return of_ranks[rank][at[rank]] if at[rank] < len(of_ranks[rank]) else None
+
+    moved = deque(range(len(of_ranks)))
+    while moved:
+        meeting = next_of(moved.popleft())
+        if meeting is not None and all(next_of(rank) == meeting for rank in meeting.ranks):
+            for rank in meeting.ranks:
+                at[rank] += 1
+            moved += meeting.ranks
+    stuck = [(rank, meeting) for rank in range(len(of_ranks)) if (meeting := next_of(rank)) is not None]
+    if stuck:
+        raise InputError("a step would hang: " + "; ".join(_waits(rank, meeting, next_of) for rank, meeting in stuck))
+
+
+def _waits(rank: int, meeting: Meeting, next_of: Callable[[int], Meeting | None]) -> str:
+    for other in meeting.ranks:
+        theirs = next_of(other)
+        if theirs != meeting:
+            does = "has ended" if theirs is None else f"is at {theirs.what}"
+            return f"rank {rank} waits in {meeting.what} for rank {other}, which {does}"
+    raise AssertionError("it could have taken place")
+
+
+def check_inputs(actions: ActionList, num_virtual_stages: int, num_micro_batches: int) -> None:
+    """Raise InputError unless a stage's list has everything once, and after all that it needs."""
+    listed = [action for action in actions if isinstance(action, Action)]
+    times = Counter(action._replace(part=None) for action in listed)
+    begun, done = Counter[Action](), set[Action]()
+    for action in listed:
+        whole = action._replace(part=None)
+        for need in _needs(whole, num_virtual_stages):
+            if need not in done:
+                raise InputError(f"a step's list is not in order: {action} comes before {need}, which it needs")
+        if whole in done or action.part not in (None, begun[whole]) or (action.part is None and times[whole] > 1):
+            raise InputError(f"a step's list is not in order: {action} is there twice, or parts of it are missing")
+        begun[whole] += 1
+        if begun[whole] == times[whole]:
+            done.add(whole)
+    due = {
+        Action(stage, kind, batch)
+        for stage in {action.stage for action in listed}
+        for kind in ActionKind
+        for batch in range(num_micro_batches)
+        if not (stage == 0 and kind in _OF_EARLIER) and not (stage == num_virtual_stages - 1 and kind in _OF_LATER)
+    }
+    if due != done:
+        raise InputError(f"a step's list lacks or has too much: {', '.join(sorted(map(str, due ^ done)))}")
+
+
+_OF_EARLIER = {ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD}  # exchanged with the virtual stage before
+_OF_LATER = {ActionKind.SEND_FORWARD, ActionKind.RECEIVE_BACKWARD}
+
+
+def _needs(action: Action, num_virtual_stages: int) -> list[Action]:
+    """What a stage must have done before."""
+    forward = Action(action.stage, ActionKind.FORWARD, action.micro_batch)
+    match action.kind:
+        case ActionKind.FORWARD:
+            return [action.input] if action.stage else []
+        case ActionKind.BACKWARD:
+            return [forward, *([action.input] if action.stage < num_virtual_stages - 1 else [])]
+        case ActionKind.SEND_FORWARD:
+            return [forward]
+        case ActionKind.SEND_BACKWARD:
+            return [forward._replace(kind=ActionKind.BACKWARD)]
+        case _:
+            return []

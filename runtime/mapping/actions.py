@@ -1,0 +1,128 @@
+"""What every rank does in a step, in order: the lists of its stage, with the messages and collectives that are its own.
+
+A message between stages is one between each pair of ranks that have tokens in common. They meet in the order of
+`PipelineLayout.routes`; so all that ranks do together still has one order, and `check_actions` says so before a run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.lowering import Action, ActionKind, LastBackward, StepShape, lowered
+from hexiopt.schedules.one_order import Meeting, check_inputs, check_one_order
+from hexiopt.schedules.schedule import Schedule
+from runtime.mapping.buckets import BucketParts, GradientCollective, collectives, collectives_between
+from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
+from runtime.mapping.parts import EMBEDDING, FINAL_NORM, head_name
+from runtime.mapping.times import StepTimes
+
+RankActions = tuple[Action | GradientCollective, ...]
+
+
+def rank_actions(
+    layout: Layout,
+    schedule: Schedule,
+    model: ModelSpec,
+    seq_len: int,
+    buckets: Sequence[BucketParts],
+    times: StepTimes | None = None,
+    *,
+    cut_last: bool = True,
+) -> list[RankActions]:
+    """The actions of every rank, checked.
+
+    Without `times`, pipelines are taken to be balanced. Gradients are summed beside the last backward, which is cut at
+    layers for that unless `cut_last` is False. Raises InputError where operations wait for each other for ever.
+    """
+    sums = list(collectives(buckets))
+    summing = {rank for one in sums for rank in one.ranks}
+    expected = StepTimes.even(layout, schedule) if times is None else times
+    shapes = []
+    for line, chunk_s, message_s in zip(layout.lines, expected.chunk_s, expected.message_s, strict=True):
+        parts = tuple(_last_parts(stage, summing if cut_last else set()) for stage in line.stages)
+        shapes.append(StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts))
+    waits = [frozenset(_waits_for(one, buckets[one.bucket], layout, model, shapes)) for one in sums]
+    lists = lowered(shapes, waits)
+    for shape, stages in zip(shapes, lists, strict=True):
+        for actions in stages:
+            check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
+    later = list(collectives_between(buckets))
+    found = []
+    for rank, executor in enumerate(layout.executor_of):
+        own: list[Action | GradientCollective] = []
+        for action in lists[executor.pipeline][executor.stage]:
+            if isinstance(action, Action):
+                own.append(action)
+            elif rank in sums[action.number].ranks:
+                own.append(sums[action.number])
+        found.append((*own, *(one for one in later if rank in one.ranks)))
+    check_actions(layout, seq_len, found)
+    return found
+
+
+def check_actions(layout: Layout, seq_len: int, of_ranks: Sequence[RankActions]) -> None:
+    """Raise InputError, which names who waits for whom, unless all messages, computations and sums have one order."""
+    routes = {
+        (p, boundary): line.routes(boundary, seq_len)
+        for p, line in enumerate(layout.lines)
+        for boundary in range(len(line.stages) * line.num_chunks - 1)
+    }
+    check_one_order([list(_meetings(layout.executor_of[rank], rank, routes, own)) for rank, own in enumerate(of_ranks)])
+
+
+def boundary_of(action: Action) -> tuple[int, bool]:
+    """Between which virtual stage and the next a message travels, and whether it goes back."""
+    earlier = action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD)
+    return action.stage - earlier, action.backward
+
+
+def backward_parts(chunk: Chunk) -> int:
+    """In how many parts a backward can be cut: head, layers from the last to the first, embedding."""
+    return chunk.last + chunk.layers[1] - chunk.layers[0] + chunk.first
+
+
+def _last_parts(stage: Sequence[RankExecutor], summing: set[int]) -> tuple[int, ...]:
+    is_summed = any(rank in summing for executor in stage for rank in executor.ranks)
+    return tuple(backward_parts(chunk) if is_summed else 1 for chunk in stage[0].chunks)
+
+
+def _waits_for(
+    one: GradientCollective, bucket: BucketParts, layout: Layout, model: ModelSpec, shapes: Sequence[StepShape]
+) -> Iterator[LastBackward]:
+    """The parts of last backwards in which gradients of a bucket are made."""
+    for executor in {layout.executor_of[rank].ranks: layout.executor_of[rank] for rank in one.ranks}.values():
+        for c, chunk in enumerate(executor.chunks):
+            most = shapes[executor.pipeline].last_parts[executor.stage][c] - 1
+            for parameter in bucket.parts:
+                for part in _made_in(parameter.name, chunk, model):
+                    yield LastBackward(executor.pipeline, executor.stage, c, min(part, most))
+
+
+def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
+    """The parts of a backward through a layer range that make a parameter's gradients."""
+    if chunk.last and name in (FINAL_NORM, head_name(model)):
+        yield 0
+    if chunk.first and name == EMBEDDING:
+        yield backward_parts(chunk) - 1
+    words = name.split(".")
+    if "layers" in words and chunk.layers[0] <= int(words[2]) < chunk.layers[1]:
+        yield chunk.last + chunk.layers[1] - 1 - int(words[2])
+
+
+def _meetings(
+    executor: RankExecutor, rank: int, routes: Mapping[tuple[int, int], Sequence[MessageRoute]], own: RankActions
+) -> Iterator[Meeting]:
+    """What a rank does together with others; its executor computes together, as there are collectives in it."""
+    where = f"of pipeline {executor.pipeline}"
+    for action in own:
+        if isinstance(action, GradientCollective):
+            yield Meeting(str(action), action.ranks)
+        elif action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            yield Meeting(f"{action} {where}", executor.ranks)
+        else:
+            boundary, backward = boundary_of(action)
+            what = f"{'gradients back to' if backward else 'hidden states of'} {boundary}F{action.micro_batch} {where}"
+            for route in routes[executor.pipeline, boundary]:
+                if rank in (route.sender, route.receiver):
+                    sender, receiver = route.ends(backward)
+                    ranks = min(sender, receiver), max(sender, receiver)
+                    yield Meeting(f"{what} from rank {sender} to {receiver}", ranks)

@@ -1,0 +1,306 @@
+"""A step's lists of actions: against torch's own checks, against a single queue a rank, and against the simulation."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.schedules.lowering import (
+    Action,
+    ActionKind,
+    ActionList,
+    LastBackward,
+    Reduction,
+    StepShape,
+    lowered,
+)
+from hexiopt.schedules.one_order import Meeting, check_inputs, check_one_order
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+from hexiopt.simulation.engine import simulate
+from tests.hexiopt.schedules.test_schedules import MEGATRONS, Eager
+from tests.slow import slow_but
+from tests.strategies import problems_with_plans
+
+RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
+COMPUTES = (ActionKind.FORWARD, ActionKind.BACKWARD)
+
+
+def shapes(stages: tuple[int, ...] = (1, 2, 3, 4, 8), most_batches: int = 12) -> Iterator[StepShape]:
+    for schedule, count, chunks in product((*SCHEDULES, Eager()), stages, (1, 2, 3)):
+        for batches in range(1, most_batches + 1):
+            if schedule.broken_rule(count, chunks, batches) is None:
+                yield StepShape.even(schedule, count, batches, chunks)
+
+
+def meetings(lists: tuple[ActionList, ...]) -> list[list[Meeting]]:
+    """What each stage does, with whom: a stage is a rank here."""
+    count = len(lists)
+    found = []
+    for stage, actions in enumerate(lists):
+        own = []
+        for action in actions:
+            if isinstance(action, Reduction):
+                own.append(Meeting(f"sum {action.number}", tuple(s for s in range(count) if action in lists[s])))
+            elif action.kind in COMPUTES:
+                own.append(Meeting(str(action), (stage,)))
+            else:
+                earlier = action.stage - (action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD))
+                ranks = tuple(sorted((earlier % count, (earlier + 1) % count)))
+                own.append(Meeting(f"{'B' if action.backward else 'F'}{action.micro_batch} over {earlier}", ranks))
+        found.append(own)
+    return found
+
+
+def one_ahead(actions: Sequence[Any]) -> tuple[Any, ...]:
+    """Every receive posted one operation before that which needs it, as a loop does that looks ahead by one."""
+    found: list[Any] = []
+    last = 0  # where the last forward or backward stands
+    for action in actions:
+        if isinstance(action, Action) and action.kind in RECEIVES:
+            continue
+        if isinstance(action, Action) and action.kind in COMPUTES:
+            if action.input in actions and action.input not in found:
+                found.insert(last, action.input)
+            last = len(found)
+        found.append(action)
+    return tuple(found)
+
+
+def test_small_lists_are_these() -> None:
+    first, last = lowered([StepShape.even(ONE_F_ONE_B, 2, 3)])[0]
+    assert " ".join(map(str, first)) == (
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0F2 0SEND_F2 0B1 0RECV_B2 0B2"
+    )
+    assert " ".join(map(str, last)) == ("1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1RECV_F2 1F2 1B2 1SEND_B2")
+
+
+@pytest.mark.parametrize("some", slow_but(["small"], ["small", "all"]))
+def test_torch_finds_nothing_wrong(some: str) -> None:
+    """Its check of what is computed, its simulation of what is sent, and that it sends the same for the same orders."""
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    tried = 0
+    for shape in shapes((2, 3, 4), 5) if some == "small" else shapes():
+        count, every = shape.num_stages, shape.num_stages * shape.num_chunks
+        lists = {s: [torch._Action.from_str(str(one)) for one in own] for s, own in enumerate(lowered([shape])[0])}
+        computes = {s: [one for one in own if one.computation_type in (torch.F, torch.B)] for s, own in lists.items()}
+        torch._validate_schedule(computes, count, every, shape.num_micro_batches)
+        torch._simulate_comms_compute(lists, lambda stage, count=count: stage % count, every)
+        theirs = torch._add_send_recv(computes, lambda stage, count=count: stage % count, every)
+        assert {s: sorted(map(str, own)) for s, own in lists.items()} == {
+            s: sorted(map(str, own)) for s, own in theirs.items()
+        }
+        tried += 1
+    assert tried >= (40 if some == "small" else 240)
+
+
+def test_lists_end_with_one_queue_a_rank_and_have_every_input_before() -> None:
+    for shape in shapes((1, 2, 3, 5), 9):
+        (lists,) = lowered([shape])
+        check_one_order(meetings(lists))
+        for actions in lists:
+            check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
+
+
+TIMES = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (float(pair[0]), float(pair[1])))
+
+
+@given(st.data())
+def test_whatever_operations_take(data: st.DataObject) -> None:
+    """Pipelines side by side with unequal stages, which sum the gradients of parts of their last backwards together."""
+    found, parts = [], []
+    for p in range(data.draw(st.integers(1, 3))):
+        schedule, count, chunks = data.draw(st.sampled_from(SCHEDULES)), data.draw(st.integers(1, 4)), 1
+        if schedule == INTERLEAVED and count > 1:
+            chunks = data.draw(st.integers(1, 3))
+        batches = count * data.draw(st.integers(1, 3)) if chunks > 1 else data.draw(st.integers(1, 6))
+        each = st.tuples(*[st.tuples(*[TIMES] * chunks)] * count)
+        cut = st.tuples(*[st.tuples(*[st.integers(1, 4)] * chunks)] * count)
+        message_s = float(data.draw(st.integers(0, 9)))
+        shape = StepShape(schedule, batches, data.draw(each), message_s, data.draw(cut))
+        found.append(shape)
+        for s, c in product(range(count), range(chunks)):
+            parts += [LastBackward(p, s, c, part) for part in range(shape.last_parts[s][c])]
+    sums = data.draw(st.lists(st.frozensets(st.sampled_from(parts), min_size=1, max_size=5), max_size=6))
+    lists = lowered(found, sums)
+    at, ranks, number = {}, [], 0
+    for p, stages in enumerate(lists):
+        for s in range(len(stages)):
+            at[p, s] = number
+            number += 1
+    for p, stages in enumerate(lists):
+        for s, own in enumerate(meetings(stages)):
+            ranks.append([])
+            for action, meeting in zip(stages[s], own, strict=True):
+                of = tuple(at[p, rank] for rank in meeting.ranks)
+                if isinstance(action, Reduction):
+                    of = tuple(sorted({at[part.pipeline, part.stage] for part in sums[action.number]}))
+                ranks[-1].append(Meeting(meeting.what + ("" if isinstance(action, Reduction) else f" of {p}"), of))
+    check_one_order(ranks)
+    for p, stages in enumerate(lists):
+        shape = found[p]
+        for s, actions in enumerate(stages):
+            check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
+            for n, action in enumerate(actions):
+                if isinstance(action, Reduction):
+                    assert all(
+                        Action(part.chunk * shape.num_stages + s, ActionKind.BACKWARD, shape.num_micro_batches - 1, cut)
+                        in actions[:n]
+                        for part in sums[action.number]
+                        if (part.pipeline, part.stage) == (p, s)
+                        for cut in [part.part if shape.last_parts[s][part.chunk] > 1 else None]
+                    )
+
+
+def test_a_receive_stands_before_the_operation_during_which_its_message_is_made() -> None:
+    """So it can come meanwhile; of two messages made at once, only one can."""
+    times = (((2.0, 4.0),), ((1.0, 3.0),))
+    first, _ = lowered([StepShape(ONE_F_ONE_B, 4, times, 0.0, ((1,), (1,)))])[0]
+    spelled = list(map(str, first))
+    assert spelled.index("0RECV_B1") < spelled.index("0F2") < spelled.index("0SEND_F2")
+
+
+def ends_s(lists: tuple[ActionList, ...], shape: StepShape, *, posted_at_once: bool) -> float:
+    """When the last stage ends. A host computes and posts in the order of its list, a message starts when it is sent
+    and its receive is posted, those of a boundary and direction go one after another."""
+    count, now_s, at = len(lists), [0.0] * len(lists), [0] * len(lists)
+    sent, posted, free = {}, {}, dict[tuple[int, bool], float]()
+    came: dict[tuple[int, bool, int], float] = {}
+    moved = True
+    while moved:
+        moved = False
+        for s, actions in enumerate(lists):
+            while at[s] < len(actions):
+                action = actions[at[s]]
+                assert isinstance(action, Action)
+                back = action.backward
+                if action.kind in COMPUTES:
+                    boundary = action.stage if back else action.stage - 1
+                    if 0 <= boundary < count * shape.num_chunks - 1:
+                        if (boundary, back, action.micro_batch) not in came:
+                            break
+                        now_s[s] = max(now_s[s], came[boundary, back, action.micro_batch])
+                    now_s[s] += shape.chunk_s[s][action.stage // count][back]
+                else:
+                    earlier = action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD)
+                    key = action.stage - earlier, back, action.micro_batch
+                    (posted if action.kind in RECEIVES else sent)[key] = now_s[s]
+                    if key in sent and (posted_at_once or key in posted):
+                        start = max(sent[key], 0.0 if posted_at_once else posted[key], free.get(key[:2], 0.0))
+                        free[key[:2]] = start + shape.message_s
+                        came.setdefault(key, free[key[:2]])
+                at[s] += 1
+                moved = True
+    assert at == list(map(len, lists))
+    return max(now_s)
+
+
+@pytest.mark.parametrize("schedule", MEGATRONS, ids=str)
+def test_messages_come_while_stages_compute(schedule: Schedule) -> None:
+    """Where times are known, one order of all costs no time against receives that are posted as early as can be."""
+    rng = random.Random(0)
+    chunks = 2 if schedule == INTERLEAVED else 1
+    for count, message_s in product((2, 3, 4), (0.05, 0.3, 1.0)):
+        forwards = [rng.uniform(0.7, 1.3) for _ in range(count)]
+        shape = StepShape(
+            schedule, 4 * count, tuple(((f, 2 * f),) * chunks for f in forwards), message_s, ((1,) * chunks,) * count
+        )
+        (lists,) = lowered([shape])
+        best = ends_s(lists, shape, posted_at_once=True)
+        assert ends_s(lists, shape, posted_at_once=False) <= 1.001 * best
+        (unaware,) = lowered([replace(shape, message_s=0.0)])
+        assert ends_s(unaware, shape, posted_at_once=False) >= best
+
+
+# ------------------------------------------------------------------ what would hang
+
+
+def test_receives_posted_one_operation_ahead_would_hang() -> None:
+    """With one queue a rank, under every schedule that has no more micro-batches in flight than it must."""
+    for shape in shapes((2, 3, 4, 8)):
+        if shape.schedule in MEGATRONS:
+            lists = tuple(map(one_ahead, lowered([shape])[0]))
+            with pytest.raises(InputError, match=r"a step would hang: rank \d waits in .* for rank \d, which is at "):
+                check_one_order(meetings(lists))
+
+
+def test_who_waits_for_whom() -> None:
+    first, second = Meeting("sum 0", (0, 1)), Meeting("sum 1", (0, 1))
+    with pytest.raises(
+        InputError,
+        match=r"^a step would hang: rank 0 waits in sum 0 for rank 1, which is at sum 1; "
+        r"rank 1 waits in sum 1 for rank 0, which is at sum 0",
+    ):
+        check_one_order([[first, second], [second, first]])
+    with pytest.raises(InputError, match="rank 0 waits in sum 1 for rank 1, which has ended"):
+        check_one_order([[first, second], [first]])
+
+
+@pytest.mark.parametrize(
+    ("spelled", "said"),
+    [
+        ("1F0 1RECV_F0 1B0 1SEND_B0", "1F0 comes before 1RECV_F0"),
+        ("1RECV_F0 1B0 1F0 1SEND_B0", "1B0 comes before 1F0"),
+        ("1RECV_F0 1F0 1SEND_B0 1B0", "1SEND_B0 comes before 1B0"),
+        ("1RECV_F0 1F0 1F0 1B0 1SEND_B0", "1F0 is there twice"),
+        ("1RECV_F0 1F0 1B0", "lacks or has too much: 1SEND_B0"),
+    ],
+)
+def test_a_list_out_of_order(spelled: str, said: str) -> None:
+    kinds = {kind.value: kind for kind in ActionKind}
+    actions = tuple(Action(int(word[0]), kinds[word[1:-1]], int(word[-1])) for word in spelled.split())
+    with pytest.raises(InputError, match=said):
+        check_inputs(actions, 2, 1)
+
+
+@dataclass(frozen=True)
+class Backwards(Schedule):
+    """All stages but the last want gradients before they have sent anything."""
+
+    name: ClassVar[str] = "backwards"
+
+    def programme(self, at: StagePosition) -> Programme:
+        forwards, backwards = (FORWARD_TURN, at.num_micro_batches), (BACKWARD_TURN, at.num_micro_batches)
+        return (forwards, backwards) if at.last else (backwards, forwards)
+
+
+def test_a_schedule_that_waits_for_ever_is_refused() -> None:
+    with pytest.raises(InputError, match="schedule backwards: operations wait for each other for ever: stage 0"):
+        lowered([StepShape.even(Backwards(), 2, 1)])
+
+
+# ------------------------------------------------------------------ the simulation
+
+
+@settings(max_examples=max(10, settings().max_examples // 3))
+@given(problems_with_plans(max_batch=20))
+def test_the_simulation_does_what_lists_say(case: tuple[Problem, Plan]) -> None:
+    """In the same order, and sends the same messages."""
+    problem, plan = case
+    plan = replace(plan, pipelines=plan.pipelines[:1])
+    cost = PlanPricer(problem).price(case[1])
+    events = [event for event in simulate(case[1], cost) if event.pipeline == 0]
+    (pipeline,) = plan.pipelines
+    count = len(pipeline.stages)
+    shape = StepShape.even(plan.schedule, count, pipeline.num_micro_batches, pipeline.num_chunks)
+    for stage, actions in enumerate(lowered([shape])[0]):
+        own = [event for event in events if event.stage == stage]
+        for replica in {event.replica for event in own}:
+            mine = [e for e in own if e.replica == replica and not e.kind.startswith("send")]
+            assert [(e.kind == "backward", e.chunk * count + stage, e.micro_batch) for e in mine] == [
+                (a.backward, a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.kind in COMPUTES
+            ]
+        sent = {(e.kind == "send_backward", e.chunk * count + stage, e.micro_batch) for e in own if "send" in e.kind}
+        sends = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
+        assert sent == {
+            (a.backward, a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.kind in sends
+        }

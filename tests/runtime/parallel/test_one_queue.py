@@ -1,0 +1,203 @@
+"""The trainer, unchanged, over NCCL's order: plans train as one process does; hazards, put back, are known for what
+they are."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.lowering import Action, ActionKind
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from runtime.device import HostClock
+from runtime.launch import trainee as trainee_module
+from runtime.mapping import buckets as buckets_module
+from runtime.mapping.actions import RankActions, check_actions, rank_actions
+from runtime.mapping.buckets import GradientCollective, bucket_parts
+from runtime.mapping.layout import Layout, layout_of
+from runtime.network import ProcessGroups
+from tests.conftest import STRESS
+from tests.hexiopt.schedules.test_lowering import one_ahead
+from tests.runtime.parallel.test_host_waits import MODEL, plan_of
+from tests.runtime.parallel.test_sequence_training import SEQ_LEN as LONG
+from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, features, trainee
+from tests.runtime.ranks import CLUSTER, random_plan, random_sequence_plan
+from tests.runtime.stream_order import HungError, run_in_order, synchronize
+from tests.slow import slow_but
+
+QUICK, SLOW, ALL = 18, 60, 160  # plans without sequence layouts
+QUICK_LONG, SLOW_LONG, ALL_LONG = 7, 20, 60  # with them
+WAYS: tuple[dict[str, bool], ...] = ({}, {}, {"lazy": True}, {"one_queue": False})
+
+
+def small(seed: int) -> tuple[Plan, ModelSpec, int]:
+    return random_plan(random.Random(1000 + seed), 5 if seed < QUICK else 8)
+
+
+def small_long(seed: int) -> tuple[Plan, ModelSpec, int]:
+    return random_sequence_plan(random.Random(1000 + seed), LONG, 4 if seed < QUICK_LONG else 6)
+
+
+@pytest.mark.parametrize("seed", slow_but(range(QUICK), range(ALL if STRESS else SLOW)))
+def test_a_plan_trains_as_one_process_over_one_queue(seed: int) -> None:
+    """Every fourth with communicators made at first use, every fourth with a queue for each instead."""
+    equal_one_process(small(seed), 4 if STRESS else 1, SEQ_LEN, partial(run_in_order, **WAYS[seed % 4]))
+
+
+@pytest.mark.parametrize("seed", slow_but(range(QUICK_LONG), range(ALL_LONG if STRESS else SLOW_LONG)))
+def test_a_plan_with_sequence_layouts_trains_over_one_queue(seed: int) -> None:
+    equal_one_process(small_long(seed), 4 if STRESS else 1, LONG, run_in_order)
+
+
+def test_the_quick_ones_have_what_matters() -> None:
+    found = set().union(*(features(*small(seed)[:2]) for seed in range(QUICK)))
+    wanted = {"gpipe", "1f1b", "interleaved", "layer ranges", "replicas", "TP 2", "TP 3", "2 pipelines", "4 stages"}
+    wanted |= {"tied embeddings on different stages", "unequal micro-batches", "fewer micro-batches than stages"}
+    wanted |= {"ZeRO-0 over all", "ZeRO-1 over all", "ZeRO-1 over machine", "ZeRO-1 over stated", "uneven heads"}
+    assert wanted <= found
+
+
+# ------------------------------------------------------------------ hazards, put back
+
+Change = Callable[[Layout, list[RankActions]], Sequence[RankActions]]
+TWO_STAGES = plan_of(ONE_F_ONE_B, 2, 1, 4)
+ONCE = plan_of(ONE_F_ONE_B, 2, 1, 1)
+BESIDE_ONE = Plan(  # a pipeline of two stages beside one of a single stage
+    (
+        Pipeline((Stage.of((0,), 0, 8),), 2),
+        Pipeline((Stage.of((1,), 0, 4), Stage.of((2,), 4, 8)), 2),
+    ),
+    ONE_F_ONE_B,
+)
+
+
+class WaitingClock(HostClock):
+    """Synchronises with the device before it looks."""
+
+    def mark(self) -> float:
+        synchronize()
+        return super().mark()
+
+
+def train(plan: Plan, change: Change | None = None, *, waits: bool = False, warm: bool = True, **order: bool) -> None:
+    """Two steps over `stream_order`, of actions that are changed after they have been checked."""
+    batch = sum(pipeline.num_sequences for pipeline in plan.pipelines)
+
+    def changed(layout: Layout, *arguments: Any, **more: Any) -> Sequence[RankActions]:
+        found = rank_actions(layout, *arguments, **more)
+        return found if change is None else change(layout, found)
+
+    def work(rank: int) -> None:
+        own = trainee(plan, MODEL, batch)
+        tokens = torch.randint(MODEL.vocab_size, (batch, SEQ_LEN + 1))
+        for _ in range(2):
+            own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+
+    with (
+        patch.object(trainee_module, "rank_actions", changed),
+        patch.object(trainee_module, "clock_of", lambda device: WaitingClock() if waits else HostClock()),
+        patch.object(ProcessGroups, "_warm", ProcessGroups._warm if warm else lambda self, device: None),
+    ):
+        run_in_order(len(plan.devices()), work, **order)
+
+
+def looks_one_ahead(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+    return [one_ahead(own) for own in found]
+
+
+def first_rank_sums_backwards(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+    """One rank starts the sums of its gradients in another order than its peers."""
+    sums = iter([one for one in reversed(found[0]) if isinstance(one, GradientCollective)])
+    own = tuple(next(sums) if isinstance(one, GradientCollective) else one for one in found[0])
+    return [own, *found[1:]]
+
+
+@pytest.mark.parametrize("plan", [TWO_STAGES, BESIDE_ONE, plan_of(INTERLEAVED, 2, 2, 4), plan_of(GPIPE, 3, 1, 3)])
+def test_a_host_may_wait_for_all_after_every_operation(plan: Plan) -> None:
+    """Whatever the order of communicators: what it waits for does not depend on what it has yet to do."""
+    for order in ({"one_queue": True}, {"one_queue": False}):
+        train(plan, waits=True, **order)
+
+
+def test_a_clock_that_synchronises_with_the_next_receive_posted_hangs() -> None:
+    """The host waits for its next input, which the peer sends once it has what this rank has yet to send."""
+    train(TWO_STAGES, looks_one_ahead, one_queue=False)  # as long as nothing waits
+    with pytest.raises(
+        HungError, match=r"rank 0 synchronises, and so waits for 0RECV_B0: receive from 1: rank 1 has not come to it"
+    ):
+        train(TWO_STAGES, looks_one_ahead, one_queue=False, waits=True)
+
+
+def test_a_receive_posted_one_operation_ahead_hangs_in_one_queue() -> None:
+    with pytest.raises(HungError) as hung:
+        train(TWO_STAGES, looks_one_ahead)
+    assert str(hung.value).splitlines() == [
+        "rank 0 waits for 0RECV_B0: receive from 1: rank 1 has it behind 1RECV_F1: receive from 0",
+        "rank 1 waits for 1RECV_F1: receive from 0: rank 0 has it behind 0RECV_B0: receive from 1",
+    ]
+
+
+def test_communicators_made_when_first_used_hang_where_receives_look_ahead() -> None:
+    with pytest.raises(HungError, match=r"rank 0 makes the communicator of ranks \(0, 1\): not there are ranks \[1\]"):
+        train(ONCE, looks_one_ahead, one_queue=False, lazy=True, warm=False)
+    train(ONCE, looks_one_ahead, one_queue=False, lazy=True)  # all made before the first step, in one order
+    train(ONCE, one_queue=False, lazy=True, warm=False)  # actions in one order make them in it, too
+
+
+def test_sums_started_in_another_order_hang() -> None:
+    with pytest.raises(
+        HungError, match=r"rank 0 waits for sum of gradient bucket \d+: .* rank \d has it behind sum of"
+    ):
+        train(BESIDE_ONE, first_rank_sums_backwards)
+
+
+@pytest.mark.parametrize(
+    ("plan", "change", "said"),
+    [
+        (
+            TWO_STAGES,
+            looks_one_ahead,
+            "rank 0 waits in gradients back to 0F0 of pipeline 0 from rank 1 to 0",
+        ),
+        (BESIDE_ONE, first_rank_sums_backwards, r"rank 0 waits in sum of gradient bucket \d+ for rank \d, which is at"),
+    ],
+)
+def test_the_check_before_a_run_finds_them_too(plan: Plan, change: Change, said: str) -> None:
+    layout = layout_of(plan, MODEL)
+    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, False))
+    check_actions(layout, SEQ_LEN, found)
+    with pytest.raises(InputError, match=said):
+        check_actions(layout, SEQ_LEN, change(layout, found))
+
+
+# ------------------------------------------------------------------ gradients beside the last backward
+
+
+@pytest.mark.parametrize(("zero", "tied", "stages"), [*product((0, 1), (False, True), (1, 2))])
+def test_sums_begin_beside_the_last_backward_on_every_stage(zero: int, tied: bool, stages: int) -> None:
+    """With tied embeddings too, whose own sum is the last."""
+    model = replace(MODEL, tied_embeddings=tied)
+    pipelines = tuple(
+        Pipeline(tuple(Stage.of((stages * p + s,), 8 // stages * s, 8 // stages * (s + 1)) for s in range(stages)), 2)
+        for p in range(2)
+    )
+    layout = layout_of(Plan(pipelines, ONE_F_ONE_B), model, CLUSTER)
+    with patch.object(buckets_module, "BUCKET_ELEMENTS", 600):
+        shared = bucket_parts(layout.held, zero == 1)
+    for own in rank_actions(layout, ONE_F_ONE_B, model, SEQ_LEN, shared):
+        backwards = [n for n, one in enumerate(own) if isinstance(one, Action) and one.kind == ActionKind.BACKWARD]
+        sums = [n for n, one in enumerate(own) if isinstance(one, GradientCollective)]
+        assert sum(n < backwards[-1] for n in sums) >= 2
+        assert sums[0] < backwards[-2]
+        if tied and stages == 1:
+            last = own[sums[-1]]
+            assert isinstance(last, GradientCollective)
+            assert any("embed_tokens" in part.name for part in shared[last.bucket].parts)
