@@ -83,19 +83,20 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     from runtime.launch.admission import admitted_device, ranks_on
     from runtime.launch.head import AfterFaults, trained
     from runtime.launch.launch_file import launch_script, machines_of, meeting_address
+    from runtime.launch.meeting import MeetingPlace
     from runtime.launch.session import Session
     from runtime.launch.tensorboard import Board
 
     config, problem = job.config.train, plan_file.problem
-    master, run = None, replace(started, device=config.device)
     if config.launch == "machine":
-        master = meeting_address(config.master)
+        run, master = replace(started, device=config.device), meeting_address(config.master)
+        place = MeetingPlace(master)
         job.write("launch.sh", launch_script(machines_of(plan_file, config.on_failure == "replan"), master))
         job.show(f"Waiting for the machines of the plan at {master}; each runs sh launch.sh NAME.")
         job.show_files("launch.sh")
     else:
         device, fallback = admitted_device(plan_file, ranks_on(plan_file, None), config.device, config.force)
-        run = replace(started, device=device)
+        run, place = replace(started, device=device), MeetingPlace()
         if fallback is not None:
             job.show(fallback)
     plans = [started.plan]
@@ -112,7 +113,7 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     ):
         session = Session(problem, metrics, [progress.step, *boards], progress.tell)
         faults = AfterFaults(config.on_failure, replan, config.max_restarts)
-        session.follow(trained(run, run.checkpoints.parent, faults, master, force=config.force))
+        session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force))
     show_training(job, problem, read_plan(session.plan or started.plan).plan, session.steps, session.timelines)
     return session.steps[-1].loss if session.steps else float("nan")
 

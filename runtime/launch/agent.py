@@ -130,7 +130,7 @@ def serve(master: str, machine: str | None) -> None:
     """
     try:
         meeting = Meeting(master)
-    except DistError as error:
+    except (OSError, DistError) as error:
         raise LostError(f"no run answers at {master} ({_first_line(error)}); start its head first") from None
     try:
         _serve(meeting, machine)

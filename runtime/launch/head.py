@@ -42,20 +42,20 @@ class AfterFaults:
 
 
 def trained(
-    run: TrainingRun, folder: Path, faults: AfterFaults, master: str | None = None, *, force: bool = False
+    run: TrainingRun, folder: Path, faults: AfterFaults, place: MeetingPlace | None = None, *, force: bool = False
 ) -> Iterator[Event]:
     """The events of a run, which is written into `folder`, to its last step.
 
-    Without a `master`, all processes are on this machine, as if it were all machines of the plan. With one, `HOST:PORT`
-    of this machine, those of the plan's machines meet there. More than `max_restarts` restarts in a row without a new
-    checkpoint are a failure. Raises InputError where `master` cannot be listened at, TrainingFailedError.
+    The machines of the plan come to `place`, and refuse, unless by `force`, what they cannot carry. By default, or if
+    it is local, all processes are on this machine, which the caller has checked, as if it were all of them. More than
+    `max_restarts` restarts in a row without a new checkpoint are a failure. Raises TrainingFailedError.
     """
-    place = MeetingPlace(master)
-    head = _Head(place, run, folder, faults, force or master is None)
+    place = MeetingPlace() if place is None else place
+    head = _Head(place, run, folder, faults, force or place.is_local)
     with tempfile.TemporaryFile("w+") as said:  # a pipe that nobody reads would fill up
         words = [sys.executable, "-m", "runtime.launch.agent", place.address, "--with-parent"]
         # In a session of its own: Ctrl-C is for the head, which ends the others.
-        agent = None if master else subprocess.Popen(words, stderr=said, start_new_session=True)
+        agent = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
         try:
             while not head.complete:
                 event = place.hear()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from hexiopt.errors import InputError
 
@@ -20,6 +20,7 @@ Event = dict[str, Any]
 DEFAULT_PORT = 29500
 _EVENTS, _END = "events", "end"
 _READ = timedelta(seconds=30)  # that the store may take to answer, until the network is taken to be cut
+_CONNECT_S = 10.0
 _POLL_S = 0.05
 
 
@@ -40,12 +41,14 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 class MeetingPlace:
-    """The store, held by this process: at `master`, `HOST:PORT`, or at a free port that only this machine reaches.
+    """The store, held by this process: at `master`, `HOST:PORT`, for machines that come there, or at a free port that
+    only this machine reaches.
 
     Raises InputError where it cannot listen there.
     """
 
-    def __init__(self, master: str | None) -> None:
+    def __init__(self, master: str | None = None) -> None:
+        self.is_local = master is None
         host, port = ("127.0.0.1", 0) if master is None else address_of(master)
         try:
             family, _, _, _, own = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -59,7 +62,7 @@ class MeetingPlace:
             ) from None
         port = listener.getsockname()[1]
         self.address = f"{host}:{port}"
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             host, port, is_master=True, wait_for_workers=False, timeout=_READ, master_listen_fd=listener.detach()
         )
 
@@ -81,11 +84,14 @@ class MeetingPlace:
 
 
 class Meeting:
-    """The store, as agents and processes reach it. Raises `torch.distributed.DistError` where it is gone."""
+    """The store, as agents and processes reach it. Raises OSError where nobody listens, later on
+    `torch.distributed.DistError` where it is gone."""
 
     def __init__(self, address: str) -> None:
         self.host, self.port = address_of(address)
-        self.store = dist.TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=_READ)
+        # Torch's own connecting fills the screen for a minute where nobody listens.
+        socket.create_connection((self.host, self.port), timeout=_CONNECT_S).close()
+        self.store = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=_READ)
 
     def tell(self, event: Event) -> None:
         """Tell an event."""

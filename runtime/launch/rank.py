@@ -11,7 +11,7 @@ from math import isfinite
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile

@@ -34,8 +34,8 @@ class TrainedStep:
 class Session:
     """Follows the events of a run of `problem` and writes them to `metrics`.
 
-    Each of `on_step` is called with each step, `on_restart` with one line on each restart, and on whatever else there is
-    to be known. Steps that a restart takes back leave `steps`; `timelines` holds the last event of each rank, with the
+    Each of `on_step` is called with each step, `on_restart` with one line on each restart, and on whatever else is to
+    be known. Steps that a restart takes back leave `steps`; `timelines` holds the last event of each rank, with the
     operations of its last step; `plan` is that of the last restart, if any.
     """
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-import torch.distributed as dist
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hexiopt.errors import InputError
@@ -64,7 +63,8 @@ def work(address: str, seats: Seats) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    name, gpu = (one[int(os.environ["LOCAL_RANK"])] for one in (seats.names, seats.gpus))
+    local = int(os.environ["LOCAL_RANK"])
+    name, gpu = seats.names[local], seats.gpus[local]
     about: Event = {"device": name, "pid": os.getpid(), "round": None}
     try:
         meeting = Meeting(address)
@@ -108,7 +108,7 @@ def _take_part(meeting: Meeting, seats: Seats, name: str, gpu: int, about: Event
         if rank == 0 or event["event"] not in ("step", "checkpoint"):
             meeting.tell({**event, **about})
 
-    if run_rank(run, plan_file, rank, gpu, dist.PrefixStore("train", store), tell):
+    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell):
         _idle()  # until the head has heard of all
 
 
@@ -177,7 +177,7 @@ def train_as_torchrun(
         if rank == 0:
             print(json.dumps(event), flush=True)
 
-    run_rank(replace(run, device=device), plan_file, rank, place.local, dist.PrefixStore("train", store), tell)
+    run_rank(replace(run, device=device), plan_file, rank, place.local, PrefixStore("train", store), tell)
     return losses[-1]
 
 
