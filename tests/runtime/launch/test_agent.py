@@ -13,8 +13,11 @@ import pytest
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from hexiopt.calibration.gpus import find_gpu
 from hexiopt.errors import InputError
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.readers.plan_file import PlanFile
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission, vitals
 from runtime.launch.admission import admitted_machine
 from runtime.launch.agent import check_clock, exit_code
@@ -111,33 +114,40 @@ def test_clocks() -> None:
             check_clock(100.0, head, 100.0)
 
 
-def test_devices_that_are_left_out_do_not_shift_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a GPU of another type than the plan's, or with too little memory, is one line."""
-    task = problem()
-    cluster = task.cluster
-    plan_file = PlanFile(task, narrow(), {})
-    names = [cluster.device_name(device) for device in sorted(narrow().devices())]
-    assert names == ["b:0", "b:1"]
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Eight A100s; which of them were looked at."""
     asked: list[int] = []
 
     def memory(index: int) -> int:
         asked.append(index)
-        return 2**40
+        return 80 * 2**30
 
     monkeypatch.setattr(admission, "num_gpus", lambda: 8)
     monkeypatch.setattr(admission, "gpu_memory_bytes", memory)
     monkeypatch.setattr(admission, "gpu_product", lambda index: "NVIDIA A100-SXM4-80GB")
-    assert admitted_machine(plan_file, "b", [0, 1], "cuda", False) == ("cuda", None)
-    shifted = replace(plan_file, plan=replace(narrow(), pipelines=(replace_devices(narrow(), (1, 3)),)))
-    asked.clear()
-    assert admitted_machine(shifted, "a", [0, 1], "cuda", False) == ("cuda", None)
-    assert set(asked) == {1}
+    return asked
+
+
+def test_devices_that_are_left_out_do_not_shift_gpus(gpus: list[int]) -> None:
+    stages = Stage.of((1,), 0, 2), Stage.of((3,), 2, 4)
+    plan_file = PlanFile(problem(), Plan((Pipeline(stages, 4),), ONE_F_ONE_B, Sharding(1)), {})
+    assert [plan_file.problem.cluster.device_name(device) for device in (1, 3)] == ["a:1", "b:1"]
+    for machine in ("a", "b"):
+        assert admitted_machine(plan_file, machine, [1], "auto", False) == ("cuda", None)
+    assert set(gpus) == {1}
     with pytest.raises(InputError, match="cuda takes a GPU for each of 9 processes, and this machine has 8"):
         admitted_machine(plan_file, "b", [8], "cuda", False)
 
 
-def replace_devices(plan: object, devices: tuple[int, int]) -> object:
-    from hexiopt.plan.plan import Pipeline, Stage
-
-    del plan
-    return Pipeline((Stage.of(devices[:1], 0, 2), Stage.of(devices[1:], 2, 4)), 4)
+def test_a_gpu_of_another_type_than_the_plans_is_refused(gpus: list[int]) -> None:
+    task = problem()
+    machines = tuple(replace(machine, gpu=find_gpu("h100_80gb_sxm", {}, "")) for machine in task.cluster.machines)
+    plan_file = PlanFile(replace(task, cluster=replace(task.cluster, machines=machines)), narrow(), {})
+    said = (
+        r"^train: b:0 of the plan is a h100_80gb_sxm, and GPU 0 of this machine is a a100_80gb_sxm "
+        r"\(NVIDIA A100-SXM4-80GB\); plan for these GPUs"
+    )
+    with pytest.raises(InputError, match=said):
+        admitted_machine(plan_file, "b", [0, 1], "auto", False)
+    assert admitted_machine(plan_file, "b", [0, 1], "auto", True) == ("cuda", None)
