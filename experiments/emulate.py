@@ -52,7 +52,7 @@ def run(job: Job) -> float:
     from runtime.emulate.fabric import unsupported
     from runtime.emulate.stand_in import divisors
     from runtime.launch.admission import check_trainable, trainable
-    from runtime.launch.supervisor import TrainingFailedError
+    from runtime.launch.meeting import TrainingFailedError
 
     config = job.config.emulate
     if not config.solvers and not job.config.plan:

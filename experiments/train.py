@@ -25,13 +25,13 @@ def run(job: Job) -> float:
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
     from runtime.launch.admission import check_trainable, trainable
-    from runtime.launch.launch_file import launch_commands, launch_script
+    from runtime.launch.meeting import TrainingFailedError
     from runtime.launch.preparation import prepared_run, resumable_step
     from runtime.launch.settings import Settings
-    from runtime.launch.supervisor import TrainingFailedError
-    from runtime.launch.torchrun import train_as_torchrun
 
     config, folder = job.config.train, job.folder.absolute()
+    if config.launch == "machine" and config.machine is not None:
+        return _join(config.master, config.machine)
     if job.config.plan:
         plan, plan_file = Path(job.config.plan).absolute(), job.plan_file()
     else:
@@ -47,17 +47,27 @@ def run(job: Job) -> float:
             return float("nan")
     settings = Settings.of(vars(config) | {"seed": job.config.seed})
     started = prepared_run(plan, plan_file.problem, folder, settings, paths)
-    if config.launch == "machine" and config.machine is None:
-        commands = launch_commands(plan_file, plan, job.overrides, config.master, folder)
-        job.write("launch.sh", launch_script(commands))
-        job.show_files("launch.sh")
-        return float("nan")
     try:
         if config.launch == "torchrun":
-            return train_as_torchrun(started, plan_file, config.device, config.force)
-        return _train_here(job, started, plan_file)
+            from runtime.launch.worker import train_as_torchrun
+
+            return train_as_torchrun(started, plan_file, config.device, config.force, config.machine)
+        return _follow(job, started, plan_file)
     except TrainingFailedError as error:
         raise FailedError(str(error)) from None
+
+
+def _join(master: str | None, machine: str) -> float:
+    """Take part in a run as one of its machines, until it has ended."""
+    from runtime.launch.agent import LostError, serve
+
+    if master is None:
+        raise InputError("train.master: is missing; state host:port of the head, as it shows them")
+    try:
+        serve(master, machine)
+    except LostError as error:
+        raise FailedError(str(error)) from None
+    return float("nan")
 
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:
@@ -67,37 +77,44 @@ def _planned(job: Job, problem: Problem, name: str) -> Path:
     return job.folder.absolute() / name
 
 
-def _train_here(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
-    """Start and follow the processes of this machine; returns the last loss."""
+def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
+    """Be the head of a run, whose processes are on this machine or on those of the plan; returns the last loss."""
     from hexiopt.report.progress import TrainingProgress
     from runtime.launch.admission import admitted_device, ranks_on
-    from runtime.launch.preparation import machine_place
+    from runtime.launch.head import AfterFaults, trained
+    from runtime.launch.launch_file import launch_script, machines_of, meeting_address
+    from runtime.launch.meeting import MeetingPlace
     from runtime.launch.session import Session
-    from runtime.launch.supervisor import HERE, supervised
     from runtime.launch.tensorboard import Board
 
     config, problem = job.config.train, plan_file.problem
-    place = HERE if config.launch == "local" else machine_place(plan_file, config.machine, config.master)
-    device, fallback = admitted_device(plan_file, ranks_on(plan_file, place.machine), config.device, config.force)
-    if fallback is not None:
-        job.show(fallback)
+    if config.launch == "machine":
+        run, master = replace(started, device=config.device), meeting_address(config.master)
+        place = MeetingPlace(master)
+        job.write("launch.sh", launch_script(machines_of(plan_file, config.on_failure == "replan"), master))
+        job.show(f"Waiting for the machines of the plan at {master}; each runs sh launch.sh NAME.")
+        job.show_files("launch.sh")
+    else:
+        device, fallback = admitted_device(plan_file, ranks_on(plan_file, None), config.device, config.force)
+        run, place = replace(started, device=device), MeetingPlace()
+        if fallback is not None:
+            job.show(fallback)
     plans = [started.plan]
 
     def replan(lost: Sequence[str]) -> Path:
         left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
-        plans.append(_planned(job, left, "replanned.json"))
+        plans.append(_planned(job, left, f"replanned-{len(plans)}.json"))
         return plans[-1]
 
-    name = "metrics.jsonl" if place.machine is None else f"metrics-{place.machine}.jsonl"
     boards = [Board(job.folder / "tensorboard")] if config.tensorboard else []
     with (
-        (job.folder / name).open("w", encoding="utf-8") as metrics,
+        (job.folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics,
         TrainingProgress(config.steps, quiet=job.in_sweep) as progress,
     ):
         session = Session(problem, metrics, [progress.step, *boards], progress.tell)
-        run = replace(started, device=device)
-        session.follow(supervised(run, run.checkpoints.parent, config.on_failure, replan, config.max_restarts, place))
-    show_training(job, problem, read_plan(plans[-1]).plan, session.steps, session.timelines)
+        faults = AfterFaults(config.on_failure, replan, config.max_restarts)
+        session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force))
+    show_training(job, problem, read_plan(session.plan or started.plan).plan, session.steps, session.timelines)
     return session.steps[-1].loss if session.steps else float("nan")
 
 

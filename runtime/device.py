@@ -78,6 +78,20 @@ def gpu_memory_bytes(index: int) -> int:
     return torch.cuda.get_device_properties(index).total_memory
 
 
+def gpu_product(index: int) -> str:
+    """The name that the driver gives one of this machine's GPUs."""
+    return str(torch.cuda.get_device_properties(index).name)
+
+
+def usable_gpu(index: int) -> bool:
+    """Whether this process can compute on a GPU: it is there, and takes a tensor."""
+    try:
+        torch.zeros(1, device=torch.device("cuda", index))
+    except (RuntimeError, AssertionError):  # torch without CUDA asserts
+        return False
+    return True
+
+
 def host_memory_bytes() -> tuple[int, int]:
     """All memory of the machine, or of the container, and what of it is available now."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

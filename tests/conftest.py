@@ -28,6 +28,7 @@ SHARING = (
     "tests/experiments/test_validate.py",
     "tests/runtime/state/test_checkpoint.py",
     "tests/runtime/launch/test_faults.py",
+    "tests/runtime/launch/test_machines.py",
     "tests/solvers/baselines/flashflex/test_flashflex.py",
     "tests/solvers/baselines/test_every_baseline.py",
 )

@@ -14,13 +14,12 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, write_text
 from runtime.emulate.fabric import Fabric
 from runtime.emulate.stand_in import narrowed, paces
-from runtime.launch.rank import Event
+from runtime.launch.head import AfterFaults, trained
+from runtime.launch.meeting import Event
 from runtime.launch.settings import Settings, TrainingRun
-from runtime.launch.supervisor import MachinePlace, supervised
 from runtime.mapping.layout import layout_of
 from runtime.pace import Pace, write_paces
 
-_PORT = 29500  # in namespaces of our own
 _SETUP_S = 600.0  # for whatever a plan's processes do at the pace of this machine
 _SLOWEST = 10  # times the predicted step, until a step counts as hung
 
@@ -46,7 +45,7 @@ class EmulationBench:
 
     def unpaced_s(self, plan: Plan) -> float:
         """Seconds of a step as fast as this machine goes, links as they are."""
-        return self._train(plan, 1, _SETUP_S, None, None)[0][-1]
+        return self._train(plan, 1, _SETUP_S, None)[0][-1]
 
     def paced(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
         """So many steps after a first one, slower by `dilation`; on links of the cluster if `shaped`."""
@@ -54,20 +53,16 @@ class EmulationBench:
         devices = layout_of(plan, self._problem.model).devices
         slowdown = self._divisor**2 * dilation
         with Fabric(self._problem.cluster, devices, slowdown) if shaped else nullcontext() as fabric:
-            master = None
             if fabric is not None:
                 found = [replace(p, namespace=fabric.namespaces[d]) for p, d in zip(found, devices, strict=True)]
-                master = f"{fabric.addresses[devices[0]]}:{_PORT}"
             path = self._folder / "paces.json"
             write_paces(path, found)
             timeout_s = _SETUP_S + _SLOWEST * dilation * cost.step_time_s
-            seconds, timelines = self._train(plan, steps + 1, timeout_s, path, master)
+            seconds, timelines = self._train(plan, steps + 1, timeout_s, path)
         late = max(_lateness(found[timeline["rank"]], timeline) for timeline in timelines)
         return Steps(tuple(one / dilation for one in seconds[1:]), late)
 
-    def _train(
-        self, plan: Plan, steps: int, timeout_s: float, pace: Path | None, master: str | None
-    ) -> tuple[list[float], list[Event]]:
+    def _train(self, plan: Plan, steps: int, timeout_s: float, pace: Path | None) -> tuple[list[float], list[Event]]:
         """Seconds of every step, and the timelines of all ranks."""
         folder, small = self._folder, self._small
         content = plan_file_to_dict(small, plan, PlanPricer(small).price(plan), {"name": "emulated"})
@@ -76,7 +71,7 @@ class EmulationBench:
         run = TrainingRun(folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
         seconds: list[float] = []
         timelines: list[Event] = []
-        for event in supervised(run, folder, "stop", lambda lost: run.plan, 0, MachinePlace(master=master)):
+        for event in trained(run, folder, AfterFaults("stop", lambda lost: run.plan, 0)):
             if event["event"] == "step":
                 seconds.append(event["seconds"])
             elif event["event"] == "timeline":

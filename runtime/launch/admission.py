@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hexiopt.calibration.gpus import catalogue
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
+from hexiopt.readers.discovery.product import match
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.units import GIB
-from runtime.device import gpu_memory_bytes, host_memory_bytes, num_gpus
+from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus
 from runtime.mapping.layout import layout_of, untrainable
 
 # Measured on two cores with a tiny model (8 layers, hidden size 8): a step takes 0.25 s with 4 processes, 0.41 s with
@@ -74,8 +76,9 @@ def ranks_on(plan_file: PlanFile, machine: str | None) -> list[int]:
     return [rank for rank, d in enumerate(devices) if machine in (None, name_of(d).partition(":")[0])]
 
 
-def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str) -> None:
-    """Raise InputError where these ranks of a plan are more than this machine can carry, on its CPU or its GPUs.
+def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Sequence[int] | None = None) -> None:
+    """Raise InputError where these ranks of a plan are more than this machine can carry, on its CPU or on `gpus`, by
+    default its first ones.
 
     Memory is the cost model's, without what it reserves for a GPU's libraries.
     """
@@ -90,8 +93,8 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str) -> None:
     }
     devices = layout_of(plan, problem.model).devices
     if kind == "cuda":
-        for local, rank in enumerate(ranks):
-            _check_gpu(local, problem.cluster.device_name(devices[rank]), needed[devices[rank]])
+        for gpu, rank in zip(range(len(ranks)) if gpus is None else gpus, ranks, strict=True):
+            _check_gpu(gpu, problem.cluster.device_name(devices[rank]), needed[devices[rank]])
     else:
         _check_cpu([needed[devices[rank]] for rank in ranks])
 
@@ -105,6 +108,39 @@ def admitted_device(plan_file: PlanFile, ranks: Sequence[int], wanted: str, forc
     if not force:
         check_machine(plan_file, ranks, device)
     return device, fallback
+
+
+def admitted_machine(
+    plan_file: PlanFile, machine: str | None, gpus: Sequence[int], wanted: str, force: bool
+) -> tuple[str, str | None]:
+    """The device kind for a machine whose processes have these numbers of GPUs, and a line on a fallback, if any.
+
+    Raises InputError where it has too few GPUs or, unless `force`, others than the plan says, or cannot carry
+    its ranks.
+    """
+    kind, fallback = chosen_device(wanted, max(gpus) + 1)
+    if force:
+        return kind, fallback
+    ranks, problem = ranks_on(plan_file, machine), plan_file.problem
+    devices = [layout_of(plan_file.plan, problem.model).devices[rank] for rank in ranks]
+    own = [int(problem.cluster.index_in_machine[device]) for device in devices]
+    if kind == "cuda":
+        for gpu, device in zip(own, devices, strict=True):
+            _check_type(gpu, problem.cluster.device_name(device), problem.cluster.gpu_of(device).name)
+    if ranks:
+        check_machine(plan_file, ranks, kind, own)
+    return kind, fallback
+
+
+def _check_type(index: int, name: str, planned: str) -> None:
+    """Types that the catalogue does not have, or products that may be several, are not compared."""
+    product = gpu_product(index)
+    found = match(product, gpu_memory_bytes(index)).gpu
+    if found is not None and planned in catalogue() and found != planned:
+        raise InputError(
+            f"train: {name} of the plan is a {planned}, and GPU {index} of this machine is a {found} ({product}); "
+            "plan for these GPUs, start this machine under its own name, or go on with train.force=true"
+        )
 
 
 def _check_cpu(needed: Sequence[float]) -> None:

@@ -1,45 +1,61 @@
-"""The shell script by which each machine of a cluster starts its part of a run."""
+"""Where the machines of a run meet, and the shell script by which each of them takes its part."""
 
+import ipaddress
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import socket
+import sys
+from collections.abc import Sequence
 
+from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
+from runtime.launch.meeting import DEFAULT_PORT, address_of
 
-_OF_A_MACHINE = ("train.machine=", "train.master=")
 
-
-def machines_of(plan_file: PlanFile) -> list[str]:
-    """The names of the machines that a plan uses, the one with rank 0 first."""
+def machines_of(plan_file: PlanFile, spare: bool = False) -> list[str]:
+    """The names of the machines that a plan uses, the one with rank 0 first; if `spare`, of all that it may use."""
     cluster = plan_file.problem.cluster
-    machines = sorted({int(cluster.machine_of[device]) for device in plan_file.plan.devices()})
+    devices = plan_file.problem.usable_devices if spare else plan_file.plan.devices()
+    machines = sorted({int(cluster.machine_of[device]) for device in devices})
     return [cluster.machines[machine].name for machine in machines]
 
 
-def launch_commands(
-    plan_file: PlanFile, plan: Path, overrides: Sequence[str], master: str | None, folder: Path
-) -> dict[str, list[str]]:
-    """The command of each machine of the plan file `plan`, in words, by which it takes its part in a run in `folder`.
+def meeting_address(master: str | None) -> str:
+    """Where machines meet: `master`, by default at this host's name. Raises InputError where others cannot reach it."""
+    if master is not None:
+        address_of(master)
+        return master
+    host = socket.gethostname()
+    try:
+        own = socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        own = None
+    if own is None or ipaddress.ip_address(own).is_loopback:
+        raise InputError(
+            f"train.master: is missing, and this host's name, {host}, is no address that other machines reach; "
+            f"state host:port, such as train.master=10.0.0.1:{DEFAULT_PORT}"
+        )
+    return f"{host}:{DEFAULT_PORT}"
 
-    Of the `overrides` of the command that asks for them, those of `train` and the seed are repeated. The machines meet
-    at `master`, by default at port 29500 of the machine with rank 0.
+
+def launch_script(machines: Sequence[str], master: str) -> str:
+    """`launch.sh MACHINE`, by which a machine takes part in the run at `master` until that has ended.
+
+    An agent that has lost the others, as when its network was cut, ends with 75: it is started again.
     """
-    names = machines_of(plan_file)
-    kept = [one for one in overrides if one.startswith(("train.", "seed=")) and not one.startswith(_OF_A_MACHINE)]
-    first = ["hexiopt", "train", f"plan={plan}", *kept]
-    last = [f"train.master={master or f'{names[0]}:29500'}", f"hydra.run.dir={folder}"]
-    return {name: [*first, f"train.machine={name}", *last] for name in names}
-
-
-def launch_script(command_of: Mapping[str, Sequence[str]]) -> str:
-    """`launch.sh MACHINE`, which runs the command of the machine named."""
-    cases = [f"{shlex.quote(name)}) exec {shlex.join(words)} ;;" for name, words in command_of.items()]
+    names = " | ".join(map(shlex.quote, machines))
+    run = f'{shlex.quote(sys.executable)} -m runtime.launch.agent {shlex.quote(master)} --machine "$1"'
     lines = [
         "#!/bin/sh",
-        "# launch.sh MACHINE: what each machine of the plan runs; the folder is shared.",
+        "# launch.sh MACHINE: what each machine of the plan runs; checkpoints and data are in shared folders.",
         'case "$1" in',
-        *cases,
-        f"*) echo \"launch.sh: no machine '$1'; name one of {', '.join(command_of)}\" >&2; exit 2 ;;",
+        f"{names}) ;;",
+        f"*) echo \"launch.sh: no machine '$1'; name one of {', '.join(machines)}\" >&2; exit 2 ;;",
         "esac",
+        "while :; do",
+        f"  {run}",
+        "  code=$?",
+        "  [ $code -eq 75 ] || exit $code",
+        "  sleep 5",
+        "done",
     ]
     return "\n".join(lines) + "\n"

@@ -6,12 +6,9 @@ from pathlib import Path
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import PlanFile
 from runtime.data.batches import Batches
 from runtime.data.tokens import prepare
-from runtime.launch.launch_file import machines_of
 from runtime.launch.settings import Settings, TrainingRun
-from runtime.launch.supervisor import MachinePlace
 from runtime.state.checkpoint import Checkpoint
 from runtime.state.weights import HuggingFaceWeights
 
@@ -39,12 +36,3 @@ def prepared_run(
     tokens = prepare(paths["data"], paths["tokenizer"], folder / "tokens", problem.model.vocab_size)
     Batches(tokens, workload.seq_len, workload.global_batch, settings.seed)
     return TrainingRun(plan, tokens.absolute(), folder / "checkpoints", settings, paths["resume"], weights)
-
-
-def machine_place(plan_file: PlanFile, machine: str | None, master: str | None) -> MachinePlace:
-    """The place of `machine`, whose ranks meet the others at `master`. Raises InputError."""
-    if machine not in (names := machines_of(plan_file)):
-        raise InputError(f"train.machine: {machine!r} has no device of the plan; name one of {', '.join(names)}")
-    if master is None:
-        raise InputError("train.master: is missing; state host:port of the machine with the plan's first device")
-    return MachinePlace(machine, master)

@@ -1,15 +1,20 @@
-"""Processes of this machine, each with a pipe through which it reports events."""
+"""Processes of this machine, each with a pipe through which it reports events: those that measure."""
 
+import json
 import multiprocessing
 import signal
-from collections.abc import Callable
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-# Optimisers import it at first use: here once, before processes fork.
-import torch._dynamo  # noqa: F401
+from runtime.launch.meeting import Event
+
+_TROUBLE = ("lost", "error", "stopped")
 
 
 @dataclass(frozen=True)
@@ -43,3 +48,39 @@ class Child:
 def _run(work: Callable[..., None], arguments: tuple[Any, ...], end: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
     work(*arguments, end)
+
+
+def events_of(command: list[str]) -> Generator[Event, None, Event | None]:
+    """Yield the events that a command prints, one JSON object a line; return the event that ended it early, if any."""
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+    trouble: Event | None = None
+    assert node.stdout is not None
+    try:
+        for line in node.stdout:
+            event: Event = json.loads(line)
+            if event["event"] in _TROUBLE:
+                trouble = event
+            else:
+                yield event
+        if node.wait() != 0 and trouble is None:
+            said.seek(0)
+            trouble = {"event": "error", "reason": said.read().strip() or f"exit code {node.returncode}"}
+    finally:
+        if node.poll() is None:
+            node.send_signal(signal.SIGINT)
+            try:
+                node.wait(5.0)
+            except subprocess.TimeoutExpired:
+                node.kill()
+                node.wait()
+        said.close()
+    return trouble
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -2,25 +2,23 @@
 
 import hashlib
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from math import isfinite
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.readers.problem_file import problem_sha256
 from runtime.data.batches import Batches
 from runtime.device import threads_of_each
+from runtime.launch.meeting import Event
 from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import Trainee, drawn
 from runtime.mapping.times import StepTimes
@@ -30,37 +28,32 @@ from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
 from runtime.state.weights import DTYPES, HuggingFaceWeights
 
-Event = dict[str, Any]  # plain data, `event` says what
-_BEAT_S = 1.0
-
 
 class NotFinite(Exception):  # noqa: N818
     """The loss is no number: training cannot go on."""
 
 
 def run_rank(
-    run: TrainingRun, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]
-) -> None:
-    """Train. `tell` receives every step, and the reason if training ends before its last step.
+    run: TrainingRun, plan_file: PlanFile, rank: int, gpu: int, store: Store, tell: Callable[[Event], None]
+) -> bool:
+    """Train. `tell` receives every step, and the reason if training ends before its last step; returns whether it did
+    not.
 
-    `local` is the number of the process on its machine, `master` the `host:port` where rank 0 listens.
+    `gpu` is the number of its GPU on its machine, `store` one that all ranks of the run share.
     """
-    told = _Telling(tell)
-    tell = told.tell
     try:
         pace = None if run.paces is None else read_pace(run.paces, rank)
         if pace is not None and pace.namespace is not None:
-            enter(pace.namespace)
+            enter(pace.namespace)  # connections that are there stay in the one that they were made in
             os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
         world_size, limit = len(plan_file.plan.devices()), timedelta(seconds=run.settings.timeout_s)
         cuda = run.device == "cuda"
-        device = torch.device("cuda", local) if cuda else torch.device("cpu")
+        device = torch.device("cuda", gpu) if cuda else torch.device("cpu")
         if cuda:
             set_nccl_defaults()
             torch.cuda.set_device(device)
         else:
             torch.set_num_threads(threads_of_each(world_size))
-        store, _, _ = next(rendezvous(f"tcp://{master}", rank, world_size, timeout=limit))
         store.set_timeout(limit)
         _agree_on_device(store, run.device, rank, world_size)
         backend = "nccl" if cuda else "gloo"
@@ -68,10 +61,12 @@ def run_rank(
         _train(run, plan_file, rank, device, pace, tell)
         tell({"event": "done"})
         dist.destroy_process_group()
+        return True
     except (NotFinite, InputError) as error:
         tell({"event": "stopped", "reason": str(error)})
     except BaseException:
         tell({"event": "error", "reason": traceback.format_exc()})
+    return False
 
 
 def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
@@ -105,26 +100,6 @@ def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torc
         for fact, a, b in zip(facts, every[: len(own)].tolist(), theirs, strict=True):
             if a != b:
                 raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
-
-
-class _Telling:
-    """Tells events, and once a second that the process lives."""
-
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell, self._lock = tell, threading.Lock()
-        threading.Thread(target=self._beat, daemon=True).start()
-
-    def tell(self, event: Event) -> None:
-        with self._lock:
-            self._tell(event)
-
-    def _beat(self) -> None:
-        while True:
-            time.sleep(_BEAT_S)
-            try:
-                self.tell({"event": "beat"})
-            except OSError:  # nobody listens any more
-                return
 
 
 def _train(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hexiopt.problem.problem import Problem
-from runtime.launch.rank import Event
+from runtime.launch.meeting import Event
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class TrainedStep:
 class Session:
     """Follows the events of a run of `problem` and writes them to `metrics`.
 
-    Each of `on_step` is called with each step, `on_restart` with one line on each restart. Steps that a restart takes
-    back leave `steps`; `timelines` holds the last event of each rank, with the operations of its last step.
+    Each of `on_step` is called with each step, `on_restart` with one line on each restart, and on whatever else is to
+    be known. Steps that a restart takes back leave `steps`; `timelines` holds the last event of each rank, with the
+    operations of its last step; `plan` is that of the last restart, if any.
     """
 
     problem: Problem
@@ -44,6 +45,7 @@ class Session:
     on_restart: Callable[[str], None]
     steps: list[TrainedStep] = field(default_factory=list)
     timelines: list[Event] = field(default_factory=list)
+    plan: Path | None = None
 
     def follow(self, events: Iterable[Event]) -> None:
         """Follow the run to its end. Raises what `events` raises."""
@@ -58,7 +60,10 @@ class Session:
                     event = {"event": "step", **asdict(step)}
                     for hear in self.on_step:
                         hear(step)
+                case "note":
+                    self.on_restart(event["reason"])
                 case "restart":
+                    self.plan = Path(event["plan"])
                     resumed = 0 if event["from"] is None else _step_of(event["from"])
                     self.steps = [step for step in self.steps if step.step <= resumed]
                     self.on_restart(f"{event['reason']}; going on from {event['from'] or 'the start'}")

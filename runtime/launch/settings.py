@@ -51,7 +51,7 @@ class Settings:
 class TrainingRun:
     """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
     on from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
-    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks."""
+    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
 
     plan: Path
     tokens: Path
@@ -63,19 +63,27 @@ class TrainingRun:
     float64: bool = False
     device: str = "cpu"
 
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain data."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
     def write(self, path: Path) -> None:
         """Write the run as JSON."""
-        data = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
-        write_text(path, json.dumps(data, indent=1))
+        write_text(path, json.dumps(self.to_dict(), indent=1))
 
     @classmethod
     def read(cls, path: Path) -> "TrainingRun":
         """The run of a file that `write` wrote."""
-        section = Section(read_mapping(path), str(path))
+        return cls.of(read_mapping(path), str(path))
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], where: str = "run") -> "TrainingRun":
+        """The run of plain data, which `where` has. Raises InputError."""
+        section = Section(data, where)
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
         given |= {key: text for key in ("resume", "weights", "paces") if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
-        device, float64 = section.text("device", choices=("cpu", "cuda")), section.flag("float64")
+        device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")
         return cls(**paths, settings=Settings(adam=adam, **settings), float64=float64, device=device)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hexiopt.errors import InputError
-from runtime.launch.supervisor import events_of
+from runtime.launch.processes import events_of
 from runtime.measure.points import Device, Measurement
 from runtime.measure.rank import Request
 

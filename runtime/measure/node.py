@@ -13,8 +13,7 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from runtime.device import num_gpus
-from runtime.launch.processes import Child
-from runtime.launch.supervisor import free_port
+from runtime.launch.processes import Child, free_port
 from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.rank import Request, measure
 

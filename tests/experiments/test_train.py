@@ -162,9 +162,10 @@ def test_a_bad_plan_starts_nothing(
         (["train.weights=nowhere"], "nowhere"),
         (["train.weights=a", "train.resume=b"], "resume and weights"),
         (
-            ["train.launch=machine", "train.machine=x", "train.master=a:1"],
-            "train.machine: 'x' has no device",
+            ["train.launch=machine", "train.master=nowhere"],
+            "train.master: 'nowhere' is not an address; write host:port",
         ),
+        (["train.launch=machine", "train.master=192.0.2.1:29500"], "cannot listen at 192.0.2.1:29500"),
         (["train.launch=machine", "train.machine=old"], "train.master: is missing"),
         (["train.launch=torchrun"], "RANK is not set"),
         (["train.steps=0"], "train: steps"),

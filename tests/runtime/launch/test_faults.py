@@ -17,8 +17,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import write_plan
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.launch.head import AfterFaults, trained
+from runtime.launch.meeting import TrainingFailedError
 from runtime.launch.settings import Settings, TrainingRun
-from runtime.launch.supervisor import TrainingFailedError, supervised
 from runtime.parallel.optimizer import AdamW
 from runtime.state.checkpoint import Checkpoint, finished
 from tests.conftest import STRESS
@@ -75,7 +76,7 @@ def train(
         assert len(lost) == 1
         return written(folder, "replanned.json", narrow())
 
-    for event in supervised(a_run(folder, **more), folder, on_failure, replanned, 3):
+    for event in trained(a_run(folder, **more), folder, AfterFaults(on_failure, replanned, 3)):
         if event["event"] == "ready":
             pids[event["rank"]] = event["pid"]
         elif event["event"] == "step":

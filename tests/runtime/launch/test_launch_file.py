@@ -1,33 +1,66 @@
-"""The script that starts each machine's part of a run."""
+"""Where machines meet, and the script by which each takes its part in a run."""
 
+import socket
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
-from runtime.launch.launch_file import launch_commands, launch_script, machines_of
-from tests.runtime.launch.test_faults import problem, wide
+from runtime.launch.launch_file import launch_script, machines_of, meeting_address
+from tests.runtime.launch.test_faults import narrow, problem, wide
+
+AGENT = """#!/bin/sh
+echo "$@" >> {said}
+[ $(wc -l < {said}) -ge 3 ] && exit {last}
+exit 75
+"""
 
 
-def test_commands_repeat_what_the_user_stated_of_the_training() -> None:
-    plan_file = PlanFile(problem(), wide(), {})
-    overrides = ["train.steps=7", "train.machine=old", "train.master=x:1", "seed=3", "model=tiny", "plan=p.json"]
-    commands = launch_commands(plan_file, Path("/p.json"), overrides, None, Path("/out"))
-    names = machines_of(plan_file)
-    assert list(commands) == names
-    for name, words in commands.items():
-        first = ["hexiopt", "train", "plan=/p.json", "train.steps=7", "seed=3", f"train.machine={name}"]
-        assert words == [*first, f"train.master={names[0]}:29500", "hydra.run.dir=/out"]
-    stated = launch_commands(plan_file, Path("/p.json"), [], "10.0.0.1:5000", Path("/out"))
-    assert all("train.master=10.0.0.1:5000" in words for words in stated.values())
+def test_machines_of_a_plan_and_those_that_replan_may_use() -> None:
+    used = machines_of(PlanFile(problem(), narrow(), {}))
+    assert (
+        len(used) < len(machines_of(PlanFile(problem(), narrow(), {}), spare=True)) == len(problem().cluster.machines)
+    )
+    assert used == machines_of(PlanFile(problem(), wide(), {}))[-len(used) :]
 
 
-def test_each_machine_runs_its_own_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [0, 2])
+def test_an_agent_is_started_again_until_the_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """75 says that it has lost the others; whatever else it ends with is the script's."""
+    said, agent = tmp_path / "said", tmp_path / "it's python"
+    agent.write_text(AGENT.format(said=said, last=last))
+    agent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(agent))
+    script = tmp_path / "launch.sh"
     names = machines_of(PlanFile(problem(), wide(), {}))
     assert len(names) > 1
-    script = tmp_path / "launch.sh"
-    script.write_text(launch_script({name: ["echo", f"it's {name}", "$HOME"] for name in names}))
-    for name in names:
-        assert subprocess.run(["sh", script, name], capture_output=True, text=True).stdout == f"it's {name} $HOME\n"
+    script.write_text(launch_script(names, "10.0.0.1:5000").replace("sleep 5", "sleep 0"))
+    done = subprocess.run(["sh", script, names[1]], capture_output=True, text=True)
+    assert done.returncode == last
+    assert said.read_text() == f"-m runtime.launch.agent 10.0.0.1:5000 --machine {names[1]}\n" * 3
     done = subprocess.run(["sh", script, "elsewhere"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == f"launch.sh: no machine 'elsewhere'; name one of {', '.join(names)}\n"
+
+
+def test_where_machines_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting_address("10.0.0.1:5000") == "10.0.0.1:5000"
+    for wrong in ("a", "a:", ":1", "a:0", "a:65536", "a:x"):
+        with pytest.raises(InputError, match="is not an address; write host:port"):
+            meeting_address(wrong)
+
+    def found(own: str) -> Any:
+        return lambda host, port, **more: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (own, port))]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(socket, "getaddrinfo", found("10.0.0.1"))
+    assert meeting_address(None) == "node1:29500"
+    monkeypatch.setattr(socket, "getaddrinfo", found("127.0.1.1"))
+    with pytest.raises(InputError, match=r"this host's name, node1, is no address that other machines reach; state"):
+        meeting_address(None)

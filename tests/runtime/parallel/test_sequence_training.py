@@ -18,8 +18,8 @@ from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
 from hexiopt.readers.problem_file import problem_to_dict
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
+from runtime.launch.head import AfterFaults, trained
 from runtime.launch.settings import Settings, TrainingRun
-from runtime.launch.supervisor import supervised
 from runtime.state.checkpoint import Checkpoint, finished
 from tests.conftest import STRESS
 from tests.runtime.launch.test_faults import problem
@@ -67,7 +67,7 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
     settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
     run = TrainingRun(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
-    found = list(supervised(run, tmp_path, "stop", lambda lost: run.plan, 0))
+    found = list(trained(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
     losses = [one["loss"] for one in found if one["event"] == "step"]
 
     def alone(rank: int) -> list[float]:

@@ -1,0 +1,291 @@
+"""The head of a run, in the process that its user started: says who trains what, hears of it, and goes on after faults.
+
+Machines come to its meeting place, each with an agent. Whenever their processes have met, the head answers with a plan
+for those that came and the checkpoint to go on from, or lets them wait for the others. If its own machine dies, the run
+ends.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.plan_file import read_plan
+from runtime.launch.meeting import Event, MeetingPlace, TrainingFailedError
+from runtime.launch.settings import TrainingRun
+from runtime.mapping.layout import layout_of
+from runtime.state.checkpoint import finished
+
+# What ended a round, the surest cause first: a number that is none comes before the errors that follow from it, and
+# everything else may follow from the loss of a process.
+_CAUSES = ("lost", "hung", "stopped", "error")
+_SETTLE_S = 1.0  # in which the cause may still be told after its consequences
+_GRACE_S = 10.0  # that `replan` waits for a machine which was there, and may only be slow to meet the others
+_LEAVE_S = 5.0  # in which agents hear that the run has ended
+_MOST_FAILURES = 100  # of processes that do not even meet
+
+
+@dataclass(frozen=True)
+class AfterFaults:
+    """What follows the loss or hang of a process or machine: see `experiments.app.config.TrainConfig`.
+
+    `replan(lost devices)` writes a plan without them and returns its path.
+    """
+
+    on_failure: str
+    replan: Callable[[list[str]], Path]
+    max_restarts: int
+
+
+def trained(
+    run: TrainingRun, folder: Path, faults: AfterFaults, place: MeetingPlace | None = None, *, force: bool = False
+) -> Iterator[Event]:
+    """The events of a run, which is written into `folder`, to its last step.
+
+    The machines of the plan come to `place`, and refuse, unless by `force`, what they cannot carry. By default, or if
+    it is local, all processes are on this machine, which the caller has checked, as if it were all of them. More than
+    `max_restarts` restarts in a row without a new checkpoint are a failure. Raises TrainingFailedError.
+    """
+    place = MeetingPlace() if place is None else place
+    head = _Head(place, run, folder, faults, force or place.is_local)
+    with tempfile.TemporaryFile("w+") as said:  # a pipe that nobody reads would fill up
+        words = [sys.executable, "-m", "runtime.launch.agent", place.address, "--with-parent"]
+        # In a session of its own: Ctrl-C is for the head, which ends the others.
+        agent = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
+        try:
+            while not head.complete:
+                event = place.hear()
+                yield from head.wait() if event is None else head.hear(event)
+                if event is None and agent is not None and agent.poll() is not None:
+                    said.seek(0)
+                    lines = said.read().strip().splitlines() or [f"the agent ended with exit code {agent.returncode}"]
+                    raise TrainingFailedError(lines[-1])
+        finally:
+            place.end()
+            head.part(agent)
+
+
+@dataclass
+class _Round:
+    """Processes that have met: the devices by whose names they came, and when. `ranks` once they train."""
+
+    asked: Event
+    devices: frozenset[str]
+    at: float = field(default_factory=time.monotonic)
+    ranks: dict[str, int] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+
+    @property
+    def token(self) -> str:
+        token: str = self.asked["token"]
+        return token
+
+
+class _Head:
+    """Decides. Each event may lead to events for whoever follows the run."""
+
+    def __init__(self, place: MeetingPlace, run: TrainingRun, folder: Path, faults: AfterFaults, force: bool) -> None:
+        self._place, self._run, self._folder, self._faults, self._force = place, run, folder, faults, force
+        problem, used = _read(run.plan)
+        # `replan` may use any device that its problem allows: those that the plan leaves out keep an idle process.
+        usable = tuple(map(problem.cluster.device_name, problem.usable_devices))
+        self._all = usable if faults.on_failure == "replan" else used
+        self._plans = {frozenset[str](): (run.plan, used)}  # by the devices that they do without
+        self._met: _Round | None = None  # who waits for an answer
+        self._training: _Round | None = None
+        self._dead: set[str] = set()  # devices whose processes were lost, until their machine comes anew
+        self._troubles: list[Event] = []
+        self._troubled_at = 0.0
+        self._restarts, self._best = 0, run.resume
+        self._agents: set[str | None] = set()
+        self._said = ""
+        run.write(folder / "run.json")
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks have done their last step."""
+        return self._training is not None and len(self._training.done) == len(self._training.ranks)
+
+    def hear(self, event: Event) -> Iterator[Event]:
+        """Take an event into account. Raises TrainingFailedError."""
+        match event["event"]:
+            case "hello":
+                self._admit(event)
+            case "left":
+                self._agents.discard(event["machine"])
+            case "refused":
+                self._agents.discard(event["machine"])
+                if event["machine"] is None:
+                    raise TrainingFailedError(event["reason"])
+                yield {"event": "note", "reason": f"{event['machine']}: {event['reason']}"}
+            case "note":
+                yield event
+            case "came":
+                names = event["names"]
+                if len(set(names)) == len(names):  # else two agents have one name, and the older one leaves
+                    self._met = _Round(event, frozenset(names))
+                    yield from self._decide()
+            case "lost" | "hung":
+                self._trouble(event)
+            case _ if self._training is None or event["round"] == self._training.token:
+                yield from self._of_rank(event)
+
+    def wait(self) -> Iterator[Event]:
+        """Do what is due although nothing was heard. Raises TrainingFailedError."""
+        if self._troubles and time.monotonic() - self._troubled_at > _SETTLE_S:
+            cause = self._cause()
+            if self._faults.on_failure == "stop" or cause["event"] == "stopped":
+                raise TrainingFailedError(_reason(cause))
+            if len(self._troubles) > _MOST_FAILURES:
+                raise TrainingFailedError(f"{_reason(cause)}; {len(self._troubles)} processes have failed to meet")
+        yield from self._decide()
+
+    def part(self, agent: subprocess.Popen[bytes] | None) -> None:
+        """Wait until agents have heard that the run has ended, for a while; the own one, `agent`, is ended then."""
+        until = time.monotonic() + _LEAVE_S
+        while self._agents and time.monotonic() < until and (agent is None or agent.poll() is None):
+            event = self._place.hear()
+            if event is not None and event["event"] in ("left", "refused"):
+                self._agents.discard(event["machine"])
+        if agent is not None:
+            agent.kill()
+            agent.wait()
+
+    def _admit(self, event: Event) -> None:
+        machine = event["machine"]
+        seats = [name for name in self._all if machine in (None, _machine(name))]
+        if not seats:
+            names = ", ".join(dict.fromkeys(map(_machine, self._all)))
+            said = f"train.machine: {machine!r} has no device of the plan; name one of {names}"
+            self._place.answer(event, {"refused": said})
+            return
+        self._dead.difference_update(seats)
+        self._agents.add(machine)
+        one_machine = len({_machine(name) for name in seats}) == 1
+        # Devices that are left out do not shift the others' GPUs.
+        gpus = [int(name.rpartition(":")[2]) if one_machine else k for k, name in enumerate(seats)]
+        most = 1 if machine is None else len({_machine(name) for name in self._all})
+        about = {"seats": seats, "gpus": gpus, "most": most, "force": self._force, "now_s": time.time()}
+        plan = self._run.plan.read_text(encoding="utf-8")
+        self._place.answer(event, {**about, "run": self._run.to_dict(), "plan": plan})
+
+    def _of_rank(self, event: Event) -> Iterator[Event]:
+        match event["event"]:
+            case "error" | "stopped":
+                self._trouble(event)
+            case "done" if self._training is not None:
+                self._training.done.add(event["rank"])
+            case "done":
+                pass
+            case _:
+                yield {key: value for key, value in event.items() if key != "round"}
+
+    def _trouble(self, event: Event) -> None:
+        if self._training is not None:
+            if event["device"] not in self._training.devices:
+                return  # of a machine that the others have gone on without
+            if event["device"] in self._training.ranks:
+                event = {**event, "rank": self._training.ranks[event["device"]]}
+        if not self._troubles:
+            self._troubled_at = time.monotonic()
+        self._troubles.append(event)
+
+    def _cause(self) -> Event:
+        return min(self._troubles, key=lambda event: _CAUSES.index(event["event"]))
+
+    def _decide(self) -> Iterator[Event]:
+        """Let those that have met train, if they suffice."""
+        if self._met is None:
+            return
+        met, before = self._met, self._training
+        cause = self._cause() if self._troubles else None
+        if cause is not None and (cause["event"] == "stopped" or self._faults.on_failure == "stop"):
+            return  # `wait` ends the run
+        replans = self._faults.on_failure == "replan"
+        if replans and cause is not None and cause["event"] in ("lost", "hung"):
+            self._dead.add(cause["device"])
+        missing = frozenset(self._all) - met.devices
+        if missing:
+            away = " and ".join(sorted({_machine(name) for name in missing}))
+            if before is not None and self._faults.on_failure == "stop":
+                raise TrainingFailedError(f"{away}: gone")
+            if not replans or before is None:
+                yield from self._say(f"waiting for {away}")
+                return
+            if time.monotonic() - met.at < _GRACE_S:
+                return
+        yield from self._start(met, before, cause, frozenset(missing | self._dead) if replans else frozenset())
+
+    def _start(self, met: _Round, before: _Round | None, cause: Event | None, lost: frozenset[str]) -> Iterator[Event]:
+        self._met, self._troubles, self._said = None, [], ""
+        joined = _machines(met) - _machines(before) if before is not None else set()
+        gone = _machines(before) - _machines(met) if before is not None else set()
+        written = finished(self._run.checkpoints)
+        last = written[-1] if written else self._run.resume
+        told: Event | None = None
+        if cause is not None and (cause["event"] in ("lost", "hung") or not joined | gone):
+            told = {**cause, "reason": _reason(cause) if cause["event"] != "error" else cause["reason"]}
+        elif joined:
+            told = {"reason": f"{' and '.join(sorted(joined))} joined"}
+        elif gone:
+            told = {"reason": f"{' and '.join(sorted(gone))} gone"}
+        elif before is not None:
+            told = {"reason": "the machines have met again"}
+        if told is not None and not joined:
+            self._restarts = self._restarts + 1 if last == self._best else 1
+            self._best = last
+            if self._restarts > self._faults.max_restarts:
+                end = f"{self._faults.max_restarts} restarts brought no new checkpoint"
+                raise TrainingFailedError(f"{_reason(told)}; {end}")
+        path, used = self._plan_for(lost)
+        self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
+        self._run.write(self._folder / "run.json")
+        if told is not None:
+            yield {**told, "event": "restart", "from": None if last is None else str(last), "plan": str(path)}
+        met.ranks = {name: rank for rank, name in enumerate(used)}
+        self._training = met
+        text = path.read_text(encoding="utf-8")
+        answer = {"round": met.token, "run": self._run.to_dict(), "plan": text, "ranks": met.ranks}
+        self._place.answer(met.asked, answer)
+
+    def _plan_for(self, lost: frozenset[str]) -> tuple[Path, Sequence[str]]:
+        """A plan without these devices, and its own: of the plans that there are, the one made for the most devices."""
+        for known in sorted(self._plans, key=len):
+            if known <= lost and lost.isdisjoint(self._plans[known][1]):
+                return self._plans[known]
+        path = self._faults.replan(sorted(lost))
+        self._plans[lost] = path, _read(path)[1]
+        return self._plans[lost]
+
+    def _say(self, line: str) -> Iterator[Event]:
+        if line != self._said:
+            self._said = line
+            yield {"event": "note", "reason": line}
+
+
+def _read(path: Path) -> tuple[Problem, tuple[str, ...]]:
+    """The problem of a plan file, and the names of the plan's devices in the order of ranks."""
+    plan_file = read_plan(path)
+    devices = layout_of(plan_file.plan, plan_file.problem.model).devices
+    return plan_file.problem, tuple(map(plan_file.problem.cluster.device_name, devices))
+
+
+def _machine(device: str) -> str:
+    return device.rpartition(":")[0]
+
+
+def _machines(one: _Round) -> set[str]:
+    return set(map(_machine, one.devices))
+
+
+def _reason(trouble: Event) -> str:
+    """The reason in one line: of a traceback the last, with the rank that raised it."""
+    line: str = trouble["reason"].strip().splitlines()[-1]
+    if trouble.get("event") == "stopped" or "device" not in trouble:
+        return line
+    whose = f"rank {trouble['rank']} ({trouble['device']})" if trouble.get("rank") is not None else trouble["device"]
+    return f"{whose}: {line}" if trouble["event"] == "error" else f"{whose} {line}"
