@@ -7,17 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
+from solvers.exact.proof.joint import Lines, most_alone
 from solvers.exact.proof.kernels import (
     LIMIT,
     NEVER_S,
     NO,
     YES,
     Caps,
-    Messages,
-    add_own_load,
-    between_s,
-    chain_ends,
-    kind_of,
     least_sums,
     search_pipelines,
 )
@@ -26,10 +22,12 @@ from solvers.exact.proof.usages import Lattice
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_RELAXED = 128  # tables of least sums to cache
+_CAPS = 1024  # caps to cache
+_BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
-SHORT = 4_000_000  # operations of a speculative search: some hundredths of a second
+RELAXED = 0  # operations: least sums only
+SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 
@@ -57,19 +55,19 @@ class PipelineSearch:
 
     def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
-        self._relaxed = Memo(self._relax, _RELAXED)
-        self._most_relaxed = Memo(self._bisect, _RELAXED)
+        self._caps_kept = Memo(lambda key: self._caps(*key), _CAPS)
+        self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
+        self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
         self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
 
     # ---------------------------------------------------------------------- bounds of all usages
 
-    def _relax(self, key: tuple[Surroundings, int, int]) -> tuple[Caps, Floats, Floats]:
+    def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
+        """The least sums of pipelines on each usage [usages]."""
         self._keep_on()
-        around, size, num_micro_batches = key
-        caps = self._caps(around, size, num_micro_batches)
-        before_s, whole_s = self._sums(self.tables.usages, caps, around, size, 0.0)
-        return caps, before_s, whole_s
+        caps = self._caps_kept[around, size, num_micro_batches]
+        return self._sums(self.tables.usages, caps, around, size, 0.0)[1]
 
     def _sums(
         self, lattice: Lattice, caps: Caps, around: Surroundings, size: int, known_s: float
@@ -117,59 +115,71 @@ class PipelineSearch:
             least(3, [0]) + tail_s[3],
         )
 
-    def most_relaxed(self, around: Surroundings) -> dict[int, Ints]:
-        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]."""
+    def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
+        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]. Surroundings
+        of which less is known, `looser`, save work."""
+        if around not in self._most_relaxed:
+            self._most_relaxed[around] = self._bisect(around, looser)
         return self._most_relaxed[around]
 
-    def _bisect(self, around: Surroundings) -> dict[int, Ints]:
+    def _bisect(self, around: Surroundings, looser: Surroundings | None) -> dict[int, Ints]:
         tables, found = self.tables, {}
+        start = None if looser is None else self.most_relaxed(looser)
         for size in tables.sizes:
             low = np.zeros(tables.usages.size, np.int64)
-            high = np.full(tables.usages.size, tables.batch // size, np.int64)
-            while (low < high).any():  # fewer micro-batches never take longer; most usages ask about one number
+            high = np.full(tables.usages.size, tables.batch // size, np.int64) if start is None else start[size].copy()
+            for _ in range(_BISECTIONS):
+                if not (low < high).any():  # fewer micro-batches never take longer; most usages ask about one number
+                    break
                 middle = np.bincount(((low + high + 1) // 2)[low < high]).argmax()
-                possible = self._relaxed[around, size, int(middle)][2] < NEVER_S
+                possible = self._relaxed(around, size, int(middle)) < NEVER_S
                 low = np.where(possible, np.maximum(low, middle), low)
                 high = np.where(possible, high, np.minimum(high, middle - 1))
-            found[size] = low
+            found[size] = high
+        return found
+
+    def most_sequences(self, around: Surroundings, looser: Surroundings | None = None) -> Ints:
+        """The most sequences of a pipeline on each usage, by `most_relaxed`; none on the empty one."""
+        found: Ints = np.max([size * most for size, most in self.most_relaxed(around, looser).items()], axis=0)
+        found[0] = 0
         return found
 
     # ---------------------------------------------------------------------- one usage, exactly
 
     def find(
         self, around: Surroundings, usage: int, size: int, num_micro_batches: int, most_work: int, most: int = 1
-    ) -> tuple[int, list[Stages]]:
+    ) -> tuple[int, Ints]:
         """Whether a pipeline on exactly `usage` processes the stated number of micro-batches in time (YES, NO or
-        LIMIT), and up to `most` such pipelines (with 1, the search ends at the first)."""
+        LIMIT), and up to `most` such pipelines (with 1, the search ends at the first): group and layers of each stage,
+        then −1 [pipelines, stages + 1, 2]."""
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
-        caps, before_s, whole_s = self._relaxed[around, size, num_micro_batches]
-        if whole_s[usage] >= NEVER_S:
-            return NO, []
-        strides = tables.usages.strides
-        if vector.sum() >= 4:
-            # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
-            lattice, known_s = tables.usages.below(usage), float(whole_s[usage])
-            strides = lattice.strides
-            for _ in range(_ROUNDS):
-                before_s, whole_s = self._sums(lattice, caps, around, size, known_s)
-                if whole_s[-1] >= NEVER_S:
-                    return NO, []
-                if whole_s[-1] <= known_s * (1 + _SAME):
-                    break
-                known_s = float(whole_s[-1])
+        none = np.zeros((0, tables.most_stages + 1, 2), np.int64)
+        caps = self._caps_kept[around, size, num_micro_batches]
+        # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
+        lattice, known_s = tables.usages.below(usage), 0.0
+        for _ in range(1 + _ROUNDS):
+            before_s, whole_s = self._sums(lattice, caps, around, size, known_s)
+            if whole_s[-1] >= NEVER_S:
+                return NO, none
+            if whole_s[-1] <= known_s * (1 + _SAME):
+                break
+            known_s = float(whole_s[-1])
+        if most_work == RELAXED:
+            return LIMIT, none
         found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
         terms = tables.terms[around]
         answer, count = search_pipelines(
-            vector, strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches), terms.tails,
-            terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
+            vector, lattice.strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches),
+            terms.tails, terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_work,
+            found,
         )  # fmt: skip
-        return int(answer), [_stages(row) for row in found[:count].tolist()]
+        return int(answer), found[:count]
 
     def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
         key = around, usage
         if key not in self._between:
-            relaxed = self.most_relaxed(around)
+            relaxed = self.most_relaxed(around if around.holders == 1 else self._loosest)
             self._between[key] = {size: [0, int(relaxed[size][usage])] for size in self.tables.sizes}
         return self._between[key]
 
@@ -198,78 +208,53 @@ class PipelineSearch:
         known = self._known(around, usage)
         best = max(size * low for size, (low, _) in known.items())
         for size, between in known.items():
-            asked = between[1]
-            while between[0] < between[1] and between[1] * size > best:
+            low, asked = between[0], between[1]
+            while low < between[1] and between[1] * size > best:
                 answer, _ = self.find(around, usage, size, asked, most_work)
-                if answer == LIMIT:
-                    break
-                between[answer != YES] = asked if answer == YES else asked - 1
-                best = max(best, between[0] * size)
-                asked = (max(between[0], best // size) + between[1] + 1) // 2
+                if answer == NO:
+                    between[1] = asked - 1
+                else:
+                    low = asked
+                    if answer == YES:
+                        between[0], best = asked, max(best, asked * size)
+                    elif most_work != RELAXED:
+                        break
+                asked = (max(low, best // size) + between[1] + 1) // 2
         return self.most(around, usage)
 
     def all_pipelines(
         self, around: Surroundings, usage: int, least: int, most: int, most_work: int = WHOLE
-    ) -> list[FoundPipeline] | None:
+    ) -> Lines | None:
         """All pipelines on a usage that may process `least` sequences, each with its most; None where the search
         reached its limit."""
-        found = []
-        for size in self.tables.sizes:
-            num_micro_batches = max(1, -(-least // size))
-            if num_micro_batches * size > self.tables.batch:
+        tables, known = self.tables, self._known(around, usage)
+        found = list[tuple[int, int, Ints]]()  # index of the size, most micro-batches, stages
+        terms = tables.terms[around]
+        for c, size in enumerate(tables.sizes):
+            count = max(1, -(-least // size))
+            if count > known[size][1]:
                 continue
-            answer, each = self.find(around, usage, size, num_micro_batches, most_work, most)
+            answer, rows = self.find(around, usage, size, count, most_work, most)
             if answer == LIMIT:
                 return None
-            found += [
-                FoundPipeline(size, stages, self._most_of(around, size, stages, num_micro_batches)) for stages in each
-            ]
-        return found
-
-    def _most_of(self, around: Surroundings, size: int, stages: Stages, least: int) -> int:
-        """The most micro-batches with which a pipeline ends in time, given that `least` of them are possible."""
-        count = least
-        while (count + 1) * size <= self.tables.batch and self._fits(around, size, stages, count + 1):
-            count += 1
-        return count
-
-    def _fits(self, around: Surroundings, size: int, stages: Stages, num_micro_batches: int) -> bool:
-        tables = self.tables
-        terms, seconds = tables.terms[around], tables.seconds(around.holders, size, num_micro_batches)
-        messages, tails = terms.messages[size], terms.tails
-        p = len(stages)
-        groups, layers = np.array(stages, np.int64).T
-        machines = tables.groups.machine[groups]
-        kinds = np.array([kind_of(s, p, True) for s in range(p)])
-        flights = (
-            np.zeros(p, np.int64) if tables.all_forward_first else np.minimum(num_micro_batches, p - np.arange(p)) - 1
+            seconds = tables.seconds(around.holders, size, count)  # of more micro-batches under GPipe: no less
+            for row in rows:
+                own = most_alone(
+                    tables.groups, seconds, terms.tails, terms.messages[size], row[:, 0], row[:, 1],
+                    int(np.argmin(row[:, 0])), count, known[size][1], self.limit_s,
+                )  # fmt: skip
+                found.append((c, own, row))
+        stages = np.array([row for _, _, row in found], np.int64).reshape(len(found), tables.most_stages + 1, 2)
+        return Lines(
+            np.array([np.argmin(row[:, 0]) for row in stages], np.int64),
+            np.array([c for c, _, _ in found], np.int64),
+            np.array([own for _, own, _ in found], np.int64),
+            np.maximum(stages[:, :-1, 0], 0),
+            stages[:, :-1, 1].copy(),
         )
-        both_s, forward_s = seconds.both_s[kinds, flights, groups, layers], seconds.forward_s[kinds, groups, layers]
-        if both_s.max() >= NEVER_S:
-            return False
-        ahead_s, back_s = chain_messages_s(messages, machines, groups)
-        ends_s = np.zeros(p)
-        chain_ends(
-            tables.all_forward_first, forward_s, both_s - forward_s, ahead_s, back_s, p, num_micro_batches, ends_s
-        )
-        on = np.bincount(machines, layers + tails.units[kinds], len(tails.layer_s))
-        tail_s = np.maximum(tails.local_s[kinds, groups, layers], (tails.layer_s * on)[machines])
-        tail_s = np.maximum(tail_s, tails.all_s) + tails.after_s[kinds, groups, layers]
-        return bool((ends_s + tail_s).max() <= self.limit_s)
 
 
-def chain_messages_s(messages: Messages, machines: Ints, groups: Ints) -> tuple[Floats, Floats]:
-    """Seconds of the messages of a chain ahead and back [stages − 1], which share interfaces with each other and
-    `base`."""
-    p, sent, received = len(machines), messages.base.copy(), messages.base.copy()
-    add_own_load(machines, p, sent, received)
-
-    def one_s(s: int, t: int) -> float:
-        return float(between_s(messages, machines[s], machines[t], groups[s], groups[t], sent, received))
-
-    ahead = [one_s(s, s + 1) for s in range(p - 1)]
-    return np.array(ahead), np.array([one_s(s + 1, s) for s in range(p - 1)])
-
-
-def _stages(row: list[list[int]]) -> Stages:
-    return tuple((g, n) for g, n in row[: next(i for i, (g, _) in enumerate(row) if g < 0)])
+def stages_of_line(lines: Lines, i: int) -> Stages:
+    """The stages of pipeline i."""
+    p = int(lines.num_stages[i])
+    return tuple(zip(lines.groups[i, :p].tolist(), lines.layers[i, :p].tolist(), strict=True))

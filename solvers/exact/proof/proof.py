@@ -1,37 +1,44 @@
-"""Whether any plan of a schedule takes a given time or less, on three levels; each is used only for what the previous
-one leaves open. Levels A and B are bounds, level C prices plans.
+"""Whether any plan of a schedule takes a given time or less, on four levels; each is used only for what the previous
+one leaves open. Levels A to C are bounds, level D prices plans.
 
 A. *Packing.* N(u) is the most sequences that one pipeline on usage u can process in time. If no multiset of usages
    that fits on the machines has Σ N(u) ≥ batch, no plan of two or more pipelines is in time. Plans of one pipeline are
    searched separately.
-B. *Partitions.* For each multiset that suffices, the pipelines have known `Surroundings`, which lower N.
-C. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
+B. *Cases.* Every partition is of one `Case`, whose surroundings lower N; then packings of its pipelines are asked.
+C. *Partitions.* For each multiset that suffices, all surroundings of its pipelines are known.
+D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
+
+The single pipelines and partitions that A and B leave are *questions*, independent of each other. What a first effort
+leaves open is asked again with more.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
+from solvers.exact.proof.cases import Case, allowed, case_surroundings, cases
 from solvers.exact.proof.combinations import Combinations
 from solvers.exact.proof.kernels import LIMIT, NO
 from solvers.exact.proof.partitions import Packings, Partition, surroundings
-from solvers.exact.proof.pipelines import SHORT, WHOLE, FoundPipeline, PipelineSearch
+from solvers.exact.proof.pipelines import RELAXED, SHORT, WHOLE, FoundPipeline, PipelineSearch
 from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 ALONE = Surroundings(1)
 _FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
 _SINGLES = 2_000  # most single pipelines to price
 _LISTED = 20_000  # most pipelines of a usage to combine
-_COMBINED = 1_000_000  # combinations of a partition
+_MOST_LISTED = 300_000
+_EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
 _ROUNDING = 1 + 1e-9
-_WORTH_A_PROCESS = 8  # partitions
+_WORTH_A_PROCESS = 8  # items
+_FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 Answer = Literal["none", "found", "open"]
 
 
@@ -39,12 +46,33 @@ class BudgetSpentError(Exception):
     """The search's budget ended inside a proof."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """Whether a plan of one pipeline on a usage, of micro-batches of `size`, is in time."""
+
+    usage: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Whether a plan of a partition is in time, given the sharding groups and an upper bound on the sequences of each
+    pipeline."""
+
+    parts: Partition
+    sharding: Sharding
+    most: tuple[int, ...]
+
+
+_Question = _Single | _Several
+
+
 class Proof:
-    """Answers questions about step times of plans of one schedule. A step of `run` is a usage or a combination
+    """Answers questions about step times of plans of one schedule. A step of `run` is a usage, a case or a plan
     examined. Plans found are offered to `run`."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
-        self._tables, self._run, self._allowed = tables, run, run.until()
+        self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
@@ -55,10 +83,80 @@ class Proof:
         self._allowed = allowed
         limit_s *= _ROUNDING
         search = PipelineSearch(self._tables, limit_s, self._keep_on)
-        alone = self._one(search, limit_s)
-        if alone != "none":
-            return alone
-        return self._several(search, limit_s)
+        singles: list[_Question] = [*self._singles(search)]
+        left = self._left_open(search, singles, limit_s, _EFFORTS[0])
+        if left is None:
+            return "found"
+        left += self._partitions(search)
+        for effort in _EFFORTS:
+            left = self._left_open(search, left, limit_s, effort)
+            if left is None:
+                return "found"
+            if not left:
+                return "none"
+        return "open"
+
+    def _left_open(
+        self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
+    ) -> list[_Question] | None:
+        """The questions that stay open; None where a plan was found."""
+        self._effort = effort
+        left, at, count = list[_Question](), 0, _FIRST_ROUND
+        while at < len(questions):
+            asked = questions[at : at + count * self._processes]
+            answers = self._each(asked, lambda question: self._ask(search, question, limit_s), "found")
+            if "found" in answers:
+                return None
+            left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
+            at, count = at + len(asked), count * _LONGER
+        return left
+
+    @property
+    def _processes(self) -> int:
+        """Processes that share what is independent: one where steps are counted, as the result must not depend on the
+        cores."""
+        return 1 if self._run.budget.max_steps is not None else num_processes()
+
+    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any = None) -> list[Any]:
+        """`work` of each item, in order and in all processes; each ends at the result `last`, and None follows it."""
+        count = self._processes
+
+        def done(own: Sequence[T]) -> list[Any]:
+            results = []
+            for item in own:
+                results.append(work(item))
+                if last is not None and results[-1] == last:
+                    break
+            return results + [None] * (len(own) - len(results))
+
+        if count < 2 or len(items) < _WORTH_A_PROCESS:
+            return done(items)
+
+        def theirs(number: int) -> Callable[[Search], list[Any] | None]:
+            def share(run: Search) -> list[Any] | None:
+                self._run, self._combinations = run, Combinations(self._tables, run)
+                self._allowed = replace(self._allowed, search=run)
+                try:
+                    return done(items[number::count])
+                except BudgetSpentError:
+                    return None
+
+            return share
+
+        results: list[Any] = [None] * len(items)
+        with in_parallel(self._run, *(theirs(number) for number in range(1, count))) as answers:
+            results[::count] = done(items[::count])
+            if last is None or last not in results:
+                for number, own in enumerate(answers(), 1):
+                    if own is None:
+                        raise BudgetSpentError
+                    results[number::count] = own
+        return results
+
+    def _ask(self, search: PipelineSearch, question: _Question, limit_s: float) -> Answer:
+        if isinstance(question, _Single):
+            return self._single(search, question, limit_s)
+        return self._several(search, question, limit_s)
 
     def _step(self) -> None:
         self._keep_on()
@@ -71,28 +169,26 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _one(self, search: PipelineSearch, limit_s: float) -> Answer:
+    def _singles(self, search: PipelineSearch) -> Iterator[_Single]:
         tables = self._tables
         relaxed = search.most_relaxed(ALONE)
         representative = tables.usages.representative
         for size in tables.sizes:
-            if tables.batch % size:
-                continue
-            count = tables.batch // size
-            for usage in np.flatnonzero(relaxed[size] >= count).tolist():
-                if usage and usage == representative[usage]:
-                    answer = self._single(search, usage, size, count, limit_s)
-                    if answer != "none":
-                        return answer
-        return "none"
+            if tables.batch % size == 0:
+                for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
+                    if usage and usage == representative[usage]:
+                        yield _Single(usage, size)
 
-    def _single(self, search: PipelineSearch, usage: int, size: int, count: int, limit_s: float) -> Answer:
-        for most in (1, _SINGLES):  # the first is nearly always valid, but tied embeddings and switches may forbid it
+    def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
+        size, count = asked.size, self._tables.batch // asked.size
+        # The first is nearly always valid, but tied embeddings and switches may forbid it.
+        for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
             self._step()
-            answer, found = search.find(ALONE, usage, size, count, WHOLE, most)
+            answer, found = search.find(ALONE, asked.usage, size, count, WHOLE * self._effort, most)
             if answer == NO:
                 return "none"
-            for stages in found:
+            for row in found.tolist():
+                stages = tuple((g, n) for g, n in row[: [g for g, _ in row].index(-1)])
                 for sharding in self._combinations.shardings(1):
                     if self._combinations.offer([FoundPipeline(size, stages, count)], sharding, limit_s) <= limit_s:
                         return "found"
@@ -100,131 +196,126 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of several
 
-    def _several(self, search: PipelineSearch, limit_s: float) -> Answer:
+    def _partitions(self, search: PipelineSearch) -> list[_Question]:
+        """What levels A and B leave, the most promising first."""
         tables = self._tables
         most_pipelines = min(tables.most_stages, tables.batch)
         if most_pipelines < 2:
-            return "none"
+            return []
         around = Surroundings(most_pipelines)
-        relaxed = search.most_relaxed(around)
-        sequences = np.max([size * most for size, most in relaxed.items()], axis=0)
-        sequences[0] = 0
-        exact = set[int]()  # representatives whose N is exact
+        sequences = search.most_sequences(around).copy()
+        if self._packed(search, around, sequences, None) is None:
+            return []
+        found: list[list[_Several]] = self._each(
+            list(cases(tables.usages)), lambda case: list(self._of_case(search, case, around, sequences))
+        )
+        questions = [question for own in found for question in own]
+        return sorted(questions, key=lambda question: -sum(question.most))
+
+    def _packed(
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, num_pipelines: int | None
+    ) -> Packings | None:
+        """The packings of pipelines in the same surroundings, whose `sequences` are lowered as far as it decides
+        something; None where no packing processes the batch."""
+        tables, asked = self._tables, set[int]()
         representative = tables.usages.representative
+        alike = not any(around.forced) and not any(around.crossing)  # else equal machines are told apart
         while True:
             packings = Packings(tables, sequences)
-            if packings.most < tables.batch:
-                return "none"
-            todo = {int(representative[w]) for w in packings.best()} - exact
-            if not todo or packings.most > _FAR * tables.batch:
-                break
+            most = packings.most if num_pipelines is None else packings.most_of(num_pipelines)
+            if most < tables.batch:
+                return None
+            best = packings.best(num_pipelines)
+            todo = {int(representative[w]) if alike else w for w in best} - asked
+            if not todo or most > _FAR * tables.batch:
+                return packings
             for usage in sorted(todo):
                 self._step()
-                most = search.exact_most(around, usage)
-                same = representative == usage
+                most = search.exact_most(around, usage, SHORT)
+                same = representative == usage if alike else np.arange(len(sequences)) == usage
                 sequences[same] = np.minimum(sequences[same], most)
-                exact.add(usage)
-        return self._each(search, list(packings.partitions(self._keep_on)), sequences, limit_s)
+                asked.add(usage)
 
-    def _each(self, search: PipelineSearch, each: list[Partition], sequences: Ints, limit_s: float) -> Answer:
-        """The answer for all partitions. Where they are many, a second process takes half of them, unless steps are
-        counted: then the result must not depend on the cores."""
-        if self._run.budget.max_steps is not None or len(each) < _WORTH_A_PROCESS or num_processes() < 2:
-            return self._in_turn(search, each, sequences, limit_s)
-
-        def theirs(run: Search) -> Answer:
-            self._run, self._combinations = run, Combinations(self._tables, run)
-            self._allowed = replace(self._allowed, search=run)
-            try:
-                return self._in_turn(search, each[1::2], sequences, limit_s)
-            except BudgetSpentError:
-                return "open"
-
-        with in_parallel(self._run, theirs) as answer:
-            mine = self._in_turn(search, each[::2], sequences, limit_s)
-            if mine == "found":
-                return mine
-            [other] = answer()
-        if other is None:
-            raise BudgetSpentError
-        return other if mine == "none" or other == "found" else mine
-
-    def _in_turn(self, search: PipelineSearch, each: list[Partition], sequences: Ints, limit_s: float) -> Answer:
-        left_open = False
-        for parts in each:
-            answer = self._partition(search, parts, sequences, limit_s)
-            if answer == "found":
-                return answer
-            left_open = left_open or answer == "open"
-        return "open" if left_open else "none"
-
-    def _partition(self, search: PipelineSearch, parts: Partition, sequences: Ints, limit_s: float) -> Answer:
-        answer: Answer = "none"
-        # With two pipelines, groups by machine shard states no wider than all holders, with the same rings.
-        shardings: tuple[Sharding, ...] = ("all",) if len(parts) == 2 else ("all", "machine")
-        for sharding in shardings:
-            around = surroundings(self._tables, parts, sharding)
-            if self._refuted(search, parts, around, sequences):
+    def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[_Several]:
+        """The partitions of a case that may process the batch."""
+        tables = self._tables
+        own = np.where(allowed(case, tables.usages.vectors), sequences, 0)
+        if Packings(tables, own).most < tables.batch:
+            return
+        self._step()
+        known = case_surroundings(case, around.holders, "any", 2)
+        own = np.minimum(own, search.most_sequences(known, around))
+        packings = self._packed(search, known, own, None)
+        if packings is None:
+            return
+        for k in range(2, packings.most_pipelines + 1):
+            if packings.most_of(k) < tables.batch:
                 continue
-            own = self._combined(search, parts, around, sharding, limit_s)
-            if own == "found":
-                return own
-            answer = own if own == "open" else answer
-        return answer
+            # With two pipelines, groups by machine shard states no wider than all holders, with the same rings.
+            shardings: tuple[Sharding, ...] = ("all",) if k == 2 else ("all", "machine")
+            for sharding in shardings:
+                self._step()
+                near = case_surroundings(case, k, sharding, k)
+                most = np.minimum(own, search.most_sequences(near, known))
+                packed = self._packed(search, near, most, k)
+                if packed is not None:
+                    for parts in packed.partitions(k, case, self._keep_on):
+                        yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))
+
+    def _several(self, search: PipelineSearch, asked: _Several, limit_s: float) -> Answer:
+        around = surroundings(self._tables, asked.parts, asked.sharding)
+        most = dict(zip(asked.parts, asked.most, strict=True))
+        if self._refuted(search, asked.parts, around, most):
+            return "none"
+        return self._combined(search, asked, around, limit_s)
 
     def _refuted(
-        self, search: PipelineSearch, parts: Partition, around: Mapping[int, Surroundings], sequences: Ints
+        self, search: PipelineSearch, parts: Partition, around: Mapping[int, Surroundings], known: Mapping[int, int]
     ) -> bool:
         """Whether the pipelines of a partition process less than the batch, given each other's usages."""
         batch, vectors = self._tables.batch, self._tables.usages.vectors
-        most = {w: min(int(sequences[w]), search.most(around[w], w)) for w in around}
+        most = {w: min(known[w], search.most(around[w], w)) for w in around}
         easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
-        for most_work in (SHORT, WHOLE):
+        self._step()
+        for work in (RELAXED, SHORT, WHOLE * self._effort):
             for w in easiest:
                 others = sum(most[x] for x in parts if x != w)
                 if others + most[w] * parts.count(w) < batch:
                     return True
-                self._step()
                 needed = -(-(batch - others) // parts.count(w))  # the least that each on this usage must process
-                if not search.can_process(around[w], w, max(1, needed), most_work):
+                if not search.can_process(around[w], w, max(1, needed), work):
                     return True
-        for w in easiest:
-            self._step()
-            most[w] = min(most[w], search.exact_most(around[w], w))
-            if sum(most[x] for x in parts) < batch:
-                return True
+            for w in easiest:
+                most[w] = min(most[w], search.exact_most(around[w], w, work))
+                if sum(most[x] for x in parts) < batch:
+                    return True
         return False
 
     def _combined(
-        self,
-        search: PipelineSearch,
-        parts: Partition,
-        around: Mapping[int, Surroundings],
-        sharding: Sharding,
-        limit_s: float,
+        self, search: PipelineSearch, asked: _Several, around: Mapping[int, Surroundings], limit_s: float
     ) -> Answer:
-        batch, make = self._tables.batch, self._combinations
-        most = {w: search.most(around[w], w) for w in around}
-        spare = sum(most[w] for w in parts) - batch
+        make, parts = self._combinations, asked.parts
+        known = dict(zip(parts, asked.most, strict=True))
+        most = {w: min(known[w], search.most(around[w], w)) for w in around}
+        spare = sum(most[w] for w in parts) - self._tables.batch
         lists = []
         for w in around:
-            self._step()
-            found = search.all_pipelines(around[w], w, most[w] - spare, _LISTED)
+            listed = min(_LISTED * self._effort, _MOST_LISTED)
+            found = search.all_pipelines(around[w], w, most[w] - spare, listed, WHOLE * self._effort)
             if found is None:
                 return "open"
+            if not len(found.size):
+                return "none"
             lists.append((found, parts.count(w)))
-        if math.prod(math.comb(len(found) + count - 1, count) for found, count in lists) > _COMBINED:
+        every = make.together(lists, asked.sharding == "machine", limit_s, self._effort)
+        if every is None:
             return "open"
-        for number, chosen in enumerate(make.each(lists)):
-            if number % 64 == 0:
-                self._step()
-            together = make.together(chosen, sharding == "machine", limit_s)
-            if together is None:
-                continue
+        for chosen in every:
             for zero in make.shardings(len(parts)):
-                if len(parts) > 2 and zero.groups != sharding:
+                if len(parts) > 2 and zero.groups != asked.sharding:
                     continue
-                for split in make.splits(together):
+                for split in make.splits(chosen):
+                    self._step()
                     if make.offer(split, zero, limit_s) <= limit_s:
                         return "found"
         return "none"
