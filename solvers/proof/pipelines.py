@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
-from solvers.exact.proof.joint import Lines, most_alone
-from solvers.exact.proof.kernels import (
+from solvers.proof.joint import Lines, most_alone
+from solvers.proof.kernels import (
     LIMIT,
     NEVER_S,
     NO,
@@ -17,8 +17,8 @@ from solvers.exact.proof.kernels import (
     least_sums,
     search_pipelines,
 )
-from solvers.exact.proof.tables import ProofTables, Surroundings
-from solvers.exact.proof.usages import Lattice
+from solvers.proof.tables import ProofTables, Surroundings
+from solvers.proof.usages import Lattice
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,6 +27,7 @@ _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
+TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
 SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage

@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.space import Recompute, recompute_chains, sharding_stages
 from hexiopt.schedules.in_flight import holding
 from solvers.core.search import Search
-from solvers.exact.proof.joint import (
+from solvers.proof.joint import (
     Families,
     JointSeconds,
     Lines,
@@ -24,9 +24,9 @@ from solvers.exact.proof.joint import (
     surviving_families,
     what_others_see,
 )
-from solvers.exact.proof.kernels import LIMIT
-from solvers.exact.proof.pipelines import FoundPipeline, stages_of_line
-from solvers.exact.proof.tables import ProofTables
+from solvers.proof.kernels import LIMIT
+from solvers.proof.pipelines import FoundPipeline, stages_of_line
+from solvers.proof.tables import ProofTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

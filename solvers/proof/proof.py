@@ -14,6 +14,7 @@ leaves open is asked again with more.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,12 +22,12 @@ from numpy.typing import NDArray
 
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
-from solvers.exact.proof.cases import Case, allowed, case_surroundings, cases
-from solvers.exact.proof.combinations import Combinations
-from solvers.exact.proof.kernels import LIMIT, NO
-from solvers.exact.proof.partitions import Packings, Partition, surroundings
-from solvers.exact.proof.pipelines import RELAXED, SHORT, WHOLE, FoundPipeline, PipelineSearch
-from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
+from solvers.proof.cases import Case, allowed, case_surroundings, cases
+from solvers.proof.combinations import Combinations
+from solvers.proof.kernels import LIMIT, NO
+from solvers.proof.partitions import Packings, Partition, surroundings
+from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
+from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -36,6 +37,7 @@ _SINGLES = 2_000  # most single pipelines to price
 _LISTED = 20_000  # most pipelines of a usage to combine
 _MOST_LISTED = 300_000
 _EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
+_FEW = 32  # partitions of a case that are asked one by one rather than made fewer
 _ROUNDING = 1 + 1e-9
 _WORTH_A_PROCESS = 8  # items
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
@@ -204,7 +206,7 @@ class Proof:
             return []
         around = Surroundings(most_pipelines)
         sequences = search.most_sequences(around).copy()
-        if self._packed(search, around, sequences, None) is None:
+        if self._packed(search, around, sequences, None, SHORT) is None:
             return []
         found: list[list[_Several]] = self._each(
             list(cases(tables.usages)), lambda case: list(self._of_case(search, case, around, sequences))
@@ -213,10 +215,10 @@ class Proof:
         return sorted(questions, key=lambda question: -sum(question.most))
 
     def _packed(
-        self, search: PipelineSearch, around: Surroundings, sequences: Ints, num_pipelines: int | None
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, num_pipelines: int | None, work: int
     ) -> Packings | None:
-        """The packings of pipelines in the same surroundings, whose `sequences` are lowered as far as it decides
-        something; None where no packing processes the batch."""
+        """The packings of pipelines in the same surroundings, whose `sequences` are lowered by searches of `work` as
+        far as it decides something; None where no packing processes the batch."""
         tables, asked = self._tables, set[int]()
         representative = tables.usages.representative
         alike = not any(around.forced) and not any(around.crossing)  # else equal machines are told apart
@@ -231,7 +233,7 @@ class Proof:
                 return packings
             for usage in sorted(todo):
                 self._step()
-                most = search.exact_most(around, usage, SHORT)
+                most = search.exact_most(around, usage, work)
                 same = representative == usage if alike else np.arange(len(sequences)) == usage
                 sequences[same] = np.minimum(sequences[same], most)
                 asked.add(usage)
@@ -245,7 +247,7 @@ class Proof:
         self._step()
         known = case_surroundings(case, around.holders, "any", 2)
         own = np.minimum(own, search.most_sequences(known, around))
-        packings = self._packed(search, known, own, None)
+        packings = self._packed(search, known, own, None, RELAXED)
         if packings is None:
             return
         for k in range(2, packings.most_pipelines + 1):
@@ -257,7 +259,13 @@ class Proof:
                 self._step()
                 near = case_surroundings(case, k, sharding, k)
                 most = np.minimum(own, search.most_sequences(near, known))
-                packed = self._packed(search, near, most, k)
+                for work in (RELAXED, TINY):
+                    packed = self._packed(search, near, most, k, work)
+                    if packed is None:
+                        break
+                    few = list(islice(packed.partitions(k, case, self._keep_on), _FEW))
+                    if len(few) < _FEW:
+                        break
                 if packed is not None:
                     for parts in packed.partitions(k, case, self._keep_on):
                         yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))

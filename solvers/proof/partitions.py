@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.exact.proof.cases import Case, case_of
-from solvers.exact.proof.kernels import pack
-from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
+from solvers.proof.cases import Case, case_of
+from solvers.proof.kernels import pack
+from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
 Partition = tuple[int, ...]  # usages, ascending

@@ -24,15 +24,16 @@ from hexiopt.result import Status
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.core.search import Search
+from solvers.exact.exact import Exact
 from solvers.exact.exhaustive import Exhaustive
-from solvers.exact.proof.combinations import Combinations
-from solvers.exact.proof.exact import Exact, is_provable
-from solvers.exact.proof.joint import Lines
-from solvers.exact.proof.kernels import NEVER_S, NO, chain_ends
-from solvers.exact.proof.partitions import surroundings
-from solvers.exact.proof.pipelines import WHOLE, FoundPipeline, PipelineSearch, stages_of_line
-from solvers.exact.proof.proof import ALONE, Proof
-from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
+from solvers.proof.combinations import Combinations
+from solvers.proof.gaps import is_provable
+from solvers.proof.joint import Lines
+from solvers.proof.kernels import NEVER_S, NO, chain_ends
+from solvers.proof.partitions import surroundings
+from solvers.proof.pipelines import WHOLE, FoundPipeline, PipelineSearch, stages_of_line
+from solvers.proof.proof import ALONE, Proof
+from solvers.proof.tables import ProofTables, Sharding, Surroundings
 from tests import strategies
 from tests.stated_pipelines import chain_ends_s
 
@@ -206,7 +207,9 @@ def test_a_bound_of_part_of_the_space_says_so() -> None:
     free = replace(problem, workload=replace(problem.workload, schedule="auto"), space=Space(max_micro_batch_size=2))
     result = Exact().solve(free, Budget(60.0, max_steps=600), seed=1)
     assert result.restricted_bound is not None
-    assert result.restricted_bound.space == "plans without the interleaved schedule or replicated stages"
+    assert result.restricted_bound.space == (
+        "plans without the interleaved schedule (workload.schedule=1f1b) or replicated stages (space.replicas=false)"
+    )
     assert result.restricted_gap <= 0.01
     assert result.bound_s <= result.objective
 

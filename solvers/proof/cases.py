@@ -7,8 +7,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.exact.proof.tables import Sharding, Surroundings
-from solvers.exact.proof.usages import Usages
+from solvers.proof.tables import Sharding, Surroundings
+from solvers.proof.usages import Usages
 
 Ints = NDArray[np.int64]
 

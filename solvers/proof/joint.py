@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.exact.proof.kernels import (
+from solvers.proof.kernels import (
     LIMIT,
     NEVER_S,
     NO,
