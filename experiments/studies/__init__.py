@@ -19,6 +19,7 @@ NAMES = (
     "flashflex",
     "small_suite",
     "bounds",
+    "proofs",
 )
 
 
