@@ -122,8 +122,8 @@ class Caps(NamedTuple):
 
 @numba.njit(cache=True)
 def least_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int, limit_s: float,
-    known_s: float, before_s: Floats, whole_s: Floats,
+    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, most_layers: Ints, num_layers: int,
+    limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
     stages, into `before_s` [usages, layers + 1, machine of the next stage before the rest]; infinite where no pipeline
@@ -133,7 +133,8 @@ def least_sums(
     sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
     M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
     backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
-    is what the stage adds. `known_s` is a known lower bound on the sums of these usages.
+    is what the stage adds. `known_s` is a known lower bound on the sums of these usages, `most_layers` [usages] are the
+    most layers that can be on exactly these devices.
     """
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
@@ -146,23 +147,24 @@ def least_sums(
                 continue
             w = v - tp * strides[m]
             if w == 0:
-                for n in range(1, num_layers + 1):
+                for n in range(1, min(num_layers, most_layers[v]) + 1):
                     own = caps.first_s[g, n]
                     if max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own < before_s[v, n, m]:
                         before_s[v, n, m] = own
                 own = caps.alone_s[g, num_layers]
-                if own + caps.alone_rest_s[g, num_layers] <= limit_s and own < whole_s[v]:
+                fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most_layers[v] >= num_layers
+                if fits and own < whole_s[v]:
                     whole_s[v] = own
                 continue
             for n in range(1, num_layers):
                 own, rest = caps.inner_s[g, n], caps.inner_rest_s[g, n]
                 if not max(known_s, own) + rest <= limit_s:
                     break
-                for held in range(1, num_layers - n):
+                for held in range(1, min(num_layers, most_layers[v] + 1) - n):
                     total = with_message_s[w, held, m] + own
                     if total < before_s[v, held + n, m] and total + rest <= limit_s:
                         before_s[v, held + n, m] = total
-            for n in range(1, num_layers):
+            for n in range(1, num_layers if most_layers[v] >= num_layers else 0):
                 own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
                 if not max(known_s, own) + rest <= limit_s:
                     break

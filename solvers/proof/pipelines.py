@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
+_ROUNDING = 1e-9  # of a layer
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
 TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
@@ -79,26 +80,39 @@ class PipelineSearch:
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, tables.num_layers, self.limit_s, known_s,
-            before_s, whole_s,
+            vectors, strides, tables.groups, caps, round_trip_s, self._most_layers(around, vectors), tables.num_layers,
+            self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
+
+    def _most_layers(self, around: Surroundings, vectors: Ints) -> Ints:
+        """The most layers on the devices of each of `vectors` [usages, machines]: where a machine is forced, its
+        interface passes each layer on it within the limit."""
+        layer_s = self.tables.terms[around].tails.layer_s
+        with np.errstate(divide="ignore"):
+            most = np.minimum(self.limit_s / layer_s, self.tables.num_layers)
+        found: Ints = np.minimum((vectors > 0) @ most + _ROUNDING, self.tables.num_layers).astype(np.int64)
+        return found
 
     def _caps(self, around: Surroundings, size: int, num_micro_batches: int) -> Caps:
         tables = self.tables
         seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
         tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
-        first_tail_s = tail_s[1, :, 1].min()
+        units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
+        own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
+        first_tail_s = own_tail_s[1, :, 1].min()
         most, first = tables.most_stages, tables.all_forward_first
 
-        def least(kind: int, behind: Sequence[int]) -> Floats:
-            """The least that a stage adds to the sum, over all numbers of stages that may follow it."""
+        def least(kind: int, behind: Sequence[int], first_s: Floats | float) -> Floats:
+            """The least that a stage adds to the sum, over all numbers of stages that may follow it, with the tail
+            `first_s` of the first stage; infinite where its own work and tail take too long."""
             found: Floats | None = None
             for r in behind:
                 w = 0 if first else min(r, num_micro_batches - 1)
                 both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
-                fits = both < NEVER_S
-                own = np.where(fits, (num_micro_batches - 1) * both - w * seconds.forward_s[kind], NEVER_S)
+                work_s = num_micro_batches * both - w * seconds.forward_s[kind]
+                fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
+                own = np.where(fits, work_s - both + first_s, NEVER_S)
                 found = own if found is None else np.minimum(found, own)
             assert found is not None
             return found
@@ -107,13 +121,13 @@ class PipelineSearch:
         in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
         return Caps(
             seconds.both_s[0, in_flight],
-            least(0, inner) + first_tail_s,
+            least(0, inner, first_tail_s),
             seconds.both_s[1, in_flight],
-            least(1, inner) + tail_s[1],
+            least(1, inner, own_tail_s[1]),
             seconds.both_s[2, 0],
-            least(2, [0]) + first_tail_s,
+            least(2, [0], first_tail_s),
             seconds.both_s[3, 0],
-            least(3, [0]) + tail_s[3],
+            least(3, [0], own_tail_s[3]),
         )
 
     def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
