@@ -106,6 +106,15 @@ def chain_ends(
     ends_s[:p] = busy_s
 
 
+class Most(NamedTuple):
+    """What is known of stages on exactly the devices of each usage [usages]: the most `layers`, and the most seconds of
+    all their stages and messages both ways if they are the first of a pipeline (`before_s`), or all (`whole_s`)."""
+
+    layers: Ints
+    before_s: Floats
+    whole_s: Floats
+
+
 class Caps(NamedTuple):
     """The times of stages, and their additions to the sum of a pipeline, [groups, layers + 1] each: see
     `least_sums`."""
@@ -122,7 +131,7 @@ class Caps(NamedTuple):
 
 @numba.njit(cache=True)
 def least_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, most_layers: Ints, num_layers: int,
+    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, most: Most, num_layers: int,
     limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
@@ -133,26 +142,27 @@ def least_sums(
     sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
     M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
     backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
-    is what the stage adds. `known_s` is a known lower bound on the sums of these usages, `most_layers` [usages] are the
-    most layers that can be on exactly these devices.
+    is what the stage adds. `known_s` is a known lower bound on the sums of these usages.
     """
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
     whole_s[:] = NEVER_S
     with_message_s = np.full(before_s.shape, NEVER_S)  # of `before_s`, and the round trip to the next stage's machine
     for v in range(1, len(vectors)):
+        most_s = most.before_s[v]
         for g in range(num_groups):
             m, tp = groups.machine[g], groups.tp[g]
             if vectors[v, m] < tp:
                 continue
             w = v - tp * strides[m]
             if w == 0:
-                for n in range(1, min(num_layers, most_layers[v]) + 1):
+                for n in range(1, min(num_layers, most.layers[v]) + 1):
                     own = caps.first_s[g, n]
-                    if max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own < before_s[v, n, m]:
+                    in_time = max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own <= most_s
+                    if in_time and own < before_s[v, n, m]:
                         before_s[v, n, m] = own
                 own = caps.alone_s[g, num_layers]
-                fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most_layers[v] >= num_layers
+                fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most.layers[v] >= num_layers
                 if fits and own < whole_s[v]:
                     whole_s[v] = own
                 continue
@@ -160,17 +170,19 @@ def least_sums(
                 own, rest = caps.inner_s[g, n], caps.inner_rest_s[g, n]
                 if not max(known_s, own) + rest <= limit_s:
                     break
-                for held in range(1, min(num_layers, most_layers[v] + 1) - n):
+                for held in range(1, min(num_layers, most.layers[v] + 1) - n):
                     total = with_message_s[w, held, m] + own
-                    if total < before_s[v, held + n, m] and total + rest <= limit_s:
+                    if total < before_s[v, held + n, m] and total + rest <= limit_s and total <= most_s:
                         before_s[v, held + n, m] = total
-            for n in range(1, num_layers if most_layers[v] >= num_layers else 0):
+            for n in range(1, num_layers if most.layers[v] >= num_layers else 0):
                 own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
                 if not max(known_s, own) + rest <= limit_s:
                     break
                 total = with_message_s[w, num_layers - n, m] + own
                 if total < whole_s[v] and total + rest <= limit_s:
                     whole_s[v] = total
+        if whole_s[v] > most.whole_s[v]:
+            whole_s[v] = NEVER_S
         for held in range(1, num_layers):
             for q in range(num_machines):
                 if before_s[v, held, q] < NEVER_S:

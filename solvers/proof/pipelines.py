@@ -14,6 +14,7 @@ from solvers.proof.kernels import (
     NO,
     YES,
     Caps,
+    Most,
     least_sums,
     search_pipelines,
 )
@@ -69,10 +70,16 @@ class PipelineSearch:
         """The least sums of pipelines on each usage [usages]."""
         self._keep_on()
         caps = self._caps_kept[around, size, num_micro_batches]
-        return self._sums(self.tables.usages, caps, around, size, 0.0)[1]
+        return self._sums(self.tables.usages, caps, around, size, num_micro_batches, 0.0)[1]
 
     def _sums(
-        self, lattice: Lattice, caps: Caps, around: Surroundings, size: int, known_s: float
+        self,
+        lattice: Lattice,
+        caps: Caps,
+        around: Surroundings,
+        size: int,
+        num_micro_batches: int,
+        known_s: float,
     ) -> tuple[Floats, Floats]:
         tables = self.tables
         vectors, strides = lattice.vectors, lattice.strides
@@ -80,19 +87,32 @@ class PipelineSearch:
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, self._most_layers(around, vectors), tables.num_layers,
-            self.limit_s, known_s, before_s, whole_s,
+            vectors, strides, tables.groups, caps, round_trip_s, self._most(around, num_micro_batches, vectors),
+            tables.num_layers, self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
 
-    def _most_layers(self, around: Surroundings, vectors: Ints) -> Ints:
-        """The most layers on the devices of each of `vectors` [usages, machines]: where a machine is forced, its
-        interface passes each layer on it within the limit."""
-        layer_s = self.tables.terms[around].tails.layer_s
+    def _most(self, around: Surroundings, num_micro_batches: int, vectors: Ints) -> Most:
+        """Layers: where a machine is forced, its interface passes each layer on it within the limit.
+
+        Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier than M/p times the sum S
+        of all stages and messages: the first micro-batch's way takes S, and then the cycle from the first stage to the
+        last and back advances p micro-batches in S. So p (T − tail) ≥ M S. Likewise of the first p stages with ρ
+        behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as devices.
+        """
+        tables, tails = self.tables, self.tables.terms[around].tails
         with np.errstate(divide="ignore"):
-            most = np.minimum(self.limit_s / layer_s, self.tables.num_layers)
-        found: Ints = np.minimum((vectors > 0) @ most + _ROUNDING, self.tables.num_layers).astype(np.int64)
-        return found
+            each = np.minimum(self.limit_s / tails.layer_s, tables.num_layers)
+        layers = np.minimum((vectors > 0) @ each + _ROUNDING, tables.num_layers).astype(np.int64)
+        if tables.all_forward_first:
+            never_s = np.full(len(vectors), NEVER_S)
+            return Most(layers, never_s, never_s)
+        devices = vectors.sum(axis=1)
+        rest_s = self.limit_s - float((tails.local_s + tails.after_s)[:, :, 1].min())
+        behind = devices[-1] - devices
+        turns = num_micro_batches - behind
+        before_s = np.where(turns > 0, devices * rest_s / np.maximum(turns, 1), NEVER_S)
+        return Most(layers, before_s, devices * max(0.0, rest_s - tails.all_s) / num_micro_batches)
 
     def _caps(self, around: Surroundings, size: int, num_micro_batches: int) -> Caps:
         tables = self.tables
@@ -174,7 +194,7 @@ class PipelineSearch:
         # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
         lattice, known_s = tables.usages.below(usage), 0.0
         for _ in range(1 + _ROUNDS):
-            before_s, whole_s = self._sums(lattice, caps, around, size, known_s)
+            before_s, whole_s = self._sums(lattice, caps, around, size, num_micro_batches, known_s)
             if whole_s[-1] >= NEVER_S:
                 return NO, none
             if whole_s[-1] <= known_s * (1 + _SAME):
