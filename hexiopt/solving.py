@@ -4,7 +4,7 @@ A solver needs no other package of this project than `hexiopt`; `solvers` has ou
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -46,6 +46,12 @@ class Budget:
             return
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
             raise InputError(f"max_steps: {quoted(steps)} is out of range; state a whole number from 1, or None")
+
+    def part(self, share: float) -> "Budget":
+        """A share of the steps where they are limited, with the whole time; else of the time."""
+        if self.max_steps is None:
+            return Budget(self.time_limit_s * share)
+        return replace(self, max_steps=max(1, round(self.max_steps * share)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from itertools import chain, count, islice
 from typing import Any
 
-from hexiopt.errors import InputError, quoted
 from hexiopt.solving import Budget, Capabilities
 from solvers.columns.column_search import ColumnSearch, column_stages
 from solvers.completion.completer import PlanCompleter
@@ -33,6 +32,7 @@ from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import ANNEAL, improve, known_partitions, own_grids, without_grids
+from solvers.proof.gaps import checked_gap, prove, share_for_proof
 from solvers.sequence.planning import plan_jointly
 
 
@@ -86,13 +86,21 @@ class Portfolio(SearchSolver):
     gap: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.gap, bool) or not isinstance(self.gap, int | float) or not 0.0 <= self.gap < 1.0:
-            raise InputError(f"solver.gap: {quoted(self.gap)} is out of range; state a fraction from 0 to below 1")
+        checked_gap(self.gap)
 
     def search(self, run: Search, rng: random.Random) -> None:
+        """Run all members, and then prove how good the plan is where the problem is small enough (`solvers/proof/`)."""
+        whole, proving = run.budget, share_for_proof(run)
+        run.enough_gap = self.gap
+        run.budget = whole.part(1 - proving)
+        self.find(run)
+        run.budget = whole
+        if proving and run.should_continue():
+            prove(run)
+
+    def find(self, run: Search) -> None:
         """Run all members, at once where the machine can."""
         whole, problem, num_members = run.budget, run.problem, num_processes()
-        run.enough_gap = self.gap
         others = whole
         if whole.max_steps is not None:
             num_members = min(_COUNTED, whole.max_steps)

@@ -22,7 +22,7 @@ BUILT_IN: Mapping[str, str] = {
     "portfolio": "solvers.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
     "exhaustive": "solvers.exact.exhaustive:Exhaustive",
-    "exact": "solvers.exact.proof.exact:Exact",
+    "exact": "solvers.exact.exact:Exact",
     "amp": "solvers.baselines.amp:Amp",
     "espresso": "solvers.baselines.espresso.espresso:Espresso",
     "flashflex": "solvers.baselines.flashflex.flashflex:FlashFlex",

@@ -26,9 +26,9 @@ from solvers.exact.exhaustive import Enumeration
 from solvers.exact.packing import ColumnChoice, Packing, PipelineColumn
 from solvers.exact.placement_bounds import PlacementBound
 from solvers.exact.placements import PlacementColumns, PlanFamily
-from solvers.exact.stage_times import StageTable
 from solvers.frame.solver import SearchSolver
 from solvers.portfolio import Portfolio
+from solvers.proof.stage_times import StageTable
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
@@ -78,7 +78,7 @@ def warm_start(run: Search, share: float) -> bool:
         other.budget = Budget(whole.time_limit_s * share)
     elif share < 1.0:  # where steps are counted, the clock has no influence
         other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
-    Portfolio().search(other, random.Random(run.seed))
+    Portfolio().find(other)
     run.absorb(other.outcome())
     run.count_others()
     return not other.stopped

@@ -34,7 +34,7 @@ from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import schedules
 from hexiopt.schedules.schedule import weakest_terms
 from solvers.exact.assignments import PlacedDevices
-from solvers.exact.stage_times import StageTable
+from solvers.proof.stage_times import StageTable
 
 _SLACK = 1e-9  # of a time, for rounding
 

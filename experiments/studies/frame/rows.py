@@ -6,7 +6,7 @@ import pandas as pd
 
 from experiments.studies.frame.search import Measured, SearchSpec
 
-_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib")
+_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib", "steps", "cpu_s")
 
 
 def frame(specs: Sequence[SearchSpec], found: Mapping[str, Measured]) -> pd.DataFrame:

@@ -31,7 +31,7 @@ from solvers.exact.exhaustive import Exhaustive
 from solvers.exact.packing import Packing, PackingLimits, PipelineColumn, most_together
 from solvers.exact.placement_bounds import PlacementBound, SyncContext, SyncScope
 from solvers.exact.placements import PlacementColumns, PlanFamily
-from solvers.exact.stage_times import StageTable
+from solvers.proof.stage_times import StageTable
 from tests import strategies
 from tests.conftest import STRESS
 from tests.slow import slow_but

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +15,23 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.space import Recompute, recompute_chains, sharding_stages
 from hexiopt.schedules.in_flight import holding
 from solvers.core.search import Search
-from solvers.exact.proof.kernels import Chosen, most_together
-from solvers.exact.proof.pipelines import FoundPipeline
-from solvers.exact.proof.tables import ProofTables
+from solvers.proof.joint import (
+    Families,
+    JointSeconds,
+    Lines,
+    most_next_to,
+    ring_seconds,
+    surviving_families,
+    what_others_see,
+)
+from solvers.proof.kernels import LIMIT
+from solvers.proof.pipelines import FoundPipeline, stages_of_line
+from solvers.proof.tables import ProofTables
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_SURVIVORS = 2_000  # most combinations of families of a partition whose members are priced
+_WORK = 200_000_000  # operations of combining families: about a second
 
 
 class Combinations:
@@ -28,7 +39,7 @@ class Combinations:
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self.priced = tables, run, 0
-        self._stacked = Memo(self._stack, 16)
+        self._seconds = Memo(self._joint_seconds, 16)
         self._ordered = Memo(self._order_policies, 50_000)
         self._zero_stages = [zero for zero in sharding_stages(tables.problem.workload) if zero < 2]
 
@@ -39,57 +50,91 @@ class Combinations:
             if zero and holders > 1 and self._tables.problem.space.machine_sharding:
                 yield Sharding(zero, "machine")
 
-    def each(self, lists: Sequence[tuple[list[FoundPipeline], int]]) -> Iterator[list[FoundPipeline]]:
-        """All choices, with repetition, of the stated number of pipelines from each list."""
-        picks = [list(itertools.combinations_with_replacement(own, count)) for own, count in lists]
-        for picked in itertools.product(*picks):
-            yield [one for own in picked for one in own]
-
-    def together(self, chosen: list[FoundPipeline], machine: bool, limit_s: float) -> list[FoundPipeline] | None:
-        """The same pipelines, each with the sequences that it can process next to the others; None where their sum is
-        less than the batch."""
-        tables = self._tables
-        k, batch = len(chosen), tables.batch
-        if sum(one.sequences for one in chosen) < batch:
-            return None
-        most = max(len(one.stages) for one in chosen)
-        groups, layers = np.zeros((k, most), np.int64), np.zeros((k, most), np.int64)
-        for i, one in enumerate(chosen):
-            for s, (g, n) in enumerate(one.stages):
-                groups[i, s], layers[i, s] = g, n
-        counts = np.array([one.num_micro_batches for one in chosen])
-        forward_s, both_s, inside_s, num_bytes = self._stacked[k]
-        row = Chosen(
-            np.array([len(one.stages) for one in chosen]),
-            np.array([tables.sizes.index(one.size) for one in chosen]),
-            counts,
-            groups,
-            layers,
-        )
-        total = most_together(
-            row, np.array(tables.sizes), tables.groups, tables.all_forward_first, forward_s, both_s,
-            tables.after_s_kept[k], self._half_ring_s, inside_s, num_bytes, tables.latency_s, tables.nic,
-            float(tables.units[1]), float(tables.units[2]), tables.layer_bytes, machine, tables.num_layers, batch,
-            limit_s,
+    def together(
+        self, lists: Sequence[tuple[Lines, int]], machine: bool, limit_s: float, effort: int = 1
+    ) -> Iterator[list[FoundPipeline]] | None:
+        """All choices, with repetition, of the stated number of pipelines from each list that may process the batch
+        next to each other, each with the most that it can process there; None where they are too many."""
+        tables, usages = self._tables, np.repeat(np.arange(len(lists)), [count for _, count in lists])
+        families, lines = self._families([own for own, _ in lists])
+        found = np.zeros((_SURVIVORS * effort, len(usages)), np.int64)
+        answer, count = surviving_families(
+            usages, families, lines, tables.groups, self._seconds[len(usages)], machine, tables.batch, limit_s,
+            _WORK * effort, found,
         )  # fmt: skip
-        if total < batch:
-            return None
-        return [replace(one, num_micro_batches=int(m)) for one, m in zip(chosen, counts, strict=True)]
+        return None if answer == LIMIT else self._members(found[:count], families, lines, machine, limit_s)
 
-    @cached_property
-    def _half_ring_s(self) -> Floats:
-        return self._tables.ring_s(0.5)
+    def _families(self, lists: Sequence[Lines]) -> tuple[Families, Lines]:
+        tables, parts, found = self._tables, list[Lines](), list[tuple[Ints, Ints, Ints, Floats]]()
+        for lines in lists:
+            count = len(lines.num_stages)
+            machines = np.zeros((count, tables.num_layers), np.int64)
+            load = np.zeros((count, 2, len(tables.nic)))
+            what_others_see(lines, tables.groups, machines, load)
+            seen = np.hstack([machines, load.reshape(count, -1).astype(np.int64)])
+            _, first, family = np.unique(seen, axis=0, return_index=True, return_inverse=True)
+            family = family.reshape(-1)
+            sequences = lines.num_micro_batches * np.array(tables.sizes)[lines.size]
+            most = np.zeros(len(first), np.int64)
+            np.maximum.at(most, family, sequences)
+            rank = np.argsort(np.argsort(-most, kind="stable"), kind="stable")  # of each family
+            order = np.lexsort((-sequences, rank[family]))
+            parts.append(Lines(*(own[order] for own in lines)))
+            at = np.argsort(rank, kind="stable")
+            found.append(
+                (np.bincount(family, minlength=len(first))[at], most[at], machines[first[at]], load[first[at]])
+            )
+        sizes, most, machines, load = (np.concatenate(own) for own in zip(*found, strict=True))
+        of_usage = np.cumsum([0, *(len(own[0]) for own in found)])
+        return (
+            Families(of_usage, np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), most, machines, load),
+            Lines(*(np.concatenate(own) for own in zip(*parts, strict=True))),
+        )
 
-    def _stack(self, holders: int) -> tuple[Floats, Floats, Floats, Floats]:
+    def _members(
+        self, found: Ints, families: Families, lines: Lines, machine: bool, limit_s: float
+    ) -> Iterator[list[FoundPipeline]]:
+        """The members of chosen families that process the batch together."""
+        tables, seconds, ring_s = self._tables, self._seconds[found.shape[1]], np.zeros(self._tables.num_layers)
+        for chosen in found.tolist():
+            ring_seconds(families.machines[chosen], machine, seconds, ring_s)
+            sent, received = families.load[chosen].sum(axis=0)
+            able = dict[int, list[tuple[int, FoundPipeline]]]()
+            for f in set(chosen):
+                able[f] = []
+                for i in range(families.members[f], families.members[f + 1]):
+                    count = most_next_to(lines, i, tables.groups, seconds, sent, received, ring_s, 1, limit_s)
+                    if count:
+                        size = tables.sizes[lines.size[i]]
+                        able[f].append((i, FoundPipeline(size, stages_of_line(lines, i), int(count))))
+            most = {f: max((one.sequences for _, one in own), default=0) for f, own in able.items()}
+            spare = sum(most[f] for f in chosen) - tables.batch
+            choices = [[(i, one) for i, one in able[f] if one.sequences >= most[f] - spare] for f in chosen]
+            for picked in itertools.product(*choices):
+                numbers = [(f, i) for f, (i, _) in zip(chosen, picked, strict=True)]
+                ascending = all(i <= j for (f, i), (g, j) in itertools.pairwise(numbers) if f == g)
+                if ascending and sum(one.sequences for _, one in picked) >= tables.batch:
+                    yield [one for _, one in picked]
+
+    def _joint_seconds(self, holders: int) -> JointSeconds:
         tables = self._tables
         # Under GPipe memory grows with the number of micro-batches; that of one is a lower bound.
         each = [tables.seconds(holders, size, 1) for size in tables.sizes]
         messages = [tables.messages(size, np.zeros(len(tables.nic))) for size in tables.sizes]
-        return (
+        return JointSeconds(
+            np.array(tables.sizes),
+            tables.all_forward_first,
             np.stack([own.forward_s for own in each]),
             np.stack([own.both_s for own in each]),
+            tables.after_s_kept[holders],
+            tables.ring_s(0.5),
             np.stack([own.inside_s for own in messages]),
             np.array([own.num_bytes for own in messages]),
+            tables.latency_s,
+            tables.nic,
+            float(tables.units[1]),
+            float(tables.units[2]),
+            tables.layer_bytes,
         )
 
     def splits(self, chosen: list[FoundPipeline]) -> Iterator[list[FoundPipeline]]:

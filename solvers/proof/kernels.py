@@ -106,6 +106,15 @@ def chain_ends(
     ends_s[:p] = busy_s
 
 
+class Most(NamedTuple):
+    """What is known of stages on exactly the devices of each usage [usages]: the most `layers`, and the most seconds of
+    all their stages and messages both ways if they are the first of a pipeline (`before_s`), or all (`whole_s`)."""
+
+    layers: Ints
+    before_s: Floats
+    whole_s: Floats
+
+
 class Caps(NamedTuple):
     """The times of stages, and their additions to the sum of a pipeline, [groups, layers + 1] each: see
     `least_sums`."""
@@ -122,8 +131,8 @@ class Caps(NamedTuple):
 
 @numba.njit(cache=True)
 def least_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int, limit_s: float,
-    known_s: float, before_s: Floats, whole_s: Floats,
+    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, most: Most, num_layers: int,
+    limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
     stages, into `before_s` [usages, layers + 1, machine of the next stage before the rest]; infinite where no pipeline
@@ -138,40 +147,48 @@ def least_sums(
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
     whole_s[:] = NEVER_S
+    with_message_s = np.full(before_s.shape, NEVER_S)  # of `before_s`, and the round trip to the next stage's machine
     for v in range(1, len(vectors)):
+        most_s = most.before_s[v]
         for g in range(num_groups):
             m, tp = groups.machine[g], groups.tp[g]
             if vectors[v, m] < tp:
                 continue
             w = v - tp * strides[m]
             if w == 0:
-                for n in range(1, num_layers + 1):
+                for n in range(1, min(num_layers, most.layers[v]) + 1):
                     own = caps.first_s[g, n]
-                    if max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own < before_s[v, n, m]:
+                    in_time = max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own <= most_s
+                    if in_time and own < before_s[v, n, m]:
                         before_s[v, n, m] = own
                 own = caps.alone_s[g, num_layers]
-                if own + caps.alone_rest_s[g, num_layers] <= limit_s and own < whole_s[v]:
+                fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most.layers[v] >= num_layers
+                if fits and own < whole_s[v]:
                     whole_s[v] = own
                 continue
             for n in range(1, num_layers):
                 own, rest = caps.inner_s[g, n], caps.inner_rest_s[g, n]
                 if not max(known_s, own) + rest <= limit_s:
                     break
-                for held in range(1, num_layers - n):
-                    total = NEVER_S
-                    for q in range(num_machines):
-                        total = min(total, before_s[w, held, q] + round_trip_s[q, m])
-                    total += own
-                    if total < before_s[v, held + n, m] and total + rest <= limit_s:
+                for held in range(1, min(num_layers, most.layers[v] + 1) - n):
+                    total = with_message_s[w, held, m] + own
+                    if total < before_s[v, held + n, m] and total + rest <= limit_s and total <= most_s:
                         before_s[v, held + n, m] = total
-            for n in range(1, num_layers):
+            for n in range(1, num_layers if most.layers[v] >= num_layers else 0):
                 own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
                 if not max(known_s, own) + rest <= limit_s:
                     break
-                for q in range(num_machines):
-                    total = before_s[w, num_layers - n, q] + round_trip_s[q, m] + own
-                    if total < whole_s[v] and total + rest <= limit_s:
-                        whole_s[v] = total
+                total = with_message_s[w, num_layers - n, m] + own
+                if total < whole_s[v] and total + rest <= limit_s:
+                    whole_s[v] = total
+        if whole_s[v] > most.whole_s[v]:
+            whole_s[v] = NEVER_S
+        for held in range(1, num_layers):
+            for q in range(num_machines):
+                if before_s[v, held, q] < NEVER_S:
+                    for m in range(num_machines):
+                        total = before_s[v, held, q] + round_trip_s[q, m]
+                        with_message_s[v, held, m] = min(with_message_s[v, held, m], total)
 
 
 @numba.njit(cache=True)
@@ -353,93 +370,3 @@ def pack(vectors: Ints, sequences: Ints, most_pipelines: int) -> Ints:
                 if inside:
                     best[k, v] = max(best[k, v], best[k - 1, v - w] + sequences[w])
     return best
-
-
-class Chosen(NamedTuple):
-    """Pipelines that run next to each other: numbers of stages, indices of micro-batch sizes and numbers of
-    micro-batches [pipelines]; groups and layers of their stages [pipelines, stages]."""
-
-    num_stages: Ints
-    size: Ints
-    num_micro_batches: Ints
-    groups: Ints
-    layers: Ints
-
-
-@numba.njit(cache=True)
-def most_together(
-    chosen: Chosen, sizes: Ints, groups: Groups, all_forward_first: bool, forward_s: Floats, both_s: Any,
-    after_s: Floats, local_s: Floats, inside_s: Floats, num_bytes: Floats, latency_s: float, nic: Floats,
-    first_units: float, last_units: float, pass_bytes: float, per_machine: bool, num_layers: int, batch: int,
-    limit_s: float,
-) -> Any:  # fmt: skip
-    """An upper bound on the sequences that the chosen pipelines process within `limit_s`; lowers `num_micro_batches`.
-
-    Messages share the interfaces that the pipelines' stages use; a layer's ring passes `pass_bytes` times its factor,
-    (k − 1)/k of k holders, or of as many machines `per_machine`, and takes as long as its most loaded interface needs
-    for all rings. Waiting for late holders is neglected. `both_s` is [sizes, kinds, in flight, groups, layers + 1].
-    """
-    count, num_machines = len(chosen.num_stages), len(nic)
-    held = np.zeros((num_layers, num_machines), np.bool_)
-    sent, received, load = np.zeros(num_machines), np.zeros(num_machines), np.zeros(num_machines)
-    most = chosen.groups.shape[1]
-    machines = np.zeros((count, most), np.int64)
-    for i in range(count):
-        at = 0
-        for s in range(chosen.num_stages[i]):
-            m = groups.machine[chosen.groups[i, s]]
-            machines[i, s] = m
-            held[at : at + chosen.layers[i, s], m] = True
-            at += chosen.layers[i, s]
-        add_own_load(machines[i], chosen.num_stages[i], sent, received)
-    ring_s = np.zeros(num_layers)
-    for layer in range(num_layers):
-        met = held[layer].sum()
-        if met > 1:
-            factor = (met - 1.0) / met if per_machine else (count - 1.0) / count
-            factor *= 1.0 + (first_units if layer == 0 else 0.0) + (last_units if layer == num_layers - 1 else 0.0)
-            for q in range(num_machines):
-                if held[layer, q]:
-                    load[q] += factor
-    for layer in range(num_layers):
-        if held[layer].sum() > 1:
-            for q in range(num_machines):
-                if held[layer, q]:
-                    ring_s[layer] = max(ring_s[layer], pass_bytes * load[q] / nic[q])
-    total = 0
-    for i in range(count):
-        total += chosen.num_micro_batches[i] * sizes[chosen.size[i]]
-    f, b, ahead_s, back_s = np.zeros(most), np.zeros(most), np.zeros(most), np.zeros(most)
-    ends_s, tail_s = np.zeros(most), np.zeros(most)
-    for i in range(count):
-        p, c, at = chosen.num_stages[i], chosen.size[i], 0
-        messages = Messages(inside_s[c], inside_s[c], num_bytes[c], latency_s, nic, nic)
-        for s in range(p):
-            g, n, kind = chosen.groups[i, s], chosen.layers[i, s], kind_of(s, p, True)
-            tail_s[s] = max(local_s[kind, g, n], ring_s[at : at + n].max()) + after_s[kind, g, n]
-            at += n
-            if s < p - 1:
-                h, a, z = chosen.groups[i, s + 1], machines[i, s], machines[i, s + 1]
-                ahead_s[s] = between_s(messages, a, z, g, h, sent, received)
-                back_s[s] = between_s(messages, z, a, h, g, sent, received)
-        m_batches = chosen.num_micro_batches[i]
-        while m_batches > 0:
-            fits = True
-            for s in range(p):
-                g, n, kind = chosen.groups[i, s], chosen.layers[i, s], kind_of(s, p, True)
-                in_flight = 0 if all_forward_first else min(m_batches, p - s) - 1
-                both = both_s[c, kind, in_flight, g, n]
-                fits = fits and both < NEVER_S
-                f[s] = forward_s[c, kind, g, n]
-                b[s] = both - f[s]
-            if fits:
-                chain_ends(all_forward_first, f, b, ahead_s, back_s, p, m_batches, ends_s)
-                fits = (ends_s[:p] + tail_s[:p]).max() <= limit_s
-            if fits:
-                break
-            m_batches -= 1
-            total -= sizes[c]
-            if total < batch:
-                return total
-        chosen.num_micro_batches[i] = m_batches
-    return total

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.exact.proof.kernels import pack
-from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
+from solvers.proof.cases import Case, case_of
+from solvers.proof.kernels import pack
+from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
 Partition = tuple[int, ...]  # usages, ascending
@@ -24,12 +25,17 @@ class Packings:
     @property
     def most(self) -> int:
         """The most sequences of two pipelines or more."""
-        return int(self._best[2:, -1].max(initial=0))
+        return max((self.most_of(k) for k in range(2, self.most_pipelines + 1)), default=0)
 
-    def best(self) -> Partition:
+    def most_of(self, num_pipelines: int) -> int:
+        """The most sequences of so many pipelines."""
+        return int(self._best[num_pipelines, -1])
+
+    def best(self, num_pipelines: int | None = None) -> Partition:
         """A partition that processes the most sequences."""
         vectors = self.tables.usages.vectors
-        k, v, parts = 2 + int(self._best[2:, -1].argmax()), len(vectors) - 1, list[int]()
+        k = 2 + int(self._best[2:, -1].argmax()) if num_pipelines is None else num_pipelines
+        v, parts = len(vectors) - 1, list[int]()
         while k:
             inside = (vectors <= vectors[v]).all(axis=1) & (self.sequences >= 1)
             inside[0] = False
@@ -39,35 +45,35 @@ class Packings:
             k, v = k - 1, v - w
         return tuple(sorted(parts))
 
-    def partitions(self, keep_on: Callable[[], None]) -> Iterator[Partition]:
-        """All partitions of two pipelines or more that process the batch, one representative for equal machines.
+    def partitions(self, num_pipelines: int, case: Case, keep_on: Callable[[], None]) -> Iterator[Partition]:
+        """All partitions of a case that process the batch, one representative for equal machines.
 
         `keep_on` is called repeatedly and may raise.
         """
-        usages, batch = self.tables.usages, self.tables.batch
-        order = [w for w in range(1, usages.size) if self.sequences[w] >= 1]
+        usages, batch, sequences = self.tables.usages, self.tables.batch, self.sequences
+        order = np.flatnonzero(sequences >= 1)
         vectors, best = usages.vectors, self._best
-        most_of_up_to = np.maximum.accumulate(np.maximum(best, 0), axis=0)
         seen = set[tuple[tuple[int, ...], ...]]()
 
         def extended(start: int, left: int, total: int, parts: Partition) -> Iterator[Partition]:
-            if len(parts) >= 2 and total >= batch:
+            keep_on()
+            missing = num_pipelines - len(parts)
+            if missing == 0:
                 yield parts
-            if len(parts) == self.most_pipelines:
                 return
-            for at in range(start, len(order)):
-                w = order[at]
-                keep_on()
-                if (vectors[left] >= vectors[w]).all():
-                    more = int(most_of_up_to[self.most_pipelines - len(parts) - 1, left - w])
-                    if total + self.sequences[w] + more >= batch:
-                        yield from extended(at, left - w, total + int(self.sequences[w]), (*parts, w))
+            own = order[start:]
+            own = own[(vectors[own] <= vectors[left]).all(axis=1)]
+            enough = total + sequences[own] + np.maximum(best[missing - 1, left - own], -batch) >= batch
+            for w in own[enough].tolist():
+                at = int(np.searchsorted(order, w))
+                yield from extended(at, left - w, total + int(sequences[w]), (*parts, w))
 
         for parts in extended(0, usages.size - 1, 0, ()):
-            name = usages.canonical(parts)
-            if name not in seen:
-                seen.add(name)
-                yield parts
+            if case_of(usages.vectors[list(parts)]) == case:
+                name = usages.canonical(parts)
+                if name not in seen:
+                    seen.add(name)
+                    yield parts
 
 
 def surroundings(tables: ProofTables, parts: Partition, sharding: Sharding) -> dict[int, Surroundings]:

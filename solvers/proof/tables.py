@@ -16,9 +16,9 @@ from hexiopt.memo import Memo
 from hexiopt.problem.space import sharding_stages
 from hexiopt.schedules.registry import GPIPE
 from hexiopt.schedules.schedule import Schedule
-from solvers.exact.proof.kernels import NEVER_S, Groups, Messages, StageSeconds, Tails
-from solvers.exact.proof.usages import Usages
-from solvers.exact.stage_times import StageTable
+from solvers.proof.kernels import NEVER_S, Groups, Messages, StageSeconds, Tails
+from solvers.proof.stage_times import StageTable
+from solvers.proof.usages import Usages
 
 Floats = NDArray[np.float64]
 Sharding = Literal["all", "machine", "any"]

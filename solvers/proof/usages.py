@@ -44,12 +44,12 @@ class Usages(Lattice):
         alike: dict[Hashable, list[int]] = {}
         for m, kind in enumerate(kinds):
             alike.setdefault((kind, most[m]), []).append(m)
-        self._alike = [tuple(machines) for machines in alike.values()]
+        self.alike = [tuple(machines) for machines in alike.values()]
         self._below: Memo[tuple[int, ...], Lattice] = Memo(Lattice, 4096)
         self.representative: Ints = np.array([self._sorted(vector) for vector in self.vectors.tolist()], np.int64)
 
     def _sorted(self, vector: list[int]) -> int:
-        for machines in self._alike:
+        for machines in self.alike:
             for m, count in zip(machines, sorted((vector[m] for m in machines), reverse=True), strict=True):
                 vector[m] = count
         return self.number(vector)
@@ -62,9 +62,9 @@ class Usages(Lattice):
         """A canonical form, equal for partitions that differ only in the names of equal machines."""
         rows = [self.vectors[w].tolist() for w in parts]
         found = []
-        for named in itertools.product(*map(itertools.permutations, self._alike)):
+        for named in itertools.product(*map(itertools.permutations, self.alike)):
             source = list(range(len(self.most)))
-            for machines, others in zip(self._alike, named, strict=True):
+            for machines, others in zip(self.alike, named, strict=True):
                 for m, other in zip(machines, others, strict=True):
                     source[m] = other
             found.append(tuple(sorted(tuple(row[m] for m in source) for row in rows)))

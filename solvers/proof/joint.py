@@ -1,0 +1,273 @@
+"""The compiled parts of the last level: pipelines that run next to each other, and what each can process there.
+
+What pipelines do to each other depends only on the machine of each of their layers and on the messages that they send
+through each interface. Pipelines of one usage that are equal in both form a *family*. So families are combined, and a
+combination of families says of each member what it can process, whichever members the others are.
+"""
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.proof.kernels import (
+    LIMIT,
+    NEVER_S,
+    NO,
+    YES,
+    Groups,
+    Messages,
+    StageSeconds,
+    Tails,
+    add_own_load,
+    between_s,
+    chain_ends,
+    kind_of,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Lines(NamedTuple):
+    """Pipelines: numbers of stages, indices of micro-batch sizes and most micro-batches [pipelines]; groups and layers
+    of their stages [pipelines, stages]."""
+
+    num_stages: Ints
+    size: Ints
+    num_micro_batches: Ints
+    groups: Ints
+    layers: Ints
+
+
+class JointSeconds(NamedTuple):
+    """What pipelines of a plan with a known number of pipelines take, by micro-batch size [sizes].
+
+    `forward_s` [sizes, kinds, groups, layers + 1], `both_s` [sizes, kinds, in flight, groups, layers + 1]; optimiser
+    `after_s` and sync over own links `local_s` [kinds, groups, layers + 1]; messages as in `Messages`. A ring of a
+    layer passes `pass_bytes` times its factor; embedding and head count as `first_units` and `last_units` layers.
+    """
+
+    sizes: Ints
+    all_forward_first: bool
+    forward_s: Floats
+    both_s: Any
+    after_s: Floats
+    local_s: Floats
+    inside_s: Floats
+    num_bytes: Floats
+    latency_s: float
+    nic: Floats
+    first_units: float
+    last_units: float
+    pass_bytes: float
+
+
+class Families(NamedTuple):
+    """Families of all usages of a partition, usage by usage, those that can process most sequences first.
+
+    `of_usage` [usages + 1] and `members` [families + 1] are where each begins; `most` [families] sequences of a member;
+    `machines` [families, layers]; `load` [families, 2, machines], messages sent and received.
+    """
+
+    of_usage: Ints
+    members: Ints
+    most: Ints
+    machines: Ints
+    load: Floats
+
+
+@numba.njit(cache=True)
+def most_alone(
+    groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages, row: Ints, layers: Ints, p: int,
+    least: int, most: int, limit_s: float,
+) -> int:  # fmt: skip
+    """The most micro-batches, at least `least` and at most `most`, with which a pipeline of p stages ends in time."""
+    num_machines = len(messages.nic)
+    forward_s, backward_s, ahead_s, back_s = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
+    ends_s, tail_s, machines = np.zeros(p), np.zeros(p), np.zeros(p, np.int64)
+    sent, received, on = messages.base.copy(), messages.base.copy(), np.zeros(num_machines)
+    for s in range(p):
+        machines[s] = groups.machine[row[s]]
+        on[machines[s]] += layers[s] + tails.units[kind_of(s, p, True)]
+    add_own_load(machines, p, sent, received)
+    for s in range(p):
+        g, n, kind, m = row[s], layers[s], kind_of(s, p, True), machines[s]
+        tail_s[s] = max(tails.local_s[kind, g, n], tails.layer_s[m] * on[m], tails.all_s) + tails.after_s[kind, g, n]
+        if s < p - 1:
+            ahead_s[s] = between_s(messages, m, machines[s + 1], g, row[s + 1], sent, received)
+            back_s[s] = between_s(messages, machines[s + 1], m, row[s + 1], g, sent, received)
+    count = least
+    while count < most:
+        for s in range(p):
+            g, n, kind = row[s], layers[s], kind_of(s, p, True)
+            both = seconds.both_s[kind, 0 if seconds.all_forward_first else min(count + 1, p - s) - 1, g, n]
+            if both >= NEVER_S:
+                return count
+            forward_s[s] = seconds.forward_s[kind, g, n]
+            backward_s[s] = both - forward_s[s]
+        chain_ends(seconds.all_forward_first, forward_s, backward_s, ahead_s, back_s, p, count + 1, ends_s)
+        if (ends_s + tail_s).max() > limit_s:
+            return count
+        count += 1
+    return count
+
+
+@numba.njit(cache=True)
+def what_others_see(lines: Lines, groups: Groups, machines: Ints, load: Floats) -> None:
+    """Write the machine of each layer to `machines` [pipelines, layers], and the messages that a pipeline sends and
+    receives through each interface to `load` [pipelines, 2, machines]."""
+    load[:] = 0.0
+    for i in range(len(machines)):
+        at, p = 0, lines.num_stages[i]
+        on = np.zeros(p, np.int64)
+        for s in range(p):
+            on[s] = groups.machine[lines.groups[i, s]]
+            machines[i, at : at + lines.layers[i, s]] = on[s]
+            at += lines.layers[i, s]
+        add_own_load(on, p, load[i, 0], load[i, 1])
+
+
+@numba.njit(cache=True)
+def ring_seconds(machines: Ints, per_machine: bool, seconds: JointSeconds, ring_s: Floats) -> None:
+    """Write the seconds of each layer's ring to `ring_s` [layers], given the machines of each pipeline's layers.
+
+    A ring passes (k − 1)/k of its bytes, of k holders, or of as many machines `per_machine`, and takes as long as its
+    most loaded interface needs for all rings.
+    """
+    count, num_layers = machines.shape
+    num_machines = len(seconds.nic)
+    load, held = np.zeros(num_machines), np.zeros((num_layers, num_machines), np.bool_)
+    ring_s[:] = 0.0
+    for layer in range(num_layers):
+        met = 0
+        for i in range(count):
+            if not held[layer, machines[i, layer]]:
+                held[layer, machines[i, layer]] = True
+                met += 1
+        if met > 1:
+            factor = (met - 1.0) / met if per_machine else (count - 1.0) / count
+            units = 1.0 + (seconds.first_units if layer == 0 else 0.0)
+            factor *= units + (seconds.last_units if layer == num_layers - 1 else 0.0)
+            for q in range(num_machines):
+                if held[layer, q]:
+                    load[q] += factor
+        else:
+            held[layer, machines[0, layer]] = False
+    for layer in range(num_layers):
+        for q in range(num_machines):
+            if held[layer, q]:
+                ring_s[layer] = max(ring_s[layer], seconds.pass_bytes * load[q] / seconds.nic[q])
+
+
+@numba.njit(cache=True)
+def most_next_to(
+    lines: Lines, i: int, groups: Groups, seconds: JointSeconds, sent: Floats, received: Floats, ring_s: Floats,
+    least: int, limit_s: float,
+) -> int:  # fmt: skip
+    """The most micro-batches, at most its own, that pipeline i processes in time next to others; 0 if below `least`.
+
+    `sent` and `received` [machines] are the messages of all pipelines, `ring_s` [layers] the rings of all. Waiting for
+    late holders is neglected, so that this is an upper bound.
+    """
+    p, c = lines.num_stages[i], lines.size[i]
+    messages = Messages(
+        seconds.inside_s[c], seconds.inside_s[c], seconds.num_bytes[c], seconds.latency_s, seconds.nic, seconds.nic
+    )
+    forward_s, backward_s, ahead_s, back_s = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
+    ends_s, tail_s = np.zeros(p), np.zeros(p)
+    at = 0
+    for s in range(p):
+        g, n, kind = lines.groups[i, s], lines.layers[i, s], kind_of(s, p, True)
+        tail_s[s] = max(seconds.local_s[kind, g, n], ring_s[at : at + n].max()) + seconds.after_s[kind, g, n]
+        at += n
+        if s < p - 1:
+            h = lines.groups[i, s + 1]
+            a, z = groups.machine[g], groups.machine[h]
+            ahead_s[s] = between_s(messages, a, z, g, h, sent, received)
+            back_s[s] = between_s(messages, z, a, h, g, sent, received)
+    count = lines.num_micro_batches[i]
+    while count >= max(1, least):
+        fits = True
+        for s in range(p):
+            g, n, kind = lines.groups[i, s], lines.layers[i, s], kind_of(s, p, True)
+            both = seconds.both_s[c, kind, 0 if seconds.all_forward_first else min(count, p - s) - 1, g, n]
+            fits = fits and both < NEVER_S
+            forward_s[s] = seconds.forward_s[c, kind, g, n]
+            backward_s[s] = both - forward_s[s]
+        if fits:
+            chain_ends(seconds.all_forward_first, forward_s, backward_s, ahead_s, back_s, p, count, ends_s)
+            if (ends_s + tail_s).max() <= limit_s:
+                return int(count)
+        count -= 1
+    return 0
+
+
+@numba.njit(cache=True)
+def surviving_families(
+    usages: Ints, families: Families, lines: Lines, groups: Groups, seconds: JointSeconds, per_machine: bool,
+    batch: int, limit_s: float, most_work: int, found: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Write to `found` [combinations, pipelines] the families, one for each of `usages` [pipelines], whose members may
+    process the batch next to each other. Returns YES, NO or LIMIT (too much work or too many) and their number.
+
+    `usages` ascend, and each combination is met once. `lines` are in the order of families.
+    """
+    k, num_layers, num_machines = len(usages), families.machines.shape[1], len(seconds.nic)
+    rest = np.zeros(k + 1, np.int64)  # the most that the pipelines from one on process
+    for d in range(k - 1, -1, -1):
+        first = families.of_usage[usages[d]]
+        rest[d] = rest[d + 1] + (families.most[first] if first < families.of_usage[usages[d] + 1] else -(1 << 40))
+    chosen, total = np.full(k, -1, np.int64), np.zeros(k + 1, np.int64)
+    machines, ring_s = np.zeros((k, num_layers), np.int64), np.zeros(num_layers)
+    sent, received = np.zeros(num_machines), np.zeros(num_machines)
+    d = work = count = 0
+    while d >= 0:
+        if chosen[d] < 0:
+            chosen[d] = families.of_usage[usages[d]]
+            if d > 0 and usages[d] == usages[d - 1]:
+                chosen[d] = chosen[d - 1]
+        else:
+            chosen[d] += 1
+        f = chosen[d]
+        work += 1
+        if f >= families.of_usage[usages[d] + 1] or total[d] + families.most[f] + rest[d + 1] < batch:
+            chosen[d] = -1
+            d -= 1
+            continue
+        total[d + 1] = total[d] + families.most[f]
+        machines[d] = families.machines[f]
+        if d < k - 1:
+            d += 1
+            continue
+        sent[:] = 0.0
+        received[:] = 0.0
+        for i in range(k):
+            sent += families.load[chosen[i], 0]
+            received += families.load[chosen[i], 1]
+        ring_seconds(machines, per_machine, seconds, ring_s)
+        work += num_layers * (k + num_machines)
+        able = total[k]
+        for i in range(k):
+            f, best = chosen[i], 0
+            able -= families.most[f]
+            for line in range(families.members[f], families.members[f + 1]):
+                size = seconds.sizes[lines.size[line]]
+                least = max(best, batch - able) // size
+                work += 2 * lines.num_stages[line] * lines.num_micro_batches[line]
+                own = most_next_to(lines, line, groups, seconds, sent, received, ring_s, least, limit_s)
+                best = max(best, own * size)
+                if best == families.most[f]:
+                    break
+            able += best
+            if able < batch:
+                break
+        if able >= batch:
+            if count == len(found):
+                return LIMIT, count
+            found[count] = chosen
+            count += 1
+        if work > most_work:
+            return LIMIT, count
+    return YES if count else NO, count

@@ -1,0 +1,295 @@
+"""The most that one pipeline on exactly given devices can process within a time, over all choices of its stages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.memo import Memo
+from solvers.proof.joint import Lines, most_alone
+from solvers.proof.kernels import (
+    LIMIT,
+    NEVER_S,
+    NO,
+    YES,
+    Caps,
+    Most,
+    least_sums,
+    search_pipelines,
+)
+from solvers.proof.tables import ProofTables, Surroundings
+from solvers.proof.usages import Lattice
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_CAPS = 1024  # caps to cache
+_BISECTIONS = 16  # most of a micro-batch size, for all usages at once
+_ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
+_ROUNDING = 1e-9  # of a layer
+_SAME = 1e-4  # relative increase of a sum that does not justify another round
+RELAXED = 0  # operations: least sums only
+TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
+SHORT = 4_000_000  # of a speculative search: some hundredths of a second
+WHOLE = 50_000_000  # about a quarter of a second
+Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPipeline:
+    """The stages of a pipeline, its micro-batch size in sequences, and the most micro-batches it may process in
+    time."""
+
+    size: int
+    stages: Stages
+    num_micro_batches: int
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that it processes."""
+        return self.size * self.num_micro_batches
+
+
+class PipelineSearch:
+    """Answers for one step time `limit_s` in seconds, cached by surroundings and usage.
+
+    `keep_on` is called regularly and may raise to end a long search.
+    """
+
+    def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
+        self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
+        self._caps_kept = Memo(lambda key: self._caps(*key), _CAPS)
+        self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
+        self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
+        # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
+        self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
+
+    # ---------------------------------------------------------------------- bounds of all usages
+
+    def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
+        """The least sums of pipelines on each usage [usages]."""
+        self._keep_on()
+        caps = self._caps_kept[around, size, num_micro_batches]
+        return self._sums(self.tables.usages, caps, around, size, num_micro_batches, 0.0)[1]
+
+    def _sums(
+        self,
+        lattice: Lattice,
+        caps: Caps,
+        around: Surroundings,
+        size: int,
+        num_micro_batches: int,
+        known_s: float,
+    ) -> tuple[Floats, Floats]:
+        tables = self.tables
+        vectors, strides = lattice.vectors, lattice.strides
+        before_s = np.empty((len(vectors), tables.num_layers + 1, vectors.shape[1]))
+        whole_s = np.empty(len(vectors))
+        round_trip_s = tables.terms[around].messages[size].round_trip_s
+        least_sums(
+            vectors, strides, tables.groups, caps, round_trip_s, self._most(around, num_micro_batches, vectors),
+            tables.num_layers, self.limit_s, known_s, before_s, whole_s,
+        )  # fmt: skip
+        return before_s, whole_s
+
+    def _most(self, around: Surroundings, num_micro_batches: int, vectors: Ints) -> Most:
+        """Layers: where a machine is forced, its interface passes each layer on it within the limit.
+
+        Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier than M/p times the sum S
+        of all stages and messages: the first micro-batch's way takes S, and then the cycle from the first stage to the
+        last and back advances p micro-batches in S. So p (T − tail) ≥ M S. Likewise of the first p stages with ρ
+        behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as devices.
+        """
+        tables, tails = self.tables, self.tables.terms[around].tails
+        with np.errstate(divide="ignore"):
+            each = np.minimum(self.limit_s / tails.layer_s, tables.num_layers)
+        layers = np.minimum((vectors > 0) @ each + _ROUNDING, tables.num_layers).astype(np.int64)
+        if tables.all_forward_first:
+            never_s = np.full(len(vectors), NEVER_S)
+            return Most(layers, never_s, never_s)
+        devices = vectors.sum(axis=1)
+        rest_s = self.limit_s - float((tails.local_s + tails.after_s)[:, :, 1].min())
+        behind = devices[-1] - devices
+        turns = num_micro_batches - behind
+        before_s = np.where(turns > 0, devices * rest_s / np.maximum(turns, 1), NEVER_S)
+        return Most(layers, before_s, devices * max(0.0, rest_s - tails.all_s) / num_micro_batches)
+
+    def _caps(self, around: Surroundings, size: int, num_micro_batches: int) -> Caps:
+        tables = self.tables
+        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
+        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
+        units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
+        own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
+        first_tail_s = own_tail_s[1, :, 1].min()
+        most, first = tables.most_stages, tables.all_forward_first
+
+        def least(kind: int, behind: Sequence[int], first_s: Floats | float) -> Floats:
+            """The least that a stage adds to the sum, over all numbers of stages that may follow it, with the tail
+            `first_s` of the first stage; infinite where its own work and tail take too long."""
+            found: Floats | None = None
+            for r in behind:
+                w = 0 if first else min(r, num_micro_batches - 1)
+                both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
+                work_s = num_micro_batches * both - w * seconds.forward_s[kind]
+                fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
+                own = np.where(fits, work_s - both + first_s, NEVER_S)
+                found = own if found is None else np.minimum(found, own)
+            assert found is not None
+            return found
+
+        inner = range(1, most) if most > 1 else [0]
+        in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
+        return Caps(
+            seconds.both_s[0, in_flight],
+            least(0, inner, first_tail_s),
+            seconds.both_s[1, in_flight],
+            least(1, inner, own_tail_s[1]),
+            seconds.both_s[2, 0],
+            least(2, [0], first_tail_s),
+            seconds.both_s[3, 0],
+            least(3, [0], own_tail_s[3]),
+        )
+
+    def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
+        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]. Surroundings
+        of which less is known, `looser`, save work."""
+        if around not in self._most_relaxed:
+            self._most_relaxed[around] = self._bisect(around, looser)
+        return self._most_relaxed[around]
+
+    def _bisect(self, around: Surroundings, looser: Surroundings | None) -> dict[int, Ints]:
+        tables, found = self.tables, {}
+        start = None if looser is None else self.most_relaxed(looser)
+        for size in tables.sizes:
+            low = np.zeros(tables.usages.size, np.int64)
+            high = np.full(tables.usages.size, tables.batch // size, np.int64) if start is None else start[size].copy()
+            for _ in range(_BISECTIONS):
+                if not (low < high).any():  # fewer micro-batches never take longer; most usages ask about one number
+                    break
+                middle = np.bincount(((low + high + 1) // 2)[low < high]).argmax()
+                possible = self._relaxed(around, size, int(middle)) < NEVER_S
+                low = np.where(possible, np.maximum(low, middle), low)
+                high = np.where(possible, high, np.minimum(high, middle - 1))
+            found[size] = high
+        return found
+
+    def most_sequences(self, around: Surroundings, looser: Surroundings | None = None) -> Ints:
+        """The most sequences of a pipeline on each usage, by `most_relaxed`; none on the empty one."""
+        found: Ints = np.max([size * most for size, most in self.most_relaxed(around, looser).items()], axis=0)
+        found[0] = 0
+        return found
+
+    # ---------------------------------------------------------------------- one usage, exactly
+
+    def find(
+        self, around: Surroundings, usage: int, size: int, num_micro_batches: int, most_work: int, most: int = 1
+    ) -> tuple[int, Ints]:
+        """Whether a pipeline on exactly `usage` processes the stated number of micro-batches in time (YES, NO or
+        LIMIT), and up to `most` such pipelines (with 1, the search ends at the first): group and layers of each stage,
+        then −1 [pipelines, stages + 1, 2]."""
+        tables, vector = self.tables, self.tables.usages.vectors[usage]
+        self._keep_on()
+        none = np.zeros((0, tables.most_stages + 1, 2), np.int64)
+        caps = self._caps_kept[around, size, num_micro_batches]
+        # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
+        lattice, known_s = tables.usages.below(usage), 0.0
+        for _ in range(1 + _ROUNDS):
+            before_s, whole_s = self._sums(lattice, caps, around, size, num_micro_batches, known_s)
+            if whole_s[-1] >= NEVER_S:
+                return NO, none
+            if whole_s[-1] <= known_s * (1 + _SAME):
+                break
+            known_s = float(whole_s[-1])
+        if most_work == RELAXED:
+            return LIMIT, none
+        found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
+        terms = tables.terms[around]
+        answer, count = search_pipelines(
+            vector, lattice.strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches),
+            terms.tails, terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_work,
+            found,
+        )  # fmt: skip
+        return int(answer), found[:count]
+
+    def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
+        key = around, usage
+        if key not in self._between:
+            relaxed = self.most_relaxed(around if around.holders == 1 else self._loosest)
+            self._between[key] = {size: [0, int(relaxed[size][usage])] for size in self.tables.sizes}
+        return self._between[key]
+
+    def most(self, around: Surroundings, usage: int) -> int:
+        """The best known upper bound on the sequences of a pipeline on a usage."""
+        return max(size * high for size, (_, high) in self._known(around, usage).items())
+
+    def can_process(self, around: Surroundings, usage: int, sequences: int, most_work: int) -> bool:
+        """Whether a pipeline on a usage may process that many sequences; True where the search reached its limit."""
+        known = self._known(around, usage)
+        asked = {size: max(1, -(-sequences // size)) for size in known}
+        if any(known[size][0] >= asked[size] for size in known):
+            return True
+        for size, (_, high) in known.items():
+            if high >= asked[size]:
+                answer, _ = self.find(around, usage, size, asked[size], most_work)
+                if answer != NO:
+                    if answer == YES:
+                        known[size][0] = asked[size]
+                    return True
+                known[size][1] = asked[size] - 1
+        return False
+
+    def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE) -> int:
+        """The most sequences of a pipeline on a usage, or an upper bound where searches reach their limit."""
+        known = self._known(around, usage)
+        best = max(size * low for size, (low, _) in known.items())
+        for size, between in known.items():
+            low, asked = between[0], between[1]
+            while low < between[1] and between[1] * size > best:
+                answer, _ = self.find(around, usage, size, asked, most_work)
+                if answer == NO:
+                    between[1] = asked - 1
+                else:
+                    low = asked
+                    if answer == YES:
+                        between[0], best = asked, max(best, asked * size)
+                    elif most_work != RELAXED:
+                        break
+                asked = (max(low, best // size) + between[1] + 1) // 2
+        return self.most(around, usage)
+
+    def all_pipelines(
+        self, around: Surroundings, usage: int, least: int, most: int, most_work: int = WHOLE
+    ) -> Lines | None:
+        """All pipelines on a usage that may process `least` sequences, each with its most; None where the search
+        reached its limit."""
+        tables, known = self.tables, self._known(around, usage)
+        found = list[tuple[int, int, Ints]]()  # index of the size, most micro-batches, stages
+        terms = tables.terms[around]
+        for c, size in enumerate(tables.sizes):
+            count = max(1, -(-least // size))
+            if count > known[size][1]:
+                continue
+            answer, rows = self.find(around, usage, size, count, most_work, most)
+            if answer == LIMIT:
+                return None
+            seconds = tables.seconds(around.holders, size, count)  # of more micro-batches under GPipe: no less
+            for row in rows:
+                own = most_alone(
+                    tables.groups, seconds, terms.tails, terms.messages[size], row[:, 0], row[:, 1],
+                    int(np.argmin(row[:, 0])), count, known[size][1], self.limit_s,
+                )  # fmt: skip
+                found.append((c, own, row))
+        stages = np.array([row for _, _, row in found], np.int64).reshape(len(found), tables.most_stages + 1, 2)
+        return Lines(
+            np.array([np.argmin(row[:, 0]) for row in stages], np.int64),
+            np.array([c for c, _, _ in found], np.int64),
+            np.array([own for _, own, _ in found], np.int64),
+            np.maximum(stages[:, :-1, 0], 0),
+            stages[:, :-1, 1].copy(),
+        )
+
+
+def stages_of_line(lines: Lines, i: int) -> Stages:
+    """The stages of pipeline i."""
+    p = int(lines.num_stages[i])
+    return tuple(zip(lines.groups[i, :p].tolist(), lines.layers[i, :p].tolist(), strict=True))

@@ -1,0 +1,330 @@
+"""Whether any plan of a schedule takes a given time or less, on four levels; each is used only for what the previous
+one leaves open. Levels A to C are bounds, level D prices plans.
+
+A. *Packing.* N(u) is the most sequences that one pipeline on usage u can process in time. If no multiset of usages
+   that fits on the machines has Σ N(u) ≥ batch, no plan of two or more pipelines is in time. Plans of one pipeline are
+   searched separately.
+B. *Cases.* Every partition is of one `Case`, whose surroundings lower N; then packings of its pipelines are asked.
+C. *Partitions.* For each multiset that suffices, all surroundings of its pipelines are known.
+D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
+
+The single pipelines and partitions that A and B leave are *questions*, independent of each other. What a first effort
+leaves open is asked again with more.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.core.search import Allowance, Search
+from solvers.core.workers import in_parallel, num_processes
+from solvers.proof.cases import Case, allowed, case_surroundings, cases
+from solvers.proof.combinations import Combinations
+from solvers.proof.kernels import LIMIT, NO
+from solvers.proof.partitions import Packings, Partition, surroundings
+from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
+from solvers.proof.tables import ProofTables, Sharding, Surroundings
+
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+ALONE = Surroundings(1)
+_FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
+_SINGLES = 2_000  # most single pipelines to price
+_LISTED = 20_000  # most pipelines of a usage to combine
+_MOST_LISTED = 300_000
+_EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
+_FEW = 32  # partitions of a case that are asked one by one rather than made fewer
+_ROUNDING = 1 + 1e-9
+_WORTH_A_PROCESS = 8  # items
+_FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
+Answer = Literal["none", "found", "open"]
+
+
+class BudgetSpentError(Exception):
+    """The search's budget ended inside a proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """Whether a plan of one pipeline on a usage, of micro-batches of `size`, is in time."""
+
+    usage: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Whether a plan of a partition is in time, given the sharding groups and an upper bound on the sequences of each
+    pipeline."""
+
+    parts: Partition
+    sharding: Sharding
+    most: tuple[int, ...]
+
+
+_Question = _Single | _Several
+
+
+class Proof:
+    """Answers questions about step times of plans of one schedule. A step of `run` is a usage, a case or a plan
+    examined. Plans found are offered to `run`."""
+
+    def __init__(self, tables: ProofTables, run: Search) -> None:
+        self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
+        self._combinations = Combinations(tables, run)
+
+    def answer(self, limit_s: float, allowed: Allowance) -> Answer:
+        """`none`: no plan takes `limit_s` or less; `found`: one does and was offered; `open`: neither is known.
+
+        Raises BudgetSpentError where `allowed` is spent.
+        """
+        self._allowed = allowed
+        limit_s *= _ROUNDING
+        search = PipelineSearch(self._tables, limit_s, self._keep_on)
+        singles: list[_Question] = [*self._singles(search)]
+        left = self._left_open(search, singles, limit_s, _EFFORTS[0])
+        if left is None:
+            return "found"
+        left += self._partitions(search)
+        for effort in _EFFORTS:
+            left = self._left_open(search, left, limit_s, effort)
+            if left is None:
+                return "found"
+            if not left:
+                return "none"
+        return "open"
+
+    def _left_open(
+        self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
+    ) -> list[_Question] | None:
+        """The questions that stay open; None where a plan was found."""
+        self._effort = effort
+        left, at, count = list[_Question](), 0, _FIRST_ROUND
+        while at < len(questions):
+            asked = questions[at : at + count * self._processes]
+            answers = self._each(asked, lambda question: self._ask(search, question, limit_s), "found")
+            if "found" in answers:
+                return None
+            left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
+            at, count = at + len(asked), count * _LONGER
+        return left
+
+    @property
+    def _processes(self) -> int:
+        """Processes that share what is independent: one where steps are counted, as the result must not depend on the
+        cores."""
+        return 1 if self._run.budget.max_steps is not None else num_processes()
+
+    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any = None) -> list[Any]:
+        """`work` of each item, in order and in all processes; each ends at the result `last`, and None follows it."""
+        count = self._processes
+
+        def done(own: Sequence[T]) -> list[Any]:
+            results = []
+            for item in own:
+                results.append(work(item))
+                if last is not None and results[-1] == last:
+                    break
+            return results + [None] * (len(own) - len(results))
+
+        if count < 2 or len(items) < _WORTH_A_PROCESS:
+            return done(items)
+
+        def theirs(number: int) -> Callable[[Search], list[Any] | None]:
+            def share(run: Search) -> list[Any] | None:
+                self._run, self._combinations = run, Combinations(self._tables, run)
+                self._allowed = replace(self._allowed, search=run)
+                try:
+                    return done(items[number::count])
+                except BudgetSpentError:
+                    return None
+
+            return share
+
+        results: list[Any] = [None] * len(items)
+        with in_parallel(self._run, *(theirs(number) for number in range(1, count))) as answers:
+            results[::count] = done(items[::count])
+            if last is None or last not in results:
+                for number, own in enumerate(answers(), 1):
+                    if own is None:
+                        raise BudgetSpentError
+                    results[number::count] = own
+        return results
+
+    def _ask(self, search: PipelineSearch, question: _Question, limit_s: float) -> Answer:
+        if isinstance(question, _Single):
+            return self._single(search, question, limit_s)
+        return self._several(search, question, limit_s)
+
+    def _step(self) -> None:
+        self._keep_on()
+        if not self._run.step():
+            raise BudgetSpentError
+
+    def _keep_on(self) -> None:
+        if not self._allowed:
+            raise BudgetSpentError
+
+    # ------------------------------------------------------------------------- plans of one pipeline
+
+    def _singles(self, search: PipelineSearch) -> Iterator[_Single]:
+        tables = self._tables
+        relaxed = search.most_relaxed(ALONE)
+        representative = tables.usages.representative
+        for size in tables.sizes:
+            if tables.batch % size == 0:
+                for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
+                    if usage and usage == representative[usage]:
+                        yield _Single(usage, size)
+
+    def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
+        size, count = asked.size, self._tables.batch // asked.size
+        # The first is nearly always valid, but tied embeddings and switches may forbid it.
+        for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
+            self._step()
+            answer, found = search.find(ALONE, asked.usage, size, count, WHOLE * self._effort, most)
+            if answer == NO:
+                return "none"
+            for row in found.tolist():
+                stages = tuple((g, n) for g, n in row[: [g for g, _ in row].index(-1)])
+                for sharding in self._combinations.shardings(1):
+                    if self._combinations.offer([FoundPipeline(size, stages, count)], sharding, limit_s) <= limit_s:
+                        return "found"
+        return "open" if answer == LIMIT else "none"
+
+    # ------------------------------------------------------------------------- plans of several
+
+    def _partitions(self, search: PipelineSearch) -> list[_Question]:
+        """What levels A and B leave, the most promising first."""
+        tables = self._tables
+        most_pipelines = min(tables.most_stages, tables.batch)
+        if most_pipelines < 2:
+            return []
+        around = Surroundings(most_pipelines)
+        sequences = search.most_sequences(around).copy()
+        if self._packed(search, around, sequences, None, SHORT) is None:
+            return []
+        found: list[list[_Several]] = self._each(
+            list(cases(tables.usages)), lambda case: list(self._of_case(search, case, around, sequences))
+        )
+        questions = [question for own in found for question in own]
+        return sorted(questions, key=lambda question: -sum(question.most))
+
+    def _packed(
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, num_pipelines: int | None, work: int
+    ) -> Packings | None:
+        """The packings of pipelines in the same surroundings, whose `sequences` are lowered by searches of `work` as
+        far as it decides something; None where no packing processes the batch."""
+        tables, asked = self._tables, set[int]()
+        representative = tables.usages.representative
+        alike = not any(around.forced) and not any(around.crossing)  # else equal machines are told apart
+        while True:
+            packings = Packings(tables, sequences)
+            most = packings.most if num_pipelines is None else packings.most_of(num_pipelines)
+            if most < tables.batch:
+                return None
+            best = packings.best(num_pipelines)
+            todo = {int(representative[w]) if alike else w for w in best} - asked
+            if not todo or most > _FAR * tables.batch:
+                return packings
+            for usage in sorted(todo):
+                self._step()
+                most = search.exact_most(around, usage, work)
+                same = representative == usage if alike else np.arange(len(sequences)) == usage
+                sequences[same] = np.minimum(sequences[same], most)
+                asked.add(usage)
+
+    def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[_Several]:
+        """The partitions of a case that may process the batch."""
+        tables = self._tables
+        own = np.where(allowed(case, tables.usages.vectors), sequences, 0)
+        if Packings(tables, own).most < tables.batch:
+            return
+        self._step()
+        known = case_surroundings(case, around.holders, "any", 2)
+        own = np.minimum(own, search.most_sequences(known, around))
+        packings = self._packed(search, known, own, None, RELAXED)
+        if packings is None:
+            return
+        for k in range(2, packings.most_pipelines + 1):
+            if packings.most_of(k) < tables.batch:
+                continue
+            # With two pipelines, groups by machine shard states no wider than all holders, with the same rings.
+            hybrid = k > 2 and tables.problem.space.machine_sharding
+            shardings: tuple[Sharding, ...] = ("all", "machine") if hybrid else ("all",)
+            for sharding in shardings:
+                self._step()
+                near = case_surroundings(case, k, sharding, k)
+                most = np.minimum(own, search.most_sequences(near, known))
+                for work in (RELAXED, TINY):
+                    packed = self._packed(search, near, most, k, work)
+                    if packed is None:
+                        break
+                    few = list(islice(packed.partitions(k, case, self._keep_on), _FEW))
+                    if len(few) < _FEW:
+                        break
+                if packed is not None:
+                    for parts in packed.partitions(k, case, self._keep_on):
+                        yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))
+
+    def _several(self, search: PipelineSearch, asked: _Several, limit_s: float) -> Answer:
+        around = surroundings(self._tables, asked.parts, asked.sharding)
+        most = dict(zip(asked.parts, asked.most, strict=True))
+        if self._refuted(search, asked.parts, around, most):
+            return "none"
+        return self._combined(search, asked, around, limit_s)
+
+    def _refuted(
+        self, search: PipelineSearch, parts: Partition, around: Mapping[int, Surroundings], known: Mapping[int, int]
+    ) -> bool:
+        """Whether the pipelines of a partition process less than the batch, given each other's usages."""
+        batch, vectors = self._tables.batch, self._tables.usages.vectors
+        most = {w: min(known[w], search.most(around[w], w)) for w in around}
+        easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
+        self._step()
+        for work in (RELAXED, SHORT, WHOLE * self._effort):
+            for w in easiest:
+                others = sum(most[x] for x in parts if x != w)
+                if others + most[w] * parts.count(w) < batch:
+                    return True
+                needed = -(-(batch - others) // parts.count(w))  # the least that each on this usage must process
+                if not search.can_process(around[w], w, max(1, needed), work):
+                    return True
+            for w in easiest:
+                most[w] = min(most[w], search.exact_most(around[w], w, work))
+                if sum(most[x] for x in parts) < batch:
+                    return True
+        return False
+
+    def _combined(
+        self, search: PipelineSearch, asked: _Several, around: Mapping[int, Surroundings], limit_s: float
+    ) -> Answer:
+        make, parts = self._combinations, asked.parts
+        known = dict(zip(parts, asked.most, strict=True))
+        most = {w: min(known[w], search.most(around[w], w)) for w in around}
+        spare = sum(most[w] for w in parts) - self._tables.batch
+        lists = []
+        for w in around:
+            listed = min(_LISTED * self._effort, _MOST_LISTED)
+            found = search.all_pipelines(around[w], w, most[w] - spare, listed, WHOLE * self._effort)
+            if found is None:
+                return "open"
+            if not len(found.size):
+                return "none"
+            lists.append((found, parts.count(w)))
+        every = make.together(lists, asked.sharding == "machine", limit_s, self._effort)
+        if every is None:
+            return "open"
+        for chosen in every:
+            for zero in make.shardings(len(parts)):
+                if len(parts) > 2 and zero.groups != asked.sharding:
+                    continue
+                for split in make.splits(chosen):
+                    self._step()
+                    if make.offer(split, zero, limit_s) <= limit_s:
+                        return "found"
+        return "none"
