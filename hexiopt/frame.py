@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.value import Value
@@ -33,7 +33,7 @@ class Frame(Value):
                 raise InputError(f"frame: rows: {quoted(row)} has {len(row)} of {len(self.columns)} values; give all")
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> "Frame":
+    def of(cls, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> Self:
         """A frame from mappings: `columns` come first, then other keys in order of appearance."""
         names = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
         return cls(tuple(names), tuple(tuple(row.get(name) for name in names) for row in rows), **more)

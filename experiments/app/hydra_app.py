@@ -196,7 +196,7 @@ def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
 
 def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
     """Run one job, in this process or a launcher's. It never raises; in a sweep it writes `status.json`."""
-    hydra = HydraConfig.get()
+    hydra: Any = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     given: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     overrides = sweeps.plain(given) if in_sweep else [override.removeprefix("++") for override in given]
