@@ -21,6 +21,7 @@ NAMES = (
     "flashflex",
     "small_suite",
     "bounds",
+    "gaps",
     "proofs",
 )
 
