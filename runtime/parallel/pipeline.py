@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hexiopt.schedules.lowering import Action, ActionKind
 from hexiopt.schedules.schedule import Operation, OperationKind
 from runtime.device import DeviceClock
-from runtime.mapping.actions import RankActions, backward_parts
+from runtime.mapping.actions import RankActions
 from runtime.mapping.buckets import GradientCollective
 from runtime.mapping.layout import PipelineLayout, RankExecutor
 from runtime.mapping.parts import Range
@@ -27,11 +28,15 @@ Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global b
 @dataclass(slots=True)
 class _Held:
     """What a forward leaves for its backward: of each part in order, what had entered, and where its backward begins;
-    and the gradient with which the next one begins. Hidden states that left are not among it: once sent, nobody needs
-    their values."""
+    and the gradient with which the next backward begins. Hidden states that left are not among it: once sent, nobody
+    needs their values."""
 
     parts: list[tuple[Tensor, GradientEdge]]
     gradient: Tensor | None = None
+
+
+def _one_after_another(parts: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    return lambda x: reduce(lambda made, part: part(made), parts, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,9 @@ class StageRunner:
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
         self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
-        self._held: dict[tuple[int, int], _Held] = {}  # by virtual stage and micro-batch
+        # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
+        self._cut = {(a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.part is not None}
+        self._held: dict[tuple[int, int], _Held] = {}
         self._leaving: dict[tuple[bool, int, int], Tensor] = {}  # made, but not yet sent: and whether it goes back
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
 
@@ -111,9 +118,9 @@ class StageRunner:
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        held = _Held([])
-        for part in decoder.parts(labels_tb, num_tokens):
-            # A graph for each part, so that a backward can stop between two.
+        held, parts = _Held([]), decoder.parts(labels_tb, num_tokens)
+        # A graph for each part, if the backward stops between them.
+        for part in parts if (action.stage, action.micro_batch) in self._cut else [_one_after_another(parts)]:
             entered = x.detach().requires_grad_(x.is_floating_point())
             x = part(entered)
             held.parts.append((entered, get_gradient_edge(x)))
@@ -136,13 +143,12 @@ class StageRunner:
     def _backward(self, action: Action) -> None:
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         held = self._held[at]
-        if len(held.parts) == backward_parts(chunk) and not chunk.last:
+        if not action.part and not chunk.last:
             held.gradient = self._messages.receive(action.input)
         began, began_s = self._clock.mark(), time.time()
-        for _ in range(len(held.parts) if action.part is None else 1):
-            entered, left = held.parts.pop()
-            torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
-            held.gradient = entered.grad
+        entered, left = held.parts.pop()
+        torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
+        held.gradient = entered.grad
         self._ended(action, began, began_s)
         if not held.parts:
             gradient = self._held.pop(at).gradient
