@@ -8,41 +8,41 @@ from hexiopt.errors import InputError
 from hexiopt.schedules.lowering import Action, ActionKind, ActionList
 
 
-class Meeting(NamedTuple):
+class JointEvent(NamedTuple):
     """Something that `ranks` (ascending) do together, or one alone. Those that are equal are the same one."""
 
     what: str
     ranks: tuple[int, ...]
 
 
-def check_one_order(of_ranks: Sequence[Sequence[Meeting]]) -> None:
-    """Raise InputError unless all meetings of ranks can take place in one order, of which each rank's is a part.
+def check_one_order(of_ranks: Sequence[Sequence[JointEvent]]) -> None:
+    """Raise InputError unless all events of ranks can take place in one order, of which each rank's is a part.
 
-    It is run: a meeting takes place when it is the next one of all its ranks. The message names who waits for whom.
+    It is run: an event takes place when it is the next one of all its ranks. The message names who waits for whom.
     """
     at = [0] * len(of_ranks)
 
-    def next_of(rank: int) -> Meeting | None:
+    def next_of(rank: int) -> JointEvent | None:
         return of_ranks[rank][at[rank]] if at[rank] < len(of_ranks[rank]) else None
 
     moved = deque(range(len(of_ranks)))
     while moved:
-        meeting = next_of(moved.popleft())
-        if meeting is not None and all(next_of(rank) == meeting for rank in meeting.ranks):
-            for rank in meeting.ranks:
+        event = next_of(moved.popleft())
+        if event is not None and all(next_of(rank) == event for rank in event.ranks):
+            for rank in event.ranks:
                 at[rank] += 1
-            moved += meeting.ranks
-    stuck = [(rank, meeting) for rank in range(len(of_ranks)) if (meeting := next_of(rank)) is not None]
+            moved += event.ranks
+    stuck = [(rank, event) for rank in range(len(of_ranks)) if (event := next_of(rank)) is not None]
     if stuck:
-        raise InputError("a step would hang: " + "; ".join(_waits(rank, meeting, next_of) for rank, meeting in stuck))
+        raise InputError("a step would hang: " + "; ".join(_waits(rank, event, next_of) for rank, event in stuck))
 
 
-def _waits(rank: int, meeting: Meeting, next_of: Callable[[int], Meeting | None]) -> str:
-    for other in meeting.ranks:
+def _waits(rank: int, event: JointEvent, next_of: Callable[[int], JointEvent | None]) -> str:
+    for other in event.ranks:
         theirs = next_of(other)
-        if theirs != meeting:
+        if theirs != event:
             does = "has ended" if theirs is None else f"is at {theirs.what}"
-            return f"rank {rank} waits in {meeting.what} for rank {other}, which {does}"
+            return f"rank {rank} waits in {event.what} for rank {other}, which {does}"
     raise AssertionError("it could have taken place")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.lowering import Action, ActionKind, LastBackward, StepShape, lowered
-from hexiopt.schedules.one_order import Meeting, check_inputs, check_one_order
+from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.buckets import BucketParts, GradientCollective, collectives, collectives_between
 from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
@@ -66,7 +66,9 @@ def check_actions(layout: Layout, seq_len: int, of_ranks: Sequence[RankActions])
         for p, line in enumerate(layout.lines)
         for boundary in range(len(line.stages) * line.num_chunks - 1)
     }
-    check_one_order([list(_meetings(layout.executor_of[rank], rank, routes, own)) for rank, own in enumerate(of_ranks)])
+    check_one_order(
+        [list(_joint_events(layout.executor_of[rank], rank, routes, own)) for rank, own in enumerate(of_ranks)]
+    )
 
 
 def boundary_of(action: Action) -> tuple[int, bool]:
@@ -108,16 +110,16 @@ def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
         yield chunk.last + chunk.layers[1] - 1 - int(words[2])
 
 
-def _meetings(
+def _joint_events(
     executor: RankExecutor, rank: int, routes: Mapping[tuple[int, int], Sequence[MessageRoute]], own: RankActions
-) -> Iterator[Meeting]:
+) -> Iterator[JointEvent]:
     """What a rank does together with others; its executor computes together, as there are collectives in it."""
     where = f"of pipeline {executor.pipeline}"
     for action in own:
         if isinstance(action, GradientCollective):
-            yield Meeting(str(action), action.ranks)
+            yield JointEvent(str(action), action.ranks)
         elif action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
-            yield Meeting(f"{action} {where}", executor.ranks)
+            yield JointEvent(f"{action} {where}", executor.ranks)
         else:
             boundary, backward = boundary_of(action)
             what = f"{'gradients back to' if backward else 'hidden states of'} {boundary}F{action.micro_batch} {where}"
@@ -125,4 +127,4 @@ def _meetings(
                 if rank in (route.sender, route.receiver):
                     sender, receiver = route.ends(backward)
                     ranks = min(sender, receiver), max(sender, receiver)
-                    yield Meeting(f"{what} from rank {sender} to {receiver}", ranks)
+                    yield JointEvent(f"{what} from rank {sender} to {receiver}", ranks)

@@ -23,7 +23,7 @@ from hexiopt.schedules.lowering import (
     StepShape,
     lowered,
 )
-from hexiopt.schedules.one_order import Meeting, check_inputs, check_one_order
+from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
 from hexiopt.simulation.engine import simulate
@@ -42,7 +42,7 @@ def shapes(stages: tuple[int, ...] = (1, 2, 3, 4, 8), most_batches: int = 12) ->
                 yield StepShape.even(schedule, count, batches, chunks)
 
 
-def meetings(lists: tuple[ActionList, ...]) -> list[list[Meeting]]:
+def joint_events(lists: tuple[ActionList, ...]) -> list[list[JointEvent]]:
     """What each stage does, with whom: a stage is a rank here."""
     count = len(lists)
     found = []
@@ -50,13 +50,13 @@ def meetings(lists: tuple[ActionList, ...]) -> list[list[Meeting]]:
         own = []
         for action in actions:
             if isinstance(action, Reduction):
-                own.append(Meeting(f"sum {action.number}", tuple(s for s in range(count) if action in lists[s])))
+                own.append(JointEvent(f"sum {action.number}", tuple(s for s in range(count) if action in lists[s])))
             elif action.kind in COMPUTES:
-                own.append(Meeting(str(action), (stage,)))
+                own.append(JointEvent(str(action), (stage,)))
             else:
                 earlier = action.stage - (action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD))
                 ranks = tuple(sorted((earlier % count, (earlier + 1) % count)))
-                own.append(Meeting(f"{'B' if action.backward else 'F'}{action.micro_batch} over {earlier}", ranks))
+                own.append(JointEvent(f"{'B' if action.backward else 'F'}{action.micro_batch} over {earlier}", ranks))
         found.append(own)
     return found
 
@@ -106,7 +106,7 @@ def test_torch_finds_nothing_wrong(some: str) -> None:
 def test_lists_end_with_one_queue_a_rank_and_have_every_input_before() -> None:
     for shape in shapes((1, 2, 3, 5), 9):
         (lists,) = lowered([shape])
-        check_one_order(meetings(lists))
+        check_one_order(joint_events(lists))
         for actions in lists:
             check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
 
@@ -138,13 +138,13 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
             at[p, s] = number
             number += 1
     for p, stages in enumerate(lists):
-        for s, own in enumerate(meetings(stages)):
+        for s, own in enumerate(joint_events(stages)):
             ranks.append([])
-            for action, meeting in zip(stages[s], own, strict=True):
-                of = tuple(at[p, rank] for rank in meeting.ranks)
+            for action, event in zip(stages[s], own, strict=True):
+                of = tuple(at[p, rank] for rank in event.ranks)
                 if isinstance(action, Reduction):
                     of = tuple(sorted({at[part.pipeline, part.stage] for part in sums[action.number]}))
-                ranks[-1].append(Meeting(meeting.what + ("" if isinstance(action, Reduction) else f" of {p}"), of))
+                ranks[-1].append(JointEvent(event.what + ("" if isinstance(action, Reduction) else f" of {p}"), of))
     check_one_order(ranks)
     for p, stages in enumerate(lists):
         shape = found[p]
@@ -230,11 +230,11 @@ def test_receives_posted_one_operation_ahead_would_hang() -> None:
         if shape.schedule in MEGATRONS:
             lists = tuple(map(one_ahead, lowered([shape])[0]))
             with pytest.raises(InputError, match=r"a step would hang: rank \d waits in .* for rank \d, which is at "):
-                check_one_order(meetings(lists))
+                check_one_order(joint_events(lists))
 
 
 def test_who_waits_for_whom() -> None:
-    first, second = Meeting("sum 0", (0, 1)), Meeting("sum 1", (0, 1))
+    first, second = JointEvent("sum 0", (0, 1)), JointEvent("sum 1", (0, 1))
     with pytest.raises(
         InputError,
         match=r"^a step would hang: rank 0 waits in sum 0 for rank 1, which is at sum 1; "
