@@ -37,8 +37,8 @@ def run(job: Job) -> float:
     found = replacements(before, problem, search, config.horizon_steps, config.restart_s, config.checkpoint_gb_per_s)
     best = found.best
     job.write_json("plan.json", plan_file_to_dict(problem, best.plan, best.cost, best.plan.solver))
-    from hexiopt.report.replanned import draw_replanned, replanned_table, replanned_to_dict
     from hexiopt.report.table import headline
+    from hexiopt.toolkit.replanned import draw_replanned, replanned_table, replanned_to_dict
 
     job.write_json("replan.json", replanned_to_dict(found))
     written = ["plan.json", "replan.json"]
