@@ -7,7 +7,7 @@ from typing import Any
 from hexiopt.calibration.frameworks import calibration_sha256
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import BOUNDS, Space, checked_space
+from hexiopt.problem.space import BOUNDS, EXACT_SWITCHES, Space, checked_space
 from hexiopt.problem.workload import Workload, checked_workload
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.readers.huggingface import model_from_config
@@ -70,8 +70,13 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
-    """All fields of the space, as plain data."""
+    """All fields of the space, as plain data.
+
+    Exact switches stand there only where they are off: a problem without them keeps the hash that it has in files
+    written before there were any.
+    """
     data = {field.name: getattr(space, field.name) for field in fields(space)}
+    data = {name: value for name, value in data.items() if name not in EXACT_SWITCHES or not value}
     return data | {"exclude": list(space.exclude)}
 
 
