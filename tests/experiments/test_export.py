@@ -17,7 +17,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_file_to_dict
 from tests.conftest import ROOT, Run
 from tests.experiments.command_line import refused
-from tests.hexiopt.exports.launchers.test_torchrun import free_port, machines_of, start_all
+from tests.hexiopt.exports.launchers.test_torchrun_lines import free_port, machines_of, start_all
 from tests.slow import slow_but
 
 BUDGET = ("solver=portfolio", "solver.max_steps=40", "bound.time_limit_s=0.1", "report=false")
