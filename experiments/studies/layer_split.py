@@ -1,10 +1,10 @@
-"""What does an uneven layer split gain for Megatron-LM as it is? On five homogeneous and five mixed clusters, the
-portfolio plans within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which
-is what Megatron-LM does by default, and once with any, which `--pipeline-model-parallel-layout` takes.
+"""What does an uneven layer split gain for Megatron-LM as it is? On homogeneous and on mixed clusters, the portfolio plans
+within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which is what
+Megatron-LM does by default, and once with any, which `--pipeline-model-parallel-layout` takes.
 
 Stages of equal layers may differ by one layer here, where the layers do not divide; Megatron-LM's default refuses then.
 
-python -m experiments.studies layer_split          # about 20 minutes on two cores; --quick: seconds
+python -m experiments.studies layer_split          # about 30 minutes on two cores; --quick: seconds
 """
 
 from collections.abc import Sequence
