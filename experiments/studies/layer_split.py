@@ -1,5 +1,5 @@
-"""What does an uneven layer split gain for Megatron-LM as it is? On homogeneous and on mixed clusters, the portfolio plans
-within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which is what
+"""What does an uneven layer split gain for Megatron-LM as it is? On homogeneous and on mixed clusters, the portfolio
+plans within what Megatron-LM expresses (`space.preset=megatron`): once with equal layers in all stages, which is what
 Megatron-LM does by default, and once with any, which `--pipeline-model-parallel-layout` takes.
 
 Stages of equal layers may differ by one layer here, where the layers do not divide; Megatron-LM's default refuses then.
