@@ -32,9 +32,9 @@ INSIDE = {EQUAL: [EQUAL], FREE: [EQUAL, FREE]}
 MODELS = ("llama2_7b", "llama3_8b", "llama2_13b")
 _SMALL = 0.0005
 _NOTES = (
-    "The reduction of the step time, by our cost model. A plan of equal layers is one of any layers too, so that the "
-    "latter is credited with the better of both searches. H100, A100 and RTX 4090 clusters: 8 GPUs a machine; 50, 25 "
-    "and 12.5 GB/s a machine."
+    "The step time of the best plan of equal layers over that of the best of any, less 1. A plan of equal layers is one "
+    "of any layers too, so that the latter is credited with the better of both searches. H100, A100 and RTX 4090 clusters: "
+    "8 GPUs a machine; 50, 25 and 12.5 GB/s a machine."
 )
 
 
