@@ -32,14 +32,14 @@ INSIDE = {EQUAL: [EQUAL], FREE: [EQUAL, FREE]}
 MODELS = ("llama2_7b", "llama3_8b", "llama2_13b")
 _SMALL = 0.0005
 _NOTES = (
-    "The step time of the best plan of equal layers over that of the best of any, less 1. A plan of equal layers is one "
-    "of any layers too, so that the latter is credited with the better of both searches. H100, A100 and RTX 4090 clusters: "
-    "8 GPUs a machine; 50, 25 and 12.5 GB/s a machine."
+    "The step time of the best plan of equal layers over that of the best of any, less 1. A plan of equal layers is "
+    "one of any layers too, so that the latter is credited with the better of both searches. H100, A100 and RTX 4090 "
+    "clusters: 8 GPUs a machine; 50, 25 and 12.5 GB/s a machine."
 )
 
 
 def clusters(scale: Scale) -> dict[str, Cluster]:
-    """Five homogeneous and five mixed clusters by their name in tables; a small one if `scale.quick`."""
+    """Five homogeneous and two mixed clusters by their name in tables; a small one if `scale.quick`."""
     if scale.quick:
         return {"small, mixed": named_cluster("small_mixed")}
     made = {
@@ -49,7 +49,7 @@ def clusters(scale: Scale) -> dict[str, Cluster]:
         "32 × A100 SXM": Cluster.of({"a100_80gb_sxm": 32}, 25.0, name="a100"),
         "32 × RTX 4090": Cluster.of({"rtx_4090": 32}, 12.5, name="rtx_4090"),
     }
-    mixed = ("hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3", "campus", "spot_mix")
+    mixed = ("hexiscale_setting_1", "hexiscale_setting_2")
     return made | {f"{name}, mixed": named_cluster(name) for name in mixed}
 
 
