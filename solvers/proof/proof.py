@@ -12,6 +12,7 @@ The single pipelines and partitions that A and B leave are *questions*, independ
 leaves open is asked again with more.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,7 +40,8 @@ _MOST_LISTED = 300_000
 _EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
 _FEW = 32  # partitions of a case that are asked one by one rather than made fewer
 _ROUNDING = 1 + 1e-9
-_WORTH_A_PROCESS = 8  # items
+_MANY_USAGES = 150  # where cases are worth a process
+_WORTH_A_PROCESS = 8  # questions
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 Answer = Literal["none", "found", "open"]
 
@@ -119,9 +121,12 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any = None) -> list[Any]:
-        """`work` of each item, in order and in all processes; each ends at the result `last`, and None follows it."""
-        count = self._processes
+    def _each(
+        self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = _WORTH_A_PROCESS
+    ) -> list[Any]:
+        """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
+        process ends at the result `last`, and None follows it."""
+        count = self._processes if len(items) >= least else 1
 
         def done(own: Sequence[T]) -> list[Any]:
             results = []
@@ -131,7 +136,7 @@ class Proof:
                     break
             return results + [None] * (len(own) - len(results))
 
-        if count < 2 or len(items) < _WORTH_A_PROCESS:
+        if count < 2:
             return done(items)
 
         def theirs(number: int) -> Callable[[Search], list[Any] | None]:
@@ -209,7 +214,9 @@ class Proof:
         if self._packed(search, around, sequences, None, SHORT) is None:
             return []
         found: list[list[_Several]] = self._each(
-            list(cases(tables.usages)), lambda case: list(self._of_case(search, case, around, sequences))
+            list(cases(tables.usages)),
+            lambda case: list(self._of_case(search, case, around, sequences)),
+            least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
         questions = [question for own in found for question in own]
         return sorted(questions, key=lambda question: -sum(question.most))
