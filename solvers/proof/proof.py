@@ -87,18 +87,19 @@ class Proof:
         self._allowed = allowed
         limit_s *= _ROUNDING
         search = PipelineSearch(self._tables, limit_s, self._keep_on)
-        singles: list[_Question] = [*self._singles(search)]
-        left = self._left_open(search, singles, limit_s, _EFFORTS[0])
-        if left is None:
-            return "found"
-        left += self._partitions(search)
-        for effort in _EFFORTS:
-            left = self._left_open(search, left, limit_s, effort)
-            if left is None:
+        left = list[_Question]()
+        first: tuple[Callable[[PipelineSearch], Sequence[_Question]], ...] = (self._singles, self._partitions)
+        for questions in first:  # partitions take longer to list
+            more = self._left_open(search, questions(search), limit_s, _EFFORTS[0])
+            if more is None:
                 return "found"
-            if not left:
-                return "none"
-        return "open"
+            left += more
+        for effort in _EFFORTS[1:]:
+            more = self._left_open(search, left, limit_s, effort)
+            if more is None:
+                return "found"
+            left = more
+        return "open" if left else "none"
 
     def _left_open(
         self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
@@ -176,15 +177,16 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _singles(self, search: PipelineSearch) -> Iterator[_Single]:
-        tables = self._tables
+    def _singles(self, search: PipelineSearch) -> list[_Single]:
+        tables, found = self._tables, list[_Single]()
         relaxed = search.most_relaxed(ALONE)
         representative = tables.usages.representative
         for size in tables.sizes:
             if tables.batch % size == 0:
                 for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
                     if usage and usage == representative[usage]:
-                        yield _Single(usage, size)
+                        found.append(_Single(usage, size))
+        return found
 
     def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
         size, count = asked.size, self._tables.batch // asked.size
@@ -203,7 +205,7 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of several
 
-    def _partitions(self, search: PipelineSearch) -> list[_Question]:
+    def _partitions(self, search: PipelineSearch) -> list[_Several]:
         """What levels A and B leave, the most promising first."""
         tables = self._tables
         most_pipelines = min(tables.most_stages, tables.batch)
