@@ -194,8 +194,9 @@ def draw(rows: pd.DataFrame) -> Figure:
         label = group if group == _CASE else f"{group} GPUs"
         ax.plot(own["cpu_s"], 100 * own["gap"], **{**line(k), "linestyle": "none"}, label=label)
     ax.axhline(100 * _PROVED, color="#8A8F98", linestyle="--", linewidth=1)
-    ax.set_xscale("log")
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if rows["gap"].notna().any():
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_xlabel("CPU time (s)")
     ax.set_ylabel("gap (%)")
     ax.set_ylim(bottom=0)
