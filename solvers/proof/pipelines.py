@@ -58,7 +58,7 @@ class PipelineSearch:
 
     def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
-        self._caps_kept = Memo(lambda key: self._caps(*key), _CAPS)
+        self._caps_kept: Memo[tuple[Surroundings, int, int], Caps] = Memo(lambda key: self._caps(*key), _CAPS)
         self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.

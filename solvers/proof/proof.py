@@ -12,6 +12,7 @@ The single pipelines and partitions that A and B leave are *questions*, independ
 leaves open is asked again with more.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,7 +40,8 @@ _MOST_LISTED = 300_000
 _EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
 _FEW = 32  # partitions of a case that are asked one by one rather than made fewer
 _ROUNDING = 1 + 1e-9
-_WORTH_A_PROCESS = 8  # items
+_MANY_USAGES = 150  # where cases are worth a process
+_WORTH_A_PROCESS = 8  # questions
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 Answer = Literal["none", "found", "open"]
 
@@ -85,18 +87,19 @@ class Proof:
         self._allowed = allowed
         limit_s *= _ROUNDING
         search = PipelineSearch(self._tables, limit_s, self._keep_on)
-        singles: list[_Question] = [*self._singles(search)]
-        left = self._left_open(search, singles, limit_s, _EFFORTS[0])
-        if left is None:
-            return "found"
-        left += self._partitions(search)
-        for effort in _EFFORTS:
-            left = self._left_open(search, left, limit_s, effort)
-            if left is None:
+        left = list[_Question]()
+        first: tuple[Callable[[PipelineSearch], Sequence[_Question]], ...] = (self._singles, self._partitions)
+        for questions in first:  # partitions take longer to list
+            more = self._left_open(search, questions(search), limit_s, _EFFORTS[0])
+            if more is None:
                 return "found"
-            if not left:
-                return "none"
-        return "open"
+            left += more
+        for effort in _EFFORTS[1:]:
+            more = self._left_open(search, left, limit_s, effort)
+            if more is None:
+                return "found"
+            left = more
+        return "open" if left else "none"
 
     def _left_open(
         self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
@@ -119,9 +122,12 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any = None) -> list[Any]:
-        """`work` of each item, in order and in all processes; each ends at the result `last`, and None follows it."""
-        count = self._processes
+    def _each(
+        self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = _WORTH_A_PROCESS
+    ) -> list[Any]:
+        """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
+        process ends at the result `last`, and None follows it."""
+        count = self._processes if len(items) >= least else 1
 
         def done(own: Sequence[T]) -> list[Any]:
             results = []
@@ -131,7 +137,7 @@ class Proof:
                     break
             return results + [None] * (len(own) - len(results))
 
-        if count < 2 or len(items) < _WORTH_A_PROCESS:
+        if count < 2:
             return done(items)
 
         def theirs(number: int) -> Callable[[Search], list[Any] | None]:
@@ -171,15 +177,16 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _singles(self, search: PipelineSearch) -> Iterator[_Single]:
-        tables = self._tables
+    def _singles(self, search: PipelineSearch) -> list[_Single]:
+        tables, found = self._tables, list[_Single]()
         relaxed = search.most_relaxed(ALONE)
         representative = tables.usages.representative
         for size in tables.sizes:
             if tables.batch % size == 0:
                 for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
                     if usage and usage == representative[usage]:
-                        yield _Single(usage, size)
+                        found.append(_Single(usage, size))
+        return found
 
     def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
         size, count = asked.size, self._tables.batch // asked.size
@@ -198,7 +205,7 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of several
 
-    def _partitions(self, search: PipelineSearch) -> list[_Question]:
+    def _partitions(self, search: PipelineSearch) -> list[_Several]:
         """What levels A and B leave, the most promising first."""
         tables = self._tables
         most_pipelines = min(tables.most_stages, tables.batch)
@@ -209,7 +216,9 @@ class Proof:
         if self._packed(search, around, sequences, None, SHORT) is None:
             return []
         found: list[list[_Several]] = self._each(
-            list(cases(tables.usages)), lambda case: list(self._of_case(search, case, around, sequences))
+            list(cases(tables.usages)),
+            lambda case: list(self._of_case(search, case, around, sequences)),
+            least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
         questions = [question for own in found for question in own]
         return sorted(questions, key=lambda question: -sum(question.most))

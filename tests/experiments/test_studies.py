@@ -32,7 +32,14 @@ QUIET = Console(quiet=True)
 
 def made_up(spec: SearchSpec, step_time_s: float | None) -> Measured:
     """What a search could have measured."""
-    about = {"machine": "2 cores", "date": "2026-01-01", "code": "c0de" * 16, "peak_gib": 0.5, "runtime_s": 1.0}
+    about = {
+        "machine": "2 cores",
+        "date": "2026-01-01",
+        "code": "c0de" * 16,
+        "peak_gib": 0.5,
+        "runtime_s": 1.0,
+        "cpu_s": 2.0,
+    }
     if spec.solver == BOUND:
         return {"status": "bound", "bound_s": 0.5, "reason": "", "trajectory": [], **about}
     if step_time_s is None:

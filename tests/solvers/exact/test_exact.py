@@ -1,0 +1,52 @@
+"""`exact`: which part of the plan space a proof covers, where it ends, and that steps determine it."""
+
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.errors import InputError
+from hexiopt.problem.space import Space
+from hexiopt.result import Status
+from hexiopt.solving import Budget
+from solvers.exact.exact import Exact
+from solvers.proof.gaps import is_provable
+from tests.solvers.proof.problems import random_problem
+
+
+def test_the_same_steps_prove_the_same() -> None:
+    problem = random_problem(3)
+    one, two = (Exact().solve(problem, Budget(60.0, max_steps=400), seed=1) for _ in range(2))
+    assert one.status is Status.OPTIMAL
+    assert (one.plan, one.bound_s, one.steps) == (two.plan, two.bound_s, two.steps)
+
+
+def test_a_proof_ends_at_the_gap_asked_for() -> None:
+    problem = random_problem(3)
+    rough, whole = (Exact(gap).solve(problem, Budget(60.0, max_steps=400), seed=1) for gap in (0.02, 0.0))
+    assert 1e-6 < rough.gap <= 0.02 * (1 + 1e-9)
+    assert rough.steps < whole.steps
+    with pytest.raises(InputError, match=r"solver\.gap: 1\.0 is out of range"):
+        Exact(1.0)
+
+
+def test_a_bound_of_part_of_the_space_says_so() -> None:
+    """Where schedules or replicas are allowed that are not proved, `optimal` is not said."""
+    problem = random_problem(3)
+    free = replace(problem, workload=replace(problem.workload, schedule="auto"), space=Space(max_micro_batch_size=2))
+    result = Exact().solve(free, Budget(60.0, max_steps=600), seed=1)
+    assert result.restricted_bound is not None
+    assert result.restricted_bound.space == (
+        "plans without the interleaved schedule (workload.schedule=1f1b) or replicated stages (space.replicas=false)"
+    )
+    assert result.restricted_gap <= 0.01
+    assert result.bound_s <= result.objective
+
+
+def test_other_networks_get_a_plan_without_the_proof() -> None:
+    problem = random_problem(3)
+    two = tuple(replace(machine, num_interfaces=2) for machine in problem.cluster.machines)
+    other = replace(problem, cluster=replace(problem.cluster, machines=two))
+    assert not is_provable(other)
+    result = Exact().solve(other, Budget(60.0, max_steps=50), seed=1)
+    assert result.plan is not None
+    assert 1e300 > result.bound_s > 0.0

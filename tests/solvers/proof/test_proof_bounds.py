@@ -1,0 +1,144 @@
+"""Each inequality that proofs rest on holds for the exact recurrence of random pipelines; cases are exact."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from solvers.proof.cases import Use, allowed, case_of, case_surroundings, cases
+from solvers.proof.partitions import Packings, surroundings
+from solvers.proof.tables import Sharding
+from solvers.proof.usages import Usages
+from tests.stated_pipelines import chain_ends_s
+
+ROUNDING = 1 - 1e-12
+RANDOMS = st.randoms(use_true_random=False)
+
+
+def drawn(rng: random.Random, p: int) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Forward and backward seconds of p stages, messages ahead and back; from fast to very slow networks."""
+    slow = rng.choice((0.0, 0.2, 2.0))
+    return (
+        [rng.uniform(0.1, 1.0) for _ in range(p)],
+        [rng.uniform(0.1, 2.0) for _ in range(p)],
+        [rng.uniform(0.0, slow) for _ in range(p - 1)],
+        [rng.uniform(0.0, slow) for _ in range(p - 1)],
+    )
+
+
+@given(st.integers(1, 7), st.integers(1, 30), RANDOMS)
+def test_cycles_of_messages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
+    """p T ≥ M S: of the stage with (M − 1) mod p behind it, and so of the step."""
+    times = drawn(rng, p)
+    ends_s = chain_ends_s(ONE_F_ONE_B, *times, count)
+    total_s = sum(map(sum, times))
+    behind = (count - 1) % p
+    assert p * ends_s[p - 1 - behind] >= count * total_s * ROUNDING
+
+
+@given(st.integers(2, 7), st.integers(1, 30), RANDOMS)
+def test_cycles_of_the_first_stages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
+    """c T ≥ (M − ρ) L of the first c stages, whose sum is L, with ρ behind: one of them ends no earlier."""
+    forward_s, backward_s, ahead_s, back_s = drawn(rng, p)
+    ends_s = chain_ends_s(ONE_F_ONE_B, forward_s, backward_s, ahead_s, back_s, count)
+    for c in range(1, p):
+        own_s = sum(forward_s[:c]) + sum(backward_s[:c]) + sum(ahead_s[: c - 1]) + sum(back_s[: c - 1])
+        assert c * max(ends_s[:c]) >= (count - (p - c)) * own_s * ROUNDING
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
+@given(st.integers(1, 7), st.integers(1, 30), RANDOMS)
+def test_rounds_of_one_stage(schedule: object, p: int, count: int, rng: random.Random) -> None:
+    """The first stage ends no earlier than S + (M − 1 − w) t + w b of any stage; w = min(r, M − 1), 0 under GPipe."""
+    gpipe = schedule == GPIPE
+    times = drawn(rng, p)
+    ends_s = chain_ends_s(GPIPE if gpipe else ONE_F_ONE_B, *times, count)
+    for s, (forward_s, backward_s) in enumerate(zip(times[0], times[1], strict=True)):
+        w = 0 if gpipe else min(p - 1 - s, count - 1)
+        more_s = (count - 1 - w) * (forward_s + backward_s) + w * backward_s
+        assert ends_s[0] >= (sum(map(sum, times)) + more_s) * ROUNDING
+        own_s = count * (forward_s + backward_s) - w * forward_s
+        assert ends_s[s] >= own_s * ROUNDING
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
+@given(st.integers(2, 7), st.integers(1, 30), RANDOMS)
+def test_a_suffix_alone_ends_no_later(schedule: object, p: int, count: int, rng: random.Random) -> None:
+    """Stages of the last c as a pipeline of their own, later by the forwards before; the step by the whole prefix."""
+    named = GPIPE if schedule == GPIPE else ONE_F_ONE_B
+    forward_s, backward_s, ahead_s, back_s = drawn(rng, p)
+    ends_s = chain_ends_s(named, forward_s, backward_s, ahead_s, back_s, count)
+    for first in range(1, p):
+        own_s = chain_ends_s(named, forward_s[first:], backward_s[first:], ahead_s[first:], back_s[first:], count)
+        before_s = sum(forward_s[:first]) + sum(ahead_s[:first])
+        assert all(ends_s[first + k] >= (end_s + before_s) * ROUNDING for k, end_s in enumerate(own_s))
+        assert ends_s[0] >= (own_s[0] + before_s + sum(backward_s[:first]) + sum(back_s[:first])) * ROUNDING
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(2, 4), RANDOMS)
+def test_every_partition_is_of_one_case(most: list[int], count: int, rng: random.Random) -> None:
+    usages = Usages(most, list(range(len(most))))
+    parts = [rng.randrange(1, usages.size) for _ in range(count)]
+    vectors = usages.vectors[parts]
+    own = case_of(vectors)
+    assert [case for case in cases(usages) if case == own] == [own]
+    assert allowed(own, vectors).all()
+    for m, use in enumerate(own):
+        used = (vectors[:, m] > 0).sum()
+        wholly = any(row[m] > 0 and row.sum() == row[m] for row in vectors)
+        assert {Use.NONE: used == 0, Use.ALL: used == count, Use.SOME: 0 < used < count and not wholly}.get(
+            use, 0 < used < count and wholly
+        )
+
+
+@pytest.mark.parametrize("sharding", ["all", "machine"])
+@given(st.integers(2, 4), RANDOMS)
+def test_a_case_knows_no_more_than_its_partitions(sharding: Sharding, count: int, rng: random.Random) -> None:
+    class Tables:
+        usages = Usages([2, 3, 1], ["a", "b", "c"])
+
+        def least_machines(self, parts: tuple[int, ...]) -> int:
+            return 1
+
+    tables = Tables()
+    parts = tuple(sorted(rng.randrange(1, tables.usages.size) for _ in range(count)))
+    case = case_of(tables.usages.vectors[list(parts)])
+    known = case_surroundings(case, count, sharding, count)
+    for w, around in surroundings(tables, parts, sharding).items():  # type: ignore[arg-type]
+        assert (known.holders, known.forced, known.whole) == (around.holders, around.forced, around.whole)
+        # A pipeline's messages load only the machines that it uses.
+        for m in np.flatnonzero(tables.usages.vectors[w]) if (tables.usages.vectors[w] > 0).sum() > 1 else ():
+            assert known.crossing[m] <= around.crossing[m]
+
+
+def test_partitions_of_all_cases_are_all_partitions() -> None:
+    """On three machines of which two are equal, with any N: all multisets of usages that fit and suffice, once each."""
+    usages = Usages([2, 2, 1], ["a", "a", "b"])
+
+    class Tables:
+        most_stages, batch = 5, 6
+
+    Tables.usages = usages  # type: ignore[attr-defined]
+    rng = random.Random(0)
+    sequences = np.array([0, *(rng.randint(0, 4) for _ in range(usages.size - 1))])
+    sequences = sequences[usages.representative]
+    expected = set()
+    for k in range(2, 6):
+        for parts in itertools.combinations_with_replacement(range(1, usages.size), k):
+            fits = (usages.vectors[list(parts)].sum(axis=0) <= usages.most).all()
+            if fits and sequences[list(parts)].min() > 0 and sequences[list(parts)].sum() >= 6:
+                expected.add(usages.canonical(parts))
+    found = [
+        usages.canonical(parts)
+        for case in cases(usages)
+        for k in range(2, 6)
+        for parts in Packings(Tables, np.where(allowed(case, usages.vectors), sequences, 0)).partitions(  # type: ignore[arg-type]
+            k, case, lambda: None
+        )
+    ]
+    assert len(found) == len(set(found)) > 20
+    assert set(found) == expected
