@@ -9,11 +9,12 @@ limited.
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice, product
+from statistics import fmean, pstdev
 
 import numpy as np
 
@@ -50,10 +51,12 @@ _DEALT = 12  # of the short chains of every mix
 _STARTS = 3  # best plans that multisets are annealed from in turn
 _MOVES = 2000  # of an annealing
 _MOVES_A_UNIT = 4
-_PRICED = 4  # of the multisets met in an annealing
+_PRICED, _OTHERS = 4, 8  # of the multisets met in an annealing: the best, and others where predictions err
+_NOISY = 0.015  # relative spread of predictions
+_ERRORS = 40  # of predictions that are remembered
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
 _SHUFFLED = 0.25  # of these in another order
-_WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
+_WORTH_PRICING = 1.005  # of the best step time: multisets predicted beyond it are not priced
 _WORTH_LEARNING = 1.01  # of the best step time: plans whose chains the programs then find others for
 _KEPT = 200  # structures remembered as found
 _NEAR = 0.5  # share of what a price says that a correction takes over
@@ -78,6 +81,7 @@ class ColumnSearch:
         self._tried: set[Partition] = set()
         self._found: list[Found] = []
         self._units = 0
+        self._errors: deque[float] = deque(maxlen=_ERRORS)  # logarithms of prices over predictions
         self._tally = OperatorTally()  # of the operator at work
         self._assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
 
@@ -142,15 +146,23 @@ class ColumnSearch:
             if self.rng.random() < elsewhere:
                 start = self._programs.rounded_anywhere(self.rng) or start
             with self._operator("anneal_chains"):
-                answer = self.rng.choice(self._programs.answers[:5])
-                search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
-                priced = 0
-                for seconds, chosen in search.anneal(start, _MOVES):
-                    if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
-                        break
-                    priced += self._price_chosen(chosen)
-                self._work(_MOVES // _MOVES_A_UNIT)
+                self._anneal_chains(start, allowance)
             turn += 1
+
+    def _anneal_chains(self, start: Chosen, allowance: Allowance) -> None:
+        """Anneal multisets from `start`, and price those that may be better than the best plan, as predictions err: the
+        best by prediction and, where predictions err by much, others at random."""
+        answer = self.rng.choice(self._programs.answers[:5])
+        search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
+        errors = list(self._errors) or [0.0]
+        bias, spread = fmean(errors), pstdev(errors)
+        limit_s = _WORTH_PRICING * self.run.best_s * math.exp(spread - bias)
+        worth = [met for met in search.anneal(start, _MOVES) if met[0] <= limit_s]
+        others = worth[_PRICED:] if spread > _NOISY else []
+        for _, chosen in worth[:_PRICED] + self.rng.sample(others, min(len(others), _OTHERS)):
+            if allowance:
+                self._price_chosen(chosen)
+        self._work(_MOVES // _MOVES_A_UNIT)
 
     def variants(self, most: int, allowance: Allowance) -> None:
         """The best partitions with stages reversed, in other ZeRO stages, and interleaved."""
@@ -203,6 +215,10 @@ class ColumnSearch:
             return False
         tally.accepted += 1
         recipes = recipes or self._learnt(partition)
+        if recipes and not self._together:
+            chosen = self._chosen(recipes)  # may make columns, which the program then knows
+            predicted_s = self._programs.master().predicted_s(chosen)
+            self._errors.append(math.log(cost.step_time_s / predicted_s))
         self._remember(cost.step_time_s, partition, recipes)
         first = 0
         for recipe, group in zip(recipes, partition.pipeline_groups, strict=False):
