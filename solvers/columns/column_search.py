@@ -1,4 +1,4 @@
-"""`columns`: the search for many and irregular machines, by chains of whole machines as columns of a master program.
+"""The search for many and irregular machines, by chains of whole machines as columns of a master program.
 
 Short chains of one kind and a sweep of the sync S give a first plan; sketches of all chains, ranked by what they gain
 under the duals, give more columns (Gilmore and Gomory, 1961); then multisets of columns are annealed by predicted step
@@ -24,6 +24,7 @@ from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import Chosen, Relaxed
 from solvers.columns.multiset_search import MultisetSearch
+from solvers.columns.nearby import near_recipe
 from solvers.columns.programs import ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
 from solvers.completion.completer import PlanCompleter
@@ -32,9 +33,7 @@ from solvers.core.operators import OperatorTally
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, first_stage, plain_stages
-from solvers.frame.solver import SearchSolver
-from solvers.frame.starts import chain_partitions, short_chain_partitions
-from solvers.heuristics.hill_climbing import HillClimber
+from solvers.frame.starts import short_chain_partitions
 from solvers.heuristics.local_search import Annealer
 
 _UNITS = 20  # of work in a step: what a price takes; a program takes 3 of them, a rounding 10
@@ -55,7 +54,6 @@ _PRICED, _OTHERS = 4, 8  # of the multisets met in an annealing: the best, and o
 _NOISY = 0.015  # relative spread of predictions
 _ERRORS = 40  # of predictions that are remembered
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
-_SHUFFLED = 0.25  # of these in another order
 _WORTH_PRICING = 1.005  # of the best step time: multisets predicted beyond it are not priced
 _WORTH_LEARNING = 1.01  # of the best step time: plans whose chains the programs then find others for
 _KEPT = 200  # structures remembered as found
@@ -363,34 +361,8 @@ class ColumnSearch:
         for _ in range(_TRIES):
             if not allowance or made == _NEAR_MADE:
                 return
-            recipe = rng.choice(used)
-            order, width, size = dict(recipe.order), recipe.width, recipe.micro_batch_size
-            change = rng.randrange(5)
-            if change == 0:  # another kind's machine for one
-                out, into = rng.choice(list(order)), rng.randrange(len(self.kinds))
-                order[out] -= 1
-                order[into] = order.get(into, 0) + 1
-                if not order[out]:
-                    del order[out]
-            elif change < 3:
-                kind = rng.randrange(len(self.kinds))
-                order[kind] = order.get(kind, 0) + rng.choice((-1, 1))
-                if order[kind] <= 0:
-                    del order[kind]
-            elif change == 3:
-                widths = self.kinds.widths
-                others = [w for w in widths if w > width][:1] + [w for w in widths if w < width][-1:]
-                width = rng.choice(others or [width])
-            else:
-                size = rng.choice(self._sizes[:2])
-            if not order or not width or any(n > self.kinds.supply[k] for k, n in order.items()):
-                continue
-            parts = list(order.items())
-            if rng.random() < _SHUFFLED:
-                rng.shuffle(parts)
-            degrees = recipe.degrees if rng.random() < 0.5 else ()
-            near = ChainRecipe(tuple(parts), width, size, degrees, 0 if degrees else rng.choice((0, 0, 1)))
-            if near not in self._pool:
+            near = near_recipe(rng.choice(used), self.kinds, self._sizes[:2], rng)
+            if near is not None and near not in self._pool:
                 with self._operator("make_near"):
                     made += self._make(near) is not None
 
@@ -453,24 +425,3 @@ def column_stages(run: Search) -> tuple[int, ...]:
     """ZeRO stages of columns, the first choice first."""
     plain = plain_stages(run.problem)
     return tuple(sorted(plain, reverse=True)) or (first_stage(run.problem),)
-
-
-class ChainColumns(SearchSolver):
-    """Chains of whole machines by a master program; then annealing and hill climbing of the best."""
-
-    name = "columns"
-
-    def search(self, run: Search, rng: random.Random) -> None:
-        """All phases, then what else people would build where none of them gave a plan."""
-        completer = PlanCompleter(run.pricer)
-        search = ColumnSearch(run, completer, column_stages(run)[0], rng)
-        search.generate(run.until(0.3))
-        search.restricted_master(run.until(0.6))
-        search.variants(5, run.until(0.65))
-        if run.plan is None:
-            for partition in chain_partitions(run.problem):
-                if run.plan is not None or not run.step():
-                    break
-                search.price(partition)
-        search.anneal(run.until(0.93))
-        HillClimber(run, completer, rng).finish(search.best(5))
