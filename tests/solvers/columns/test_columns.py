@@ -101,7 +101,7 @@ def test_pipelines_of_whole_machines_have_a_recipe_and_others_none() -> None:
         group = pool.pipeline_group(recipe, kinds.machines[fast])
         assert group is not None
         assert pool.recipe_of(group) == recipe
-    assert pool.recipe_of(replace(group, stages=group.stages[:1] + ((group.stages[1][0],) * 2,))) is None
+    assert pool.recipe_of(replace(group, stages=(*group.stages[:1], (group.stages[1][0],) * 2))) is None
 
 
 def test_near_recipes_take_no_machine_that_there_is_not() -> None:
