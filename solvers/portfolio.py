@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain, count, islice
+from itertools import chain, count, islice, zip_longest
 from typing import Any
 
 from hexiopt.solving import Budget, Capabilities
@@ -232,10 +232,10 @@ def _many_fallbacks(run: Search, completer: PlanCompleter) -> Iterator[Partition
     """Fallbacks on many GPUs, where a separate grid for each kind is made of columns: more only while there is no
     plan."""
     short = short_chain_partitions(run.problem)
-    yield from islice(filter(_is_shallow, lockstep_partitions(run.problem)), _LOCKSTEP)
-    yield from islice(short, _SHORT)
-    yield from whole_grids(run.problem)
-    yield from shape_partitions(run, lambda: _continues(run))
+    lockstep = islice(filter(_is_shallow, lockstep_partitions(run.problem)), _LOCKSTEP)
+    shapes = shape_partitions(run, lambda: _continues(run))
+    for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, whole_grids(run.problem)):
+        yield from filter(None, turn)
     if run.plan is None:
         yield from short
         yield from own_grids(run.problem, completer, lambda: _continues(run))

@@ -1,4 +1,4 @@
-"""`columns`: the search for many and irregular machines, by chains of whole machines as columns of a master program.
+"""The search for many and irregular machines, by chains of whole machines as columns of a master program.
 
 Short chains of one kind and a sweep of the sync S give a first plan; sketches of all chains, ranked by what they gain
 under the duals, give more columns (Gilmore and Gomory, 1961); then multisets of columns are annealed by predicted step
@@ -9,11 +9,12 @@ limited.
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice, product
+from statistics import fmean, pstdev
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import Chosen, Relaxed
 from solvers.columns.multiset_search import MultisetSearch
+from solvers.columns.nearby import near_recipe
 from solvers.columns.programs import ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
 from solvers.completion.completer import PlanCompleter
@@ -31,9 +33,7 @@ from solvers.core.operators import OperatorTally
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, first_stage, plain_stages
-from solvers.frame.solver import SearchSolver
-from solvers.frame.starts import chain_partitions, short_chain_partitions
-from solvers.heuristics.hill_climbing import HillClimber
+from solvers.frame.starts import short_chain_partitions
 from solvers.heuristics.local_search import Annealer
 
 _UNITS = 20  # of work in a step: what a price takes; a program takes 3 of them, a rounding 10
@@ -50,10 +50,11 @@ _DEALT = 12  # of the short chains of every mix
 _STARTS = 3  # best plans that multisets are annealed from in turn
 _MOVES = 2000  # of an annealing
 _MOVES_A_UNIT = 4
-_PRICED = 4  # of the multisets met in an annealing
+_PRICED, _OTHERS = 4, 8  # of the multisets met in an annealing: the best, and others where predictions err
+_NOISY = 0.015  # relative spread of predictions
+_ERRORS = 40  # of predictions that are remembered
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
-_SHUFFLED = 0.25  # of these in another order
-_WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
+_WORTH_PRICING = 1.005  # of the best step time: multisets predicted beyond it are not priced
 _WORTH_LEARNING = 1.01  # of the best step time: plans whose chains the programs then find others for
 _KEPT = 200  # structures remembered as found
 _NEAR = 0.5  # share of what a price says that a correction takes over
@@ -78,6 +79,7 @@ class ColumnSearch:
         self._tried: set[Partition] = set()
         self._found: list[Found] = []
         self._units = 0
+        self._errors: deque[float] = deque(maxlen=_ERRORS)  # logarithms of prices over predictions
         self._tally = OperatorTally()  # of the operator at work
         self._assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
 
@@ -142,15 +144,23 @@ class ColumnSearch:
             if self.rng.random() < elsewhere:
                 start = self._programs.rounded_anywhere(self.rng) or start
             with self._operator("anneal_chains"):
-                answer = self.rng.choice(self._programs.answers[:5])
-                search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
-                priced = 0
-                for seconds, chosen in search.anneal(start, _MOVES):
-                    if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
-                        break
-                    priced += self._price_chosen(chosen)
-                self._work(_MOVES // _MOVES_A_UNIT)
+                self._anneal_chains(start, allowance)
             turn += 1
+
+    def _anneal_chains(self, start: Chosen, allowance: Allowance) -> None:
+        """Anneal multisets from `start`, and price those that may be better than the best plan, as predictions err: the
+        best by prediction and, where predictions err by much, others at random."""
+        answer = self.rng.choice(self._programs.answers[:5])
+        search = MultisetSearch(self._programs.master(), answer.duals, answer.pipelines_s, self.rng)
+        errors = list(self._errors) or [0.0]
+        bias, spread = fmean(errors), pstdev(errors)
+        limit_s = _WORTH_PRICING * self.run.best_s * math.exp(spread - bias)
+        worth = [met for met in search.anneal(start, _MOVES) if met[0] <= limit_s]
+        others = worth[_PRICED:] if spread > _NOISY else []
+        for _, chosen in worth[:_PRICED] + self.rng.sample(others, min(len(others), _OTHERS)):
+            if allowance:
+                self._price_chosen(chosen)
+        self._work(_MOVES // _MOVES_A_UNIT)
 
     def variants(self, most: int, allowance: Allowance) -> None:
         """The best partitions with stages reversed, in other ZeRO stages, and interleaved."""
@@ -203,6 +213,10 @@ class ColumnSearch:
             return False
         tally.accepted += 1
         recipes = recipes or self._learnt(partition)
+        if recipes and not self._together:
+            chosen = self._chosen(recipes)  # may make columns, which the program then knows
+            predicted_s = self._programs.master().predicted_s(chosen)
+            self._errors.append(math.log(cost.step_time_s / predicted_s))
         self._remember(cost.step_time_s, partition, recipes)
         first = 0
         for recipe, group in zip(recipes, partition.pipeline_groups, strict=False):
@@ -347,34 +361,8 @@ class ColumnSearch:
         for _ in range(_TRIES):
             if not allowance or made == _NEAR_MADE:
                 return
-            recipe = rng.choice(used)
-            order, width, size = dict(recipe.order), recipe.width, recipe.micro_batch_size
-            change = rng.randrange(5)
-            if change == 0:  # another kind's machine for one
-                out, into = rng.choice(list(order)), rng.randrange(len(self.kinds))
-                order[out] -= 1
-                order[into] = order.get(into, 0) + 1
-                if not order[out]:
-                    del order[out]
-            elif change < 3:
-                kind = rng.randrange(len(self.kinds))
-                order[kind] = order.get(kind, 0) + rng.choice((-1, 1))
-                if order[kind] <= 0:
-                    del order[kind]
-            elif change == 3:
-                widths = self.kinds.widths
-                others = [w for w in widths if w > width][:1] + [w for w in widths if w < width][-1:]
-                width = rng.choice(others or [width])
-            else:
-                size = rng.choice(self._sizes[:2])
-            if not order or not width or any(n > self.kinds.supply[k] for k, n in order.items()):
-                continue
-            parts = list(order.items())
-            if rng.random() < _SHUFFLED:
-                rng.shuffle(parts)
-            degrees = recipe.degrees if rng.random() < 0.5 else ()
-            near = ChainRecipe(tuple(parts), width, size, degrees, 0 if degrees else rng.choice((0, 0, 1)))
-            if near not in self._pool:
+            near = near_recipe(rng.choice(used), self.kinds, self._sizes[:2], rng)
+            if near is not None and near not in self._pool:
                 with self._operator("make_near"):
                     made += self._make(near) is not None
 
@@ -437,24 +425,3 @@ def column_stages(run: Search) -> tuple[int, ...]:
     """ZeRO stages of columns, the first choice first."""
     plain = plain_stages(run.problem)
     return tuple(sorted(plain, reverse=True)) or (first_stage(run.problem),)
-
-
-class ChainColumns(SearchSolver):
-    """Chains of whole machines by a master program; then annealing and hill climbing of the best."""
-
-    name = "columns"
-
-    def search(self, run: Search, rng: random.Random) -> None:
-        """All phases, then what else people would build where none of them gave a plan."""
-        completer = PlanCompleter(run.pricer)
-        search = ColumnSearch(run, completer, column_stages(run)[0], rng)
-        search.generate(run.until(0.3))
-        search.restricted_master(run.until(0.6))
-        search.variants(5, run.until(0.65))
-        if run.plan is None:
-            for partition in chain_partitions(run.problem):
-                if run.plan is not None or not run.step():
-                    break
-                search.price(partition)
-        search.anneal(run.until(0.93))
-        HillClimber(run, completer, rng).finish(search.best(5))

@@ -21,7 +21,8 @@ from solvers.columns.column_search import ColumnSearch
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
 from solvers.columns.multiset_search import MultisetSearch
-from solvers.columns.sketches import multisets
+from solvers.columns.nearby import near_recipe
+from solvers.columns.sketches import drawn_multisets, multisets
 from solvers.columns.sync import ChainSync, SharedSync
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
@@ -79,6 +80,39 @@ def test_multisets_are_all_there_are() -> None:
     supply = np.array([2.0, 1.0, 3.0])
     every = {c for c in itertools.product(range(3), range(2), range(4)) if any(c)}
     assert sorted(multisets(supply)) == sorted(every)
+
+
+def test_drawn_multisets_have_room_for_the_model() -> None:
+    supply, room = np.array([40.0, 1.0, 3.0]), np.array([1.0, 0.0, 4.0])
+    drawn = list(drawn_multisets(supply, room, 24, (1, 2), random.Random(0)))
+    assert drawn
+    for counts in drawn:
+        assert all(c <= s for c, s in zip(counts, supply, strict=True))
+        assert counts[1] == 0
+        assert np.array(counts) @ room >= 24
+    assert max(map(sum, drawn)) > 32, "longer than those that are listed"
+
+
+def test_pipelines_of_whole_machines_have_a_recipe_and_others_none() -> None:
+    kinds = MachineKinds(mixed())
+    pool = ColumnPool(PlanCompleter(Search("t", mixed(), Budget(), 0).pricer), kinds, 1, 2)
+    fast = next(k for k, own in enumerate(kinds.machines) if len(own) == 2 and kinds.num_gpus[k] == 2)
+    for recipe in (ChainRecipe(((fast, 2),), 1, 2, (1, 1, 1)), ChainRecipe(((fast, 2),), 2, 1, (1, 1, 1))):
+        group = pool.pipeline_group(recipe, kinds.machines[fast])
+        assert group is not None
+        assert pool.recipe_of(group) == recipe
+    assert pool.recipe_of(replace(group, stages=(*group.stages[:1], (group.stages[1][0],) * 2))) is None
+
+
+def test_near_recipes_take_no_machine_that_there_is_not() -> None:
+    kinds, rng = MachineKinds(mixed()), random.Random(0)
+    recipe = ChainRecipe(((0, 1), (1, 1)), 2, 1, (1, 1, 1))
+    near = [near_recipe(recipe, kinds, (1, 2), rng) for _ in range(200)]
+    made = {one for one in near if one is not None}
+    assert len(made) > 20
+    assert {one.width for one in made} >= {1, 2, 4}
+    for one in made:
+        assert all(0 <= n <= s for n, s in zip(one.counts(len(kinds)), kinds.supply, strict=True))
 
 
 def test_columns_take_the_machines_they_count() -> None:

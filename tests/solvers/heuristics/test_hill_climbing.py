@@ -35,3 +35,21 @@ def test_smaller_micro_batches_stay_even() -> None:
     HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish()
     assert search.plan is not None
     assert check(problem, search.plan) == []
+
+
+def test_the_best_plan_is_tried_in_every_zero_stage() -> None:
+    """At once, not when a draw says so: in as many steps as there are stages and groups."""
+    problem = problems.easy()
+    pipelines = tuple(Pipeline(tuple(stages(problem, first, 1)), 8, 1) for first in (0, 1))
+    plans = {
+        Sharding(stage, groups): Plan(pipelines, ONE_F_ONE_B, Sharding(stage, groups))
+        for stage in range(4)
+        for groups in (("all", "machine") if stage else ("all",))
+    }
+    search = Search("test", problem, Budget(3600.0, len(plans)), 0)
+    first, *others = plans.values()
+    search.offer(first)
+    least_s = min(cost.step_time_s for plan in others if (cost := search.pricer.price(plan)).fits)
+    assert least_s < search.best_s, "else there is nothing to find"
+    HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish()
+    assert search.best_s <= least_s
