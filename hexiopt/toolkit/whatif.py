@@ -211,7 +211,7 @@ def worth_per_hour(option: Option, base: Option) -> float | None:
     if price is None or not option.plan or not base.plan:
         return None
     gain = option.tokens_per_s / base.tokens_per_s - 1
-    return price * (-gain if option.alternative.change == TAKE else gain)
+    return price * (-gain if option.alternative.change == TAKE else gain) + 0.0  # never −0
 
 
 def _row(option: Option, base: Option) -> dict[str, Any]:
