@@ -13,7 +13,7 @@ from experiments.cli import main
 from hexiopt.readers.price_list import prices_for
 from hexiopt.report.tradeoff import draw_png
 from hexiopt.toolkit.alternatives import alternatives, priced
-from hexiopt.toolkit.whatif import jobs_for, planned, processes_for
+from hexiopt.toolkit.whatif import SearchSetup, planned, processes_for
 
 _FOLDER = "alternatives"
 
@@ -27,9 +27,9 @@ def run(job: Job) -> float:
     prices = prices_for(job.problem, config.prices)
     found = alternatives(priced(job.problem, prices), prices, config.factor)
     processes = processes_for(solver_of(job).capabilities, config.processes)
-    jobs = jobs_for(found, solver.name, solver.options(), job.budget, job.config.seed)
+    search = SearchSetup(solver.name, solver.options(), job.budget, job.config.seed)
     shown, again = False if job.in_sweep else None, f"hexiopt whatif ... hydra.run.dir={job.folder}"
-    result = planned(found, jobs, job.folder / _FOLDER, processes, bound_limit_s(job), shown, again)
+    result = planned(found, search, job.folder / _FOLDER, processes, bound_limit_s(job), shown, again)
     if all(option.plan is None for option in result.options):
         raise NoPlanError("no alternative has a plan; hexiopt fit says what would fit")
     job.write("whatif.csv", result.to_csv())

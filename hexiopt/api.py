@@ -44,7 +44,7 @@ from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
 from hexiopt.toolkit.trained import TrainedRun
-from hexiopt.toolkit.whatif import WhatIf, jobs_for, planned, processes_for
+from hexiopt.toolkit.whatif import SearchSetup, WhatIf, planned, processes_for
 
 __all__ = [
     "Cluster",
@@ -371,9 +371,10 @@ def what_if(
 
     Alternatives are the cluster with one machine of a kind more or less, with the rates of a kind of links multiplied
     by `factor`, and with what the price list `prices` offers, a file or a mapping (docs/questions.md). Each is searched
-    with the same solver and budget; a plan found for one counts for every other that it is valid for, so that a machine
-    more never makes the plan worse. `gain` is in tokens per second, `bound_share` the dual value of a machine in the
-    lower bound as a share of its throughput, `worth_per_hour` the price at which a token costs as much as now.
+    with the same solver and budget, from the plan of the cluster as it is where the solver can begin from one. A plan
+    found for one counts for every other that it is valid for, so a machine more never makes the plan worse. `gain` is
+    in tokens per second, `bound_share` the dual value of a machine in the lower bound as a share of its throughput,
+    `worth_per_hour` the price at which a token costs as much as now.
 
     With a `folder` the same call resumes: it keeps the plans there. `processes` run at once (by default as many as the
     solver's cores allow). Raises InputError, and KeyboardInterrupt after Ctrl-C.
@@ -387,10 +388,9 @@ def what_if(
     made = made_solver(name, options)
     offered = prices_for(_constrained(problem, None), prices)
     found = alternatives(priced(problem, offered), offered, factor)
-    jobs = jobs_for(found, name, options, budget, seed)
     count = processes_for(made.capabilities, processes)
     with nullcontext(folder) if folder is not None else TemporaryDirectory() as kept:
-        return planned(found, jobs, Path(kept), count, limit_s, progress)
+        return planned(found, SearchSetup(name, options, budget, seed), Path(kept), count, limit_s, progress)
 
 
 def read_training(folder: str | Path) -> TrainedRun:

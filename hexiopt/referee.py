@@ -71,6 +71,11 @@ class Refereed:
         """Of the solver."""
         return self.solver.capabilities
 
+    @property
+    def takes_start(self) -> bool:
+        """Whether the solver can begin from a plan."""
+        return "start" in signature(self.solver.solve).parameters
+
     def solve(
         self,
         problem: Problem,
@@ -85,7 +90,7 @@ class Refereed:
         solver takes none, and what the solver raises."""
         more: dict[str, Any] = {}
         if start is not None:
-            if "start" not in signature(self.solver.solve).parameters:
+            if not self.takes_start:
                 raise InputError(f"start: {self.name} begins from no plan; leave it out, or use solver=portfolio")
             if broken := check(problem, start):
                 raise InputError(

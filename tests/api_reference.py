@@ -27,9 +27,10 @@ PARTS = {
     "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Space", "Problem"),
     "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
+    "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),
     "What they give back": (
         *("Solution", "PlacedPlan", "PlanCost", "Comparison", "Frame", "SolverCatalogue", "SolverInfo", "Plan"),
-        *("TrainedRun", "InputError"),
+        *("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "InputError"),
     ),
 }
 

@@ -214,7 +214,7 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
 
     if not in_sweep:
         return run_verb(verb, start)
-    key = str(hydra[_KEY])
+    key = str(OmegaConf.select(hydra, _KEY))
     outcome = sweeps.settled(folder, key) if _resumes(cfg) else None
     known = outcome is not None
     if outcome is None:

@@ -28,7 +28,7 @@ from hexiopt.report.style import (
 )
 from hexiopt.report.table import known_bound, sharding
 
-_PARTS = 3  # of the step and of memory
+_PARTS = {"time": 3, "memory": 2}  # the largest ones
 _WIDTH = 68  # of a line beside its label
 
 
@@ -75,12 +75,12 @@ def _plan(problem: Problem, plan: Plan, cost: Cost) -> str:
 
 def _time(problem: Problem, plan: Plan, cost: Cost) -> str:
     spent = step_parts(problem, plan, cost)
-    largest = sorted(spent.parts, key=lambda part: -part.share)[:_PARTS]
+    largest = sorted(spent.parts, key=lambda part: -part.share)[: _PARTS["time"]]
     return ", ".join(f"{part.name} {part.percent.strip()}" for part in largest) + f" ({spent.executor})"
 
 
 def _slowest(problem: Problem, plan: Plan, cost: Cost) -> str:
-    """The stage that takes longest in the pipeline that ends last, and whether a message takes longer."""
+    """The stage that takes longest in the pipeline that ends last; or its longest message where that takes longer."""
     p = max(range(len(plan.pipelines)), key=lambda p: cost.pipelines[p].end_s)
     priced, pipeline = cost.pipelines[p], plan.pipelines[p]
     times = [stage.forward_s + stage.backward_s for stage in priced.stages]
@@ -88,14 +88,16 @@ def _slowest(problem: Problem, plan: Plan, cost: Cost) -> str:
     busy = pipeline.num_micro_batches * times[s] / cost.step_time_s
     where = listed(device_ranges(problem.cluster, pipeline.stages[s].all_devices()), 1)
     sends = [a + b for a, b in zip(priced.send_forward_s, priced.send_backward_s, strict=True)]
-    wait = f"; a message up to {milliseconds(max(sends))} ms" if sends else ""
-    return f"stage {p}·{s} ({where}) {milliseconds(times[s])} ms a micro-batch, busy {percent(busy)}{wait}"
+    if sends and max(sends) > times[s]:
+        k = sends.index(max(sends))
+        return f"messages of stages {p}·{k} and {p}·{k + 1} take {milliseconds(max(sends))} ms a micro-batch"
+    return f"stage {p}·{s} ({where}) {milliseconds(times[s])} ms a micro-batch, busy {percent(busy)}"
 
 
 def _memory(problem: Problem, plan: Plan, cost: Cost) -> str:
     p, s = cost.binding_stage()
     stage = cost.pipelines[p].stages[s]
-    largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(stage.memory, part))[:_PARTS]
+    largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(stage.memory, part))[: _PARTS["memory"]]
     held = ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(stage.memory, part))}" for part in largest)
     return f"stage {p}·{s} {gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB: {held}"
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hexiopt.report.panels.canvas import DPI, Picture
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, amount, clipped
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
 
 _LISTED = 48  # names beside the picture
 _SIGN, _LINE = 5.0, 8.0  # width of a digit and height of a line of numbers, in points
@@ -65,7 +65,7 @@ def draw_tradeoff(choices: Sequence[Choice], quantity: str, ax: Axes) -> Axes:
         ax.scatter(*places, s=size, marker=marker, color=colour, zorder=4 if present else 3, label=group)
     ax.set_xlabel("seconds per step (less is better)", color=INK)
     ax.set_ylabel(f"{quantity} (less is better)", color=INK)
-    ax.yaxis.set_major_formatter(lambda value, _: amount(value) if value else "0")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     ax.margins(x=0.08, y=0.1)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)

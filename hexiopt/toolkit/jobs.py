@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import solver_to_dict, write_plan, write_text
+from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, solver_to_dict, write_plan, write_text
 from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
 from hexiopt.readers.sweep_files import FINAL, PLAN_FILE, STATUS_FILE, read_status, status_to_dict
 from hexiopt.reading import Section, sha256_of
@@ -23,7 +24,8 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One job. `overrides` are the KEY=VALUE pairs that distinguish it from the others of its sweep.
+    """One job. `overrides` are the KEY=VALUE pairs that distinguish it from the others of its sweep; the search begins
+    from the plan `start` if there is one.
 
     If the overrides do not form a problem, `problem` is None and `refused` says why, in one line.
     """
@@ -35,6 +37,7 @@ class SweepJob:
     budget: Budget
     options: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""
+    start: Plan | None = None
 
     @cached_property
     def key(self) -> str:
@@ -44,7 +47,10 @@ class SweepJob:
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain data that `job_from_dict` reads."""
-        return {
+        started: dict[str, Any] = {}
+        if self.problem is not None and self.start is not None:
+            started = {"start": plan_to_dict(self.start, self.problem.cluster)}
+        return started | {
             "overrides": list(self.overrides),
             "problem": None if self.problem is None else problem_to_dict(self.problem),
             "solver": self.solver,
@@ -89,7 +95,7 @@ class SweepJob:
             if self.problem is None:
                 raise InputError(self.refused)
             solver = made_solver(self.solver, self.options)
-            result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=heed)
+            result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=heed, start=self.start)
             own = folder / self.key
             own.mkdir(parents=True, exist_ok=True)
             if result.plan is not None and result.cost is not None:
@@ -108,13 +114,15 @@ class SweepJob:
 
 def job_from_dict(data: Mapping[str, Any]) -> SweepJob:
     """The inverse of `SweepJob.to_dict`."""
-    problem = data["problem"]
+    stated, start = data["problem"], data.get("start")
+    problem = None if stated is None else problem_from_section(Section(stated, "problem"))
     return SweepJob(
         tuple(data["overrides"]),
-        None if problem is None else problem_from_section(Section(problem, "problem")),
+        problem,
         data["solver"],
         data["seed"],
         Budget(**data["budget"]),
         data["options"],
         data["refused"],
+        plan_from_section(Section(start, "start"), problem.cluster) if start and problem else None,
     )

@@ -1,11 +1,12 @@
 """What a cluster would gain from other machines and links: alternatives planned with one budget and compared.
 
-Every plan found for one alternative is offered to all others, which take it where it obeys their rules and is faster
-than their own. So a machine more never makes the plan worse, and a machine less never makes it better. The searches are
-jobs of a sweep: they run on several processes, and what is done is not run again.
+The cluster as it is comes first, and the other searches begin from its plan, where their solver can. Every plan found
+for one alternative is offered to all others, which take it where it obeys their rules and is faster than their own. So
+a machine more never makes the plan worse, and a machine less never makes it better. The searches are jobs of a sweep:
+they run on several processes, and what is done is not run again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
+from hexiopt.plan.plan import Plan
 from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.sweep_files import PLAN_FILE
 from hexiopt.report.money import hourly
@@ -22,8 +24,10 @@ from hexiopt.report.style import amount, clipped, count, seconds
 from hexiopt.report.tradeoff import Choice
 from hexiopt.solving import Budget, Capabilities
 from hexiopt.toolkit.alternatives import ADD, BASE, LINK, TAKE, Alternative
+from hexiopt.toolkit.catalogue import made_solver
 from hexiopt.toolkit.fitting import certified
 from hexiopt.toolkit.jobs import SweepJob
+from hexiopt.toolkit.replanning import kept
 from hexiopt.toolkit.solution import PlacedPlan
 from hexiopt.toolkit.sweeping import run_jobs
 
@@ -115,9 +119,23 @@ class WhatIf(Frame):
 _ORDER = (BASE, ADD, TAKE, LINK)
 
 
-def jobs_for(found: Sequence[Alternative], solver: str, options: Any, budget: Budget, seed: int) -> list[SweepJob]:
-    """The search for each alternative."""
-    return [SweepJob((f"whatif={one.name}",), one.problem, solver, seed, budget, options) for one in found]
+@dataclass(frozen=True)
+class SearchSetup:
+    """How every alternative is searched: by the solver `name` with `options`, the same budget and the same seed."""
+
+    name: str
+    options: Mapping[str, Any]
+    budget: Budget
+    seed: int
+
+    def job(self, alternative: Alternative, base: PlacedPlan | None = None) -> SweepJob:
+        """The search for an alternative, which begins from what the `base` plan is there, if its solver can."""
+        start = None
+        if base is not None and made_solver(self.name, self.options).takes_start:
+            start = certified(alternative.problem, base) or kept(base, alternative.problem)
+        words = (f"whatif={alternative.name}",)
+        bare = None if start is None else Plan(start.pipelines, start.schedule, start.sharding)
+        return SweepJob(words, alternative.problem, self.name, self.seed, self.budget, dict(self.options), start=bare)
 
 
 def processes_for(able: Capabilities, stated: int | None) -> int:
@@ -131,20 +149,27 @@ def processes_for(able: Capabilities, stated: int | None) -> int:
 
 def planned(
     found: Sequence[Alternative],
-    jobs: Sequence[SweepJob],
+    search: SearchSetup,
     folder: Path,
     processes: int,
     bound_limit_s: float,
     progress: bool | None,
     caller: str = "what_if",
 ) -> WhatIf:
-    """The alternatives with the best plan that any of the searches `jobs` found for each, and their values.
+    """The alternatives, of which the first is the cluster as it is, with the best plan found for each, and their
+    values.
 
-    Jobs are run in `folder`, on several processes. Raises KeyboardInterrupt after Ctrl-C, with the way to resume.
+    The searches are run in `folder`, on several processes, and begin from the plan of the first where they can. Raises
+    KeyboardInterrupt after Ctrl-C, with the way to resume.
     """
+    first, *others = found
+    base = first.problem
+    one = search.job(first)
+    run_jobs([one], folder, processes, progress, caller)
+    own = [_plan_of(folder / one.key, first)]
+    jobs = [search.job(alternative, own[0]) for alternative in others]
     run_jobs(jobs, folder, processes, progress, caller)
-    own = [_plan_of(folder / job.key, one) for job, one in zip(jobs, found, strict=True)]
-    base = found[0].problem
+    own += [_plan_of(folder / job.key, other) for job, other in zip(jobs, others, strict=True)]
     bound = lower_bound(PlanPricer(base), bound_limit_s)
     options = []
     for k, alternative in enumerate(found):
@@ -186,7 +211,7 @@ def worth_per_hour(option: Option, base: Option) -> float | None:
     if price is None or not option.plan or not base.plan:
         return None
     gain = option.tokens_per_s / base.tokens_per_s - 1
-    return price * (-gain if option.alternative.change == TAKE else gain)
+    return price * (-gain if option.alternative.change == TAKE else gain) + 0.0  # never −0
 
 
 def _row(option: Option, base: Option) -> dict[str, Any]:

@@ -19,7 +19,11 @@ from solvers.registry import BUILT_IN
 from tests.conftest import ROOT, Run
 
 RUNS = "experiments/data/measured_training_throughput.csv"
-QUICK = {"profile": ["profile.seconds=0.02", "profile.processes=1"], "validate": [f"data={RUNS}"]}
+QUICK = {
+    "fit": ["solver.max_steps=5", "fit.precision=1"],
+    "profile": ["profile.seconds=0.02", "profile.processes=1"],
+    "validate": [f"data={RUNS}"],
+}
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -63,3 +63,11 @@ def test_its_page_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[st
     assert "8 jobs: 8 done" in said
     assert names["jobs"]["exit_code"].count(0) == 8
     assert {"timeline.png", "compared.png", "freedoms.png", "sweep"} == {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_questions_are_answered_as_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run(ROOT / "docs" / "questions.md")
+    assert "every rule is kept" in capsys.readouterr().out
+    assert names["fit"]["fits"][0] == "yes"
+    assert (folder / "whatif.png").is_file()
