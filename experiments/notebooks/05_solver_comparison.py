@@ -23,13 +23,13 @@ hx.solvers()
 
 # %%
 problem = hx.Problem(hx.cluster("hexiscale_setting_2"), hx.model("llama2_7b"))
-steps = {"random": 400, "hexiscale": 100, "local_search": 400, "portfolio": 600}
+steps = {"random": 200, "hexiscale": 60, "local_search": 200, "portfolio": 400}
 results = [
     hx.solve(problem, name, 600, seed, max_steps, progress=False)
     for name, max_steps in steps.items()
     for seed in range(3)
 ]
-bound_s = hx.lower_bound(problem, time_limit_s=10)
+bound_s = hx.lower_bound(problem, time_limit_s=5)
 compared = hx.Comparison.among(problem, results, bound_s)
 compared.plot()
 

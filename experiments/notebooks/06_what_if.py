@@ -45,7 +45,7 @@ PRICES = {
     "interfaces": [{"name": "25G", "bandwidth_gb_per_s": 3.125, "price_per_hour": 0.03}],
 }
 found = hx.what_if(
-    problem, "local_search", 600, max_steps=300, prices=PRICES, bound_time_limit_s=5, processes=1, progress=False
+    problem, "local_search", 600, max_steps=200, prices=PRICES, bound_time_limit_s=5, processes=1, progress=False
 )
 print(found)
 

@@ -24,14 +24,14 @@ cluster
 # even layouts, each with all of its own freedoms (data parallelism, micro-batches, recomputation, sharding).
 
 # %%
-LENGTHS = {f"{length}K": 1024 * length for length in (16, 64, 128, 256)}
+LENGTHS = {f"{length}K": 1024 * length for length in (16, 64, 256)}
 problems = {
     name: hx.Problem(cluster, hx.model("gpt_7b"), hx.Workload(global_batch=8, seq_len=seq_len), hx.Space(sequence=True))
     for name, seq_len in LENGTHS.items()
 }
 SOLVERS = {"hexiseq": "HexiSeq (uneven)", "usp": "USP", "ulysses": "Ulysses", "ring": "Ring Attention"}
 found = {
-    (name, solver): hx.solve(problem, solver, 600, max_steps=300, progress=False)
+    (name, solver): hx.solve(problem, solver, 600, max_steps=200, progress=False)
     for name, problem in problems.items()
     for solver in SOLVERS
 }
@@ -56,15 +56,15 @@ hx.Frame.of(rows)
 # heads and groups have little left to balance.
 
 # %%
-at = problems["128K"]
+at = problems["64K"]
 FREEDOMS = ("uneven_tokens", "uneven_heads", "uneven_groups")
 variants = {"all uneven": {}} | {f"without {name.replace('_', ' ')}": {name: False} for name in FREEDOMS}
 variants["all even"] = dict.fromkeys(FREEDOMS, False)
 layouts = {
-    label: hx.solve(at, "hexiseq", 600, max_steps=300, progress=False, **options) for label, options in variants.items()
+    label: hx.solve(at, "hexiseq", 600, max_steps=200, progress=False, **options) for label, options in variants.items()
 }
 hx.plot.bars(
-    {label: {"step time": one.cost.step_time_s} for label, one in layouts.items()}, unit="step time at 128K tokens (s)"
+    {label: {"step time": one.cost.step_time_s} for label, one in layouts.items()}, unit="step time at 64K tokens (s)"
 ).figure
 
 # %% [markdown]

@@ -37,7 +37,7 @@ for setting, partner in PARTNERS.items():
         mixed = hx.Problem(hx.cluster(f"hexiscale_setting_{setting}"), hx.model(model))
         alike = hx.Problem(hx.cluster(partner), hx.model(model))
         ours = plans[setting, model] = hx.solve(mixed, "portfolio", 600, max_steps=800, progress=False)
-        megatron = hx.solve(alike, "megatron", 600, max_steps=300, progress=False)
+        megatron = hx.solve(alike, "megatron", 600, max_steps=200, progress=False)
         mfu[f"setting {setting}, {model}"] = {
             "HexiScale, published": theirs,
             "mixed, predicted": 100 * ours.cost.mfu,
@@ -65,7 +65,7 @@ print(f"                                    here      {fmean(ratios):.2f} × on 
 
 # %%
 rivals = {}
-for setting, model in (("1", "llama2_7b"), ("2", "llama2_7b")):
+for setting, model in (("2", "llama2_7b"), ("2", "llama2_13b")):
     ours = plans[setting, model]
     rivals[f"setting {setting}, {model}"] = {
         name: hx.solve(ours.problem, solver, 600, max_steps=200, progress=False).objective / ours.objective
@@ -92,13 +92,13 @@ partitions = {
     "random partition (phase 1 only)": hx.solver("hexiscale", partition=False, iteration=False),
     "random": hx.solver("random"),
 }
-compared = hx.compare(problem, partitions, 3, 600, 80, bound_time_limit_s=0, progress=False)
+compared = hx.compare(problem, partitions, 3, 600, 50, bound_time_limit_s=0, progress=False)
 hx.plot.trajectories(compared, over="steps").figure
 
 # %%
 end_s = {row["solver"]: row["median_s"] for row in compared.summary()}
 print(f"published: {hexiscale['random']['least']} to {hexiscale['random']['most']} ×")
-print(f"here:      {end_s['random'] / end_s['hierarchical partition']:.2f} × after 80 steps, median of three seeds")
+print(f"here:      {end_s['random'] / end_s['hierarchical partition']:.2f} × after 50 steps, median of three seeds")
 
 # %% [markdown]
 # ## HexiSeq: over the best even layout
@@ -109,7 +109,7 @@ print(f"here:      {end_s['random'] / end_s['hierarchical partition']:.2f} × af
 # %%
 SETTINGS = {
     "testbed": ("hexiseq_testbed", "gpt_7b", (32, 128)),
-    "simulation 1": ("hexiseq_sim_1", "gpt_13b", (128, 256)),
+    "simulation 1": ("hexiseq_sim_1", "gpt_13b", (128,)),
 }
 over_even: dict[str, list[float]] = {}
 for name, (cluster, model, lengths) in SETTINGS.items():

@@ -106,6 +106,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     made.filters |= {function.__name__: function for function in _FILTERS}
+    made.filters["count"] = style.count
     made.filters["machine_note"] = lambda machine: machine_notes(machine)[0]
     return made
 

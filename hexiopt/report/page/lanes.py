@@ -66,7 +66,7 @@ def ticks(axis: TimeAxis) -> list[tuple[float, str]]:
     moments = (k * step for k in range(int(axis.end / scale / step) + 1))
     placed = [(axis.at(moment * scale), f"{moment:.10g}") for moment in moments]
     shares = [(100 * at / axis.width, said) for at, said in placed if at is not None]
-    return [*(pair for pair in shares if pair[0] < 92), (100.0, f"{axis.end / scale:.4g} {unit}")]
+    return [*(pair for pair in shares if pair[0] < 84), (100.0, f"{axis.end / scale:.4g} {unit}")]
 
 
 def _boxes(
