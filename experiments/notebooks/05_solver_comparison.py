@@ -56,7 +56,7 @@ compared.operators()
 
 # %%
 tiny = hx.model("tiny").replace(num_layers=6)
-work = hx.Workload(global_batch=8, seq_len=512, schedule="1f1b", recompute="none", optimizer_sharding="none")
+work = hx.Workload(global_batch=8, seq_len=512, schedule="1f1b", recompute="none", optimizer_sharding=0)
 rows, shares = [], {}
 for others in (0, 1, 2):
     gpus = {"rtx_4090": 2} | ({"rtx_3090": others} if others else {})
