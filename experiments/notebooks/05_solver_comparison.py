@@ -55,13 +55,15 @@ compared.operators()
 # the judge of the judges. Three solvers on ever larger clusters of two RTX 4090 and some RTX 3090:
 
 # %%
-tiny = hx.model("tiny").replace(num_layers=6)
+tiny = hx.model("tiny")
 work = hx.Workload(global_batch=8, seq_len=512, schedule="1f1b", recompute="none", optimizer_sharding=0)
 rows, shares = [], {}
 for others in (0, 1, 2):
     gpus = {"rtx_4090": 2} | ({"rtx_3090": others} if others else {})
-    small = hx.Problem(hx.Cluster.of(gpus, inter_gb_per_s=2), tiny, work, hx.Space(max_micro_batch_size=2))
-    proved = hx.solve(small, "exact", 600, max_steps=5_000, progress=False)
+    small = hx.Problem(
+        hx.Cluster.of(gpus, inter_gb_per_s=25), tiny, work, hx.Space(replicas=False, max_micro_batch_size=2)
+    )
+    proved = hx.solve(small, "exact", 600, max_steps=500_000, progress=False)
     found = hx.solve(small, "portfolio", 600, max_steps=400, progress=False)
     compute_s = hx.lower_bound(small, time_limit_s=0)
     rows.append(
