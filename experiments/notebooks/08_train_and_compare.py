@@ -17,6 +17,7 @@ problem = hx.Problem(
     hx.cluster("small_mixed"),
     hx.model("tiny").replace(num_layers=6),
     hx.Workload(global_batch=16, seq_len=64, precision="fp32", optimizer_sharding=0),
+    hx.Space(max_micro_batch_size=2),
 )
 result = hx.solve(
     problem, max_steps=200, time_limit_s=600, constraints={"num_pipelines": 2, "num_stages": 3, "max_tp": 1}
