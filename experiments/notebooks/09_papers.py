@@ -30,14 +30,14 @@ hexiscale, hexiseq = published("hexiscale"), published("hexiseq")
 # FLOPS.
 
 # %%
-PARTNERS = {"1": "homogeneous_2x8_a800_pcie", "2": "homogeneous_2x8_a800_pcie"}
+PARTNERS = {"2": "homogeneous_2x8_a800_pcie"}
 mfu, ratios, plans = {}, [], {}
 for setting, partner in PARTNERS.items():
     for model, theirs in hexiscale["settings"][setting]["mfu"].items():
         mixed = hx.Problem(hx.cluster(f"hexiscale_setting_{setting}"), hx.model(model))
         alike = hx.Problem(hx.cluster(partner), hx.model(model))
-        ours = plans[setting, model] = hx.solve(mixed, "portfolio", 600, max_steps=800, progress=False)
-        megatron = hx.solve(alike, "megatron", 600, max_steps=200, progress=False)
+        ours = plans[setting, model] = hx.solve(mixed, "portfolio", 600, max_steps=500, progress=False)
+        megatron = hx.solve(alike, "megatron", 600, max_steps=150, progress=False)
         mfu[f"setting {setting}, {model}"] = {
             "HexiScale, published": theirs,
             "mixed, predicted": 100 * ours.cost.mfu,
@@ -65,10 +65,10 @@ print(f"                                    here      {fmean(ratios):.2f} × on 
 
 # %%
 rivals = {}
-for setting, model in (("2", "llama2_7b"), ("2", "llama2_13b")):
+for setting, model in plans:
     ours = plans[setting, model]
     rivals[f"setting {setting}, {model}"] = {
-        name: hx.solve(ours.problem, solver, 600, max_steps=200, progress=False).objective / ours.objective
+        name: hx.solve(ours.problem, solver, 600, max_steps=120, progress=False).objective / ours.objective
         for name, solver in {"Metis (ATC 24)": "metis_atc24", "AMP": "amp", "Espresso": "espresso"}.items()
     }
 least, most = hexiscale["rivals"]["least"], hexiscale["rivals"]["most"]
@@ -92,13 +92,13 @@ partitions = {
     "random partition (phase 1 only)": hx.solver("hexiscale", partition=False, iteration=False),
     "random": hx.solver("random"),
 }
-compared = hx.compare(problem, partitions, 3, 600, 50, bound_time_limit_s=0, progress=False)
+compared = hx.compare(problem, partitions, 3, 600, 40, bound_time_limit_s=0, progress=False)
 hx.plot.trajectories(compared, over="steps").figure
 
 # %%
 end_s = {row["solver"]: row["median_s"] for row in compared.summary()}
 print(f"published: {hexiscale['random']['least']} to {hexiscale['random']['most']} ×")
-print(f"here:      {end_s['random'] / end_s['hierarchical partition']:.2f} × after 50 steps, median of three seeds")
+print(f"here:      {end_s['random'] / end_s['hierarchical partition']:.2f} × after 40 steps, median of three seeds")
 
 # %% [markdown]
 # ## HexiSeq: over the best even layout
@@ -116,9 +116,9 @@ for name, (cluster, model, lengths) in SETTINGS.items():
     for length in lengths:
         work = hx.Workload(global_batch=8, seq_len=1024 * length)
         long = hx.Problem(hx.cluster(cluster), hx.model(model), work, hx.Space(sequence=True))
-        uneven = hx.solve(long, "hexiseq", 600, max_steps=200, progress=False)
+        uneven = hx.solve(long, "hexiseq", 600, max_steps=150, progress=False)
         even_s = min(
-            hx.solve(long, one, 600, max_steps=300, progress=False).objective for one in ("usp", "ulysses", "ring")
+            hx.solve(long, one, 600, max_steps=150, progress=False).objective for one in ("usp", "ulysses", "ring")
         )
         over_even.setdefault(name, []).append(even_s / uneven.objective)
 testbed, simulated = hexiseq["testbed"], hexiseq["simulations"]
