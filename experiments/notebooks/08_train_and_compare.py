@@ -82,7 +82,7 @@ print(f"{len(pairs)} steps, largest relative difference of losses below 0.1 %: {
 #
 # The upper panel is what the cost model predicts for two RTX 4090 and four RTX 3090. The lower one was measured here,
 # with every GPU a process on a few shared cores. The clocks differ by a factor of many hundreds, but the *order* of
-# operations is what the plan asks for: warm-up, then forwards and backwards in turn, stage by stage.
+# operations is what the plan asks for: that of its schedule, stage by stage.
 
 # %%
 runs["unequal"].plot()
