@@ -18,8 +18,8 @@ hx.solvers()
 # ## Anytime curves
 #
 # The problem is Llama-2 7B on HexiScale's second mixed cluster (32 GPUs of four types). A step means something else to
-# each solver, so each has its own budget in steps, chosen so that the searches take about equally long; the curves are
-# over seconds. Bands span three seeds.
+# each solver, so each has its own budget in steps, and the curves are over seconds of the machine that ran them. Bands
+# span three seeds.
 
 # %%
 problem = hx.Problem(hx.cluster("hexiscale_setting_2"), hx.model("llama2_7b"))
