@@ -52,7 +52,7 @@ def plan_reports(
 ) -> list[str]:
     """Draw a plan; returns the names of the files written."""
     from hexiopt.report.figure import draw_plan
-    from hexiopt.report.html import report_html
+    from hexiopt.report.page.html import report_html
     from hexiopt.report.timeline import timeline_events
 
     job.draw("plan.png", lambda path: draw_plan(problem, plan, cost, path))

@@ -8,7 +8,7 @@ from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place, stage_colour
+from hexiopt.report.style import FULL_MEMORY, PAPER, gib, gpu_names, mix, place, stage_colour
 
 # Stages within this share of the slowest stage's time are marked as slowest too.
 _TIE = 1e-3
@@ -74,6 +74,11 @@ class PipelineRow:
     def stage_colour(self, stage: StageRow) -> str:
         """The stage's shade of the pipeline's hue."""
         return stage_colour(self.hue, stage.stage, len(self.stages))
+
+    def operation_colours(self, stage: int) -> tuple[str, str]:
+        """Colours of forward and backward: the stage's colour lightened, and one nearer to the pipeline's hue."""
+        colour = self.stage_colour(self.stages[stage])
+        return mix(colour, PAPER, 0.5), mix(colour, stage_colour(self.hue, 0, 1), 0.45)
 
 
 @dataclass(frozen=True, slots=True)

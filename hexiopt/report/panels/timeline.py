@@ -9,7 +9,6 @@ from matplotlib.ticker import MaxNLocator
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.lanes import step_colours
 from hexiopt.report.panels.canvas import (
     LABELS,
     NORMAL,
@@ -132,7 +131,7 @@ def _draw_pipeline(
             line = (at[k] + (0.86 if kind == "send_forward" else 0.0), 0.1)
             ax.broken_barh(spans, line, facecolors=INK, linewidth=0, zorder=3)
         else:
-            colour = step_colours(row, k)[kind == "backward"]
+            colour = row.operation_colours(k)[kind == "backward"]
             ax.broken_barh(
                 spans,
                 place(k, r),
@@ -143,7 +142,7 @@ def _draw_pipeline(
             )
     if size >= 4:
         for x, k, r, kind, batch in labels:
-            colour = ink_on(step_colours(row, k)[kind == "backward"])
+            colour = ink_on(row.operation_colours(k)[kind == "backward"])
             low, height = place(k, r)
             ax.text(x, low + height / 2, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
     synced_s = cost.pipeline_s + cost.gradient_sync_s

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hexiopt.report.html import report_html
+from hexiopt.report.page.html import report_html
 from hexiopt.result import Point
 from tests.hexiopt.report.pictures import SOLVER, Case
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hexiopt.readers.problem_file import problem_sha256
-from hexiopt.report.html import report_html
+from hexiopt.report.page.html import report_html
 from hexiopt.report.progress import SearchProgress
 from hexiopt.result import Point
 from hexiopt.solving import Progress

@@ -12,9 +12,9 @@ from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.report.comparison import comparison_table, restricted_bounds
 from hexiopt.report.figure import plan_figure
-from hexiopt.report.html import report_html
 from hexiopt.report.money import money
 from hexiopt.report.notes import notes
+from hexiopt.report.page.html import report_html
 from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour

@@ -16,9 +16,9 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import style, table
-from hexiopt.report.lanes import LANE, WIDTH, page_lanes, ticks
 from hexiopt.report.machine_map import MAX_SQUARES, machine_kinds, machine_notes, most_telling, network_notes
 from hexiopt.report.money import money
+from hexiopt.report.page.lanes import LANE, WIDTH, page_lanes, ticks
 from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.time_axis import time_axis
@@ -106,6 +106,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     made.filters |= {function.__name__: function for function in _FILTERS}
+    made.filters["count"] = style.count
     made.filters["machine_note"] = lambda machine: machine_notes(machine)[0]
     return made
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
 from hexiopt.report.rows import PipelineRow, PlanRows, num_operations
-from hexiopt.report.style import OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, mix, seconds_scale, stage_colour
+from hexiopt.report.style import OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, mix, seconds_scale
 from hexiopt.report.time_axis import TimeAxis
 from hexiopt.simulation.engine import simulate_pipeline
 
@@ -41,12 +41,6 @@ class Lanes:
     whole: bool
 
 
-def step_colours(row: PipelineRow, stage: int) -> tuple[str, str]:
-    """Colours of forward and backward: the stage's colour lightened, and one nearer to the pipeline's hue."""
-    colour = row.stage_colour(row.stages[stage])
-    return mix(colour, PAPER, 0.5), mix(colour, stage_colour(row.hue, 0, 1), 0.45)
-
-
 def page_lanes(plan: Plan, cost: Cost, rows: PlanRows, axis: TimeAxis, syncs: bool) -> list[Lanes]:
     """The lanes of every row, in order; `syncs` is whether gradients are synchronised at all."""
     found, room = [], MOST_OPERATIONS
@@ -72,7 +66,7 @@ def ticks(axis: TimeAxis) -> list[tuple[float, str]]:
     moments = (k * step for k in range(int(axis.end / scale / step) + 1))
     placed = [(axis.at(moment * scale), f"{moment:.10g}") for moment in moments]
     shares = [(100 * at / axis.width, said) for at, said in placed if at is not None]
-    return [*(pair for pair in shares if pair[0] < 92), (100.0, f"{axis.end / scale:.4g} {unit}")]
+    return [*(pair for pair in shares if pair[0] < 84), (100.0, f"{axis.end / scale:.4g} {unit}")]
 
 
 def _boxes(
@@ -105,7 +99,7 @@ def _operations(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis) -> Ite
             place, colour, kind = (top, 0.11 * LANE), "var(--ink)", _MESSAGE[event.kind]
         else:
             place = _place(plan, row, event.stage, event.replica)
-            colour, kind = step_colours(row, event.stage)[event.kind == "backward"], event.kind
+            colour, kind = row.operation_colours(event.stage)[event.kind == "backward"], event.kind
             colour = mix(colour, PAPER, 0.5 * event.chunk / pipeline.num_chunks)
         yield from _boxes(axis, place, colour, kind, name, event.micro_batch, event.start_s, event.end_s)
 
@@ -115,7 +109,7 @@ def _blocks(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis) -> Iterato
     batch = f"{row.batch} micro-batches"
     for k, ends in enumerate(cost.pipelines[row.number].replica_end_s):
         for r, end_s in enumerate(ends):
-            colour = step_colours(row, k)[True]
+            colour = row.operation_colours(k)[True]
             name = row.stage_name(row.stages[k])
             yield from _boxes(axis, _place(plan, row, k, r), colour, batch, name, -1, 0.0, end_s)
 
