@@ -25,7 +25,7 @@ from scipy.optimize import least_squares
 
 from experiments.app.common import Job
 from experiments.validation.cases import case_of
-from experiments.validation.layers import Layer, fitted_layers, predicted_s
+from experiments.validation.layers import MeasuredLayer, fitted_layers, predicted_s
 from experiments.validation.metrics import in_metric
 from experiments.validation.predict import Case, link_constants, predicted
 from experiments.validation.rows import Row, read_rows
@@ -105,7 +105,7 @@ _INSIDE = 1e-3  # of its range, in logarithms, a constant begins
 
 def fit(
     cases: Sequence[Case],
-    layers: Sequence[Layer] = (),
+    layers: Sequence[MeasuredLayer] = (),
     progress: Progress | None = None,
     near: Mapping[str, float] | None = None,
     prior: float = _PRIOR,
@@ -115,7 +115,7 @@ def fit(
     `prior` is the residual of a constant at twice its starting value.
     """
     start = np.array([free.start for free in FREE])
-    measured: list[Case | Layer] = [*cases, *layers]
+    measured: list[Case | MeasuredLayer] = [*cases, *layers]
     target = np.array([_value(one) for one in measured])  # times or rates: only a sign differs, which the square drops
     weights = np.concatenate(
         [_weights([_layout(case) for case in cases], 1), _weights(list(map(_series, layers)), _LAYERS)]
@@ -158,13 +158,15 @@ def fit(
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
 
 
-def _value(one: Case | Layer) -> float:
-    return one.seconds if isinstance(one, Layer) else one.row.value
+def _value(one: Case | MeasuredLayer) -> float:
+    return one.seconds if isinstance(one, MeasuredLayer) else one.row.value
 
 
-def _predicted(one: Case | Layer, values: Mapping[str, float]) -> float:
+def _predicted(one: Case | MeasuredLayer, values: Mapping[str, float]) -> float:
     return (
-        sum(predicted_s(one, values)) if isinstance(one, Layer) else in_metric(one, predicted(one, values).step_time_s)
+        sum(predicted_s(one, values))
+        if isinstance(one, MeasuredLayer)
+        else in_metric(one, predicted(one, values).step_time_s)
     )
 
 
@@ -174,7 +176,7 @@ def _layout(case: Case) -> Row:
     return replace(case.row, line=0, source_path_or_url="", value=1.0, notes=notes)
 
 
-def _series(layer: Layer) -> tuple[str, str]:
+def _series(layer: MeasuredLayer) -> tuple[str, str]:
     return layer.gpu, layer.workload.precision
 
 
@@ -185,9 +187,9 @@ def _weights(kinds: Sequence[Hashable], each: float) -> Floats:
 
 
 @cache
-def _touches(one: Case | Layer) -> tuple[str, ...]:
+def _touches(one: Case | MeasuredLayer) -> tuple[str, ...]:
     """The constants on which a prediction may depend: those of its GPUs, its software and its links."""
-    if isinstance(one, Layer):
+    if isinstance(one, MeasuredLayer):
         found = {*fitted_efficiency(one.gpu).values(), *fitted_constants("hexiopt"), "t4_burst"}
     else:
         machines = dict.fromkeys(one.problem.cluster.machines)
@@ -239,7 +241,7 @@ def _cases(path: Path) -> list[Case]:
 
 
 def _leave_one_out(
-    cases: Sequence[Case], layers: Sequence[Layer], found: Mapping[str, float], console: Console
+    cases: Sequence[Case], layers: Sequence[MeasuredLayer], found: Mapping[str, float], console: Console
 ) -> None:
     """Print the errors of each source's rows by GPU type and precision, with these rows in the fit and without them."""
     for source, own in grouped(cases, lambda case: case.row.source).items():
@@ -257,7 +259,7 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
     return Scored.of([(case, in_metric(case, predicted(case, values).step_time_s)) for case in cases])
 
 
-def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case], layers: Sequence[Layer] = ()) -> str:
+def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case], layers: Sequence[MeasuredLayer] = ()) -> str:
     """The text of the calibration file: constants with values, meanings and the rows that they were fitted on."""
     touches, on_layers = [_touches(case) for case in cases], [_touches(layer) for layer in layers]
     sources = sorted({case.row.source.split(" (")[0] for case in cases})

@@ -24,7 +24,7 @@ _PRECISIONS = {"float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
-class Layer:
+class MeasuredLayer:
     """A measured layer on a type of the catalogue, at one micro-batch size; seconds of its forward and backward."""
 
     gpu: str
@@ -40,7 +40,7 @@ class Layer:
         return self.forward_s + self.backward_s
 
 
-def measured_layers() -> Iterator[Layer]:
+def measured_layers() -> Iterator[MeasuredLayer]:
     """The layers that Zorse measured, on types of the catalogue."""
     data = read_mapping(DATA / "zorse_layer_latencies.json")
     for series in data["series"]:
@@ -67,15 +67,15 @@ def measured_layers() -> Iterator[Layer]:
         pairs = zip(series["forward_ms"], series["backward_ms"], strict=True)
         for size, (forward_ms, backward_ms) in enumerate(pairs, start=1):
             if forward_ms is not None and backward_ms is not None and catalogue()[gpu].peak_flops(workload.precision):
-                yield Layer(gpu, model, workload, size, forward_ms / 1e3, backward_ms / 1e3)
+                yield MeasuredLayer(gpu, model, workload, size, forward_ms / 1e3, backward_ms / 1e3)
 
 
-def fitted_layers() -> list[Layer]:
+def fitted_layers() -> list[MeasuredLayer]:
     """The layers that constants are fitted on: those with a power of two of sequences."""
     return [layer for layer in measured_layers() if layer.micro_batch_size.bit_count() == 1]
 
 
-def predicted_s(layer: Layer, values: Mapping[str, float]) -> tuple[float, float]:
+def predicted_s(layer: MeasuredLayer, values: Mapping[str, float]) -> tuple[float, float]:
     """Forward and backward seconds of a layer with `values` of the fitted constants."""
     gpus, frameworks = tables(tuple(values.items()))
     gpu = gpus[layer.gpu]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.validation.cases import case_of
-from experiments.validation.layers import Layer, measured_layers, predicted_s
+from experiments.validation.layers import MeasuredLayer, measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, reserved_ratios
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import read_rows
@@ -19,7 +19,7 @@ from hexiopt.cost.cost import Cost
 
 
 @cache
-def layers() -> dict[tuple[str, str], list[tuple[Layer, float]]]:
+def layers() -> dict[tuple[str, str], list[tuple[MeasuredLayer, float]]]:
     """Layers and predicted over measured seconds, by GPU type and precision."""
     values = constant_values()
     found = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
