@@ -1,17 +1,21 @@
 """`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration/constants.yaml` to measured runs
 and writes that file.
 
-The fit is a least-squares fit of the logarithms of predicted over measured step times of the shipped runs in BF16 and
-FP16, with a soft L1 loss beyond 8 %. A prior keeps constants that no row determines at their starting values: a
-constant at twice its starting value costs as much as a row with an error of 40 %.
-`--leave-one-out` also fits without each source of a GPU type that has several sources, and prints both errors.
+The fit is a least-squares fit of the logarithms of predicted over measured step times of the shipped runs, and of
+layers that Zorse measured, with a soft L1 loss beyond 8 %. Runs of one layout in several releases weigh together as one
+row; all layers of a GPU type and precision together as five. A prior keeps constants that no row determines at their
+starting values: a constant at twice its starting value costs as much as a row with an error of 40 %.
+`--leave-one-out` also fits without each source, and prints both errors.
 """
 
 import argparse
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +23,20 @@ from rich.console import Console
 from rich.progress import Progress
 from scipy.optimize import least_squares
 
+from experiments.app.common import Job
 from experiments.validation.cases import case_of
+from experiments.validation.layers import MeasuredLayer, fitted_layers, predicted_s
 from experiments.validation.metrics import in_metric
-from experiments.validation.predict import Case, predicted
-from experiments.validation.rows import read_rows
-from experiments.validation.score import Scored, gpu_types, grouped, is_half_precision
+from experiments.validation.predict import Case, link_constants, predicted
+from experiments.validation.rows import Row, read_rows
+from experiments.validation.score import Scored, gpu_types, grouped, is_fitted
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.calibration.constants import CALIBRATION
+from hexiopt.calibration.frameworks import fitted_constants
+from hexiopt.calibration.gpus import fitted_efficiency
 from hexiopt.readers.plan_file import write_text
+from hexiopt.report.tabular import plain_table
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +75,23 @@ FREE = (
     Free("fsdp_contention", 0.5, 0.0, 1.0, "share", "of hidden FSDP communication that compute loses", "FSDP"),
     Free("megatron_tp_exposed", 0.5, 0.0, 1.0, "share", "of TP collectives not hidden by overlap", "Megatron of 2024"),
     Free("async_tp_exposed", 0.5, 0.0, 1.0, "share", "the same of asynchronous TP", "torchtitan"),
+    Free("blackwell_gemm_max", 0.5, 0.3, 0.8, _SHARE, "large GEMMs of B200 in BF16", "B200"),
+    Free("blackwell_attention_max", 0.25, 0.1, 0.7, _SHARE, "fused attention of B200, by FlashAttention-2", "B200"),
+    Free("blackwell_quantized_max", 0.65, 0.3, 0.9, _SHARE, "large GEMMs of B200 in FP8 and FP4", "B200, GB200, GB300"),
+    Free("ultra_nvfp4_max", 0.5, 0.2, 0.9, _SHARE, "large GEMMs of B300 and GB300 in NVFP4", "GB300"),
+    Free("gb200_power", 0.95, 0.6, 1.3, "factor", "shares of peaks of GB200 over those of B200", "GB200"),
+    Free("gb300_power", 1.05, 0.6, 1.5, "factor", "shares of peaks of GB300 over those of B200", "GB300"),
+    Free("te_fp8_cast_bytes", 6, 1, 40, "bytes", "that a cast to FP8 moves, Transformer Engine", "H100, Blackwell"),
+    Free("te_mxfp8_cast_bytes", 6, 1, 40, "bytes", "the same to MXFP8", "Blackwell"),
+    Free("te_nvfp4_cast_bytes", 6, 1, 40, "bytes", "the same to NVFP4", "Blackwell"),
+    Free("torchao_fp8_cast_bytes", 6, 1, 40, "bytes", "that a cast to FP8 moves in torchtitan", "torchtitan"),
+    Free("cudnn_attention", 1.5, 1.0, 2.5, "factor", "speed of cuDNN's attention over FlashAttention-2's", "Megatron"),
+    Free("h100_nvl_gemm_max", 0.5, 0.2, 0.8, _SHARE, "large GEMMs of H100 NVL at 400 W", "layers"),
+    Free("l4_gemm_max", 0.5, 0.2, 0.8, _SHARE, "large GEMMs of L4 at 72 W", "layers"),
+    Free("ampere_fp32_max", 0.9, 0.4, 1.0, _SHARE, "large GEMMs in FP32 of A100 and V100", "layers"),
+    Free("graphics_fp32_max", 0.5, 0.2, 1.0, _SHARE, "the same of GA10x and AD10x", "layers"),
+    Free("pascal_fp32_max", 0.8, 0.4, 1.0, _SHARE, "the same of P100 and P40", "layers"),
+    Free("t4_burst", 1.7, 1.0, 3.0, "factor", "speed of T4 in short bursts over long runs at 70 W", "layers"),
     Free("deepspeed_layer_host_us", 5500, 500, 20000, "µs", "to issue a layer's forward in Megatron of 2021", "AMP"),
     Free("internevo_holder_us", 2600, 0, 20000, "µs", "for each rank of a ZeRO-1 group, once a step", "InternEvo"),
 )  # fmt: skip
@@ -73,24 +99,31 @@ _OUTLIER = 0.08
 # Residual of a constant at twice its starting value, chosen from 0.1 to 0.4 by `--leave-one-out`.
 _PRIOR = 0.4
 _STEP = 0.02
+_LAYERS = 5.0
 _INSIDE = 1e-3  # of its range, in logarithms, a constant begins
 
 
 def fit(
     cases: Sequence[Case],
+    layers: Sequence[MeasuredLayer] = (),
     progress: Progress | None = None,
     near: Mapping[str, float] | None = None,
     prior: float = _PRIOR,
 ) -> dict[str, float]:
-    """The values of all constants that predict `cases` best; the fit starts from `near` where it is given.
+    """The values of all constants that predict `cases` and `layers` best; the fit starts from `near` where it is given.
 
     `prior` is the residual of a constant at twice its starting value.
     """
     start = np.array([free.start for free in FREE])
-    target = np.array([case.row.value for case in cases])  # times or rates: only a sign differs, which the square drops
+    measured: list[Case | MeasuredLayer] = [*cases, *layers]
+    target = np.array([_value(one) for one in measured])  # times or rates: only a sign differs, which the square drops
+    weights = np.concatenate(
+        [_weights([_layout(case) for case in cases], 1), _weights(list(map(_series, layers)), _LAYERS)]
+    )
     task = None if progress is None else progress.add_task("fit", total=None)
-    kept: dict[tuple[int, tuple[float, ...]], float] = {}
-    touches = [_touches(case) for case in cases]
+    kept: dict[tuple[Hashable, tuple[float, ...]], float] = {}
+    same = [_layout(one) if isinstance(one, Case) else one for one in measured]
+    touches = [_touches(one) for one in measured]
 
     def values(x: Floats) -> dict[str, float]:
         return {free.name: float(v) for free, v in zip(FREE, start * np.exp(x), strict=True)}
@@ -98,15 +131,15 @@ def fit(
     def residuals(x: Floats) -> Floats:
         trial = values(x)
         found = []
-        for k, case in enumerate(cases):
-            key = (k, tuple(trial[name] for name in touches[k]))
+        for k, one in enumerate(measured):
+            key = (same[k], tuple(trial[name] for name in touches[k]))
             if key not in kept:
-                kept[key] = in_metric(case, predicted(case, trial).step_time_s)
+                kept[key] = _predicted(one, trial)
             found.append(kept[key])
         if progress is not None and task is not None:
             progress.advance(task)
         errors: Floats = np.log(np.array(found) / target)
-        return np.concatenate([errors, prior * x / np.log(2)])
+        return np.concatenate([errors * weights, prior * x / np.log(2)])
 
     begin = np.zeros(len(FREE)) if near is None else np.log(np.array([near[free.name] for free in FREE]) / start)
     low = np.log(np.array([max(free.least, 1e-3 * free.start) for free in FREE]) / start)
@@ -119,23 +152,63 @@ def fit(
         f_scale=_OUTLIER,
         diff_step=[_STEP] * len(FREE),
         max_nfev=25,
-        xtol=1e-4,
-        ftol=1e-5,
+        xtol=1e-3,
+        ftol=1e-4,
     )
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
 
 
+def _value(one: Case | MeasuredLayer) -> float:
+    return one.seconds if isinstance(one, MeasuredLayer) else one.row.value
+
+
+def _predicted(one: Case | MeasuredLayer, values: Mapping[str, float]) -> float:
+    return (
+        sum(predicted_s(one, values))
+        if isinstance(one, MeasuredLayer)
+        else in_metric(one, predicted(one, values).step_time_s)
+    )
+
+
+def _layout(case: Case) -> Row:
+    """The row of a case without its release and its figures."""
+    notes = re.sub(r"model_tflops=[^;]*|RAW:[^;]*", "", case.row.notes)
+    return replace(case.row, line=0, source_path_or_url="", value=1.0, notes=notes)
+
+
+def _series(layer: MeasuredLayer) -> tuple[str, str]:
+    return layer.gpu, layer.workload.precision
+
+
+def _weights(kinds: Sequence[Hashable], each: float) -> Floats:
+    """Weights by which all of a kind weigh together as `each` rows."""
+    counts = Counter(kinds)
+    return np.array([(each / counts[kind]) ** 0.5 for kind in kinds])
+
+
 @cache
-def _touches(case: Case) -> tuple[str, ...]:
-    """The constants on which the prediction of a case depends, found by varying each."""
-    base = {free.name: free.start for free in FREE}
-    at = predicted(case, base).step_time_s
+def _touches(one: Case | MeasuredLayer) -> tuple[str, ...]:
+    """The constants on which a prediction may depend: those of its GPUs, its software and its links."""
+    if isinstance(one, MeasuredLayer):
+        found = {*fitted_efficiency(one.gpu).values(), *fitted_constants("hexiopt"), "t4_burst"}
+    else:
+        machines = dict.fromkeys(one.problem.cluster.machines)
+        found = {name for machine in machines for name in fitted_efficiency(machine.gpu.name).values()}
+        found |= fitted_constants(one.framework).union(*map(link_constants, machines))
+    return tuple(free.name for free in FREE if free.name in found)
 
-    def moves(free: Free) -> bool:
-        trials = min(free.start * 1.3, free.most), free.start * 0.7
-        return any(predicted(case, base | {free.name: trial}).step_time_s != at for trial in trials)
 
-    return tuple(free.name for free in FREE if moves(free))
+def run(job: Job) -> float:
+    """`hexiopt calibrate`: fit to the shipped runs and those of a file; write the constants."""
+    paths = [RUNS] + ([Path(job.config.data)] if job.config.data else [])
+    cases, layers = [case for path in paths for case in _cases(path)], fitted_layers()
+    with Progress(transient=True, disable=job.in_sweep) as progress:
+        found = fit(cases, layers, progress)
+    rows = [(free.name, f"{found[free.name]:.4g}", free.unit, free.meaning) for free in FREE]
+    job.show(plain_table(("Constant", "Value", "Unit", "What"), rows, left=("Constant", "Unit", "What")))
+    job.write(CALIBRATION.name, calibration_yaml(found, cases, layers))
+    job.show_files(CALIBRATION.name)
+    return float("nan")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,22 +217,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--leave-one-out", action="store_true", help="also fit without each source of a GPU type")
     options = parser.parse_args(argv)
     console = Console()
-    cases = _cases()
+    cases, layers = _cases(RUNS), fitted_layers()
     with Progress(console=console, transient=True) as progress:
-        found = fit(cases, progress)
+        found = fit(cases, layers, progress)
     for free in FREE:
         console.print(f"{free.name:26} {found[free.name]:>9.4g} {free.unit}: {free.meaning}")
-    write_text(CALIBRATION, calibration_yaml(found, cases))
-    console.print(f"written: {CALIBRATION.name}, fitted on {len(cases)} rows")
+    write_text(CALIBRATION, calibration_yaml(found, cases, layers))
+    console.print(f"written: {CALIBRATION.name}, fitted on {len(cases)} rows and {len(layers)} layers")
     if options.leave_one_out:
-        _leave_one_out(cases, found, console)
+        _leave_one_out(cases, layers, found, console)
     return 0
 
 
-def _cases() -> list[Case]:
+def _cases(path: Path) -> list[Case]:
     given, found = shipped_measurements(), []
-    for row in read_rows(RUNS):
-        if is_half_precision(row):
+    for row in read_rows(path):
+        if is_fitted(row):
             try:
                 found.append(case_of(row, given))
             except InexpressibleError:
@@ -167,21 +240,18 @@ def _cases() -> list[Case]:
     return found
 
 
-def _leave_one_out(cases: Sequence[Case], found: Mapping[str, float], console: Console) -> None:
-    """Print the errors of the rows of each (GPU type, source), with these rows in the fit and without them."""
-    groups = grouped(cases, lambda case: (gpu_types(case), case.row.source))
-    for gpu in sorted({gpu for gpu, _ in groups}):
-        sources = [source for other, source in groups if other == gpu]
-        if len(sources) < 2:
-            continue
-        for source in sources:
-            own = groups[gpu, source]
-            rest = [case for case in cases if case not in own]
-            without = fit(rest, near=found)
-            inside, outside = (_errors(own, values) for values in (found, without))
+def _leave_one_out(
+    cases: Sequence[Case], layers: Sequence[MeasuredLayer], found: Mapping[str, float], console: Console
+) -> None:
+    """Print the errors of each source's rows by GPU type and precision, with these rows in the fit and without them."""
+    for source, own in grouped(cases, lambda case: case.row.source).items():
+        without = fit([case for case in cases if case.row.source != source], layers, near=found)
+        for kind, rows in grouped(own, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
+            inside, outside = (_errors(rows, values) for values in (found, without))
+            low, high = outside.median_interval_percent
             console.print(
-                f"{gpu}, {source}: {len(own)} rows, mean error {inside.mean_percent:.1f} % fitted, "
-                f"{outside.mean_percent:.1f} % left out ({outside.mean_percent / inside.mean_percent:.2f} times)"
+                f"{kind[0]}, {kind[1]}, {source}: {len(rows)} rows, median error {inside.median_percent:.1f} % fitted, "
+                f"{outside.median_percent:.1f} % left out ({low:.1f} to {high:.1f})"
             )
 
 
@@ -189,24 +259,26 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
     return Scored.of([(case, in_metric(case, predicted(case, values).step_time_s)) for case in cases])
 
 
-def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
+def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case], layers: Sequence[MeasuredLayer] = ()) -> str:
     """The text of the calibration file: constants with values, meanings and the rows that they were fitted on."""
-    touches = [_touches(case) for case in cases]
+    touches, on_layers = [_touches(case) for case in cases], [_touches(layer) for layer in layers]
     sources = sorted({case.row.source.split(" (")[0] for case in cases})
     lines = [
         "# Constants fitted on published runs by `python -m experiments.calibrate`, which writes this file.",
-        f"# {len(cases)} rows in BF16 and FP16 of experiments/data/measured_training_throughput.csv, of:",
+        f"# {len(layers)} layers of experiments/data/zorse_layer_latencies.json, and {len(cases)} rows of",
+        "# experiments/data/measured_training_throughput.csv, of:",
         *(f"#   {source}" for source in sources),
         "constants:",
     ]
     for free in FREE:
-        rows = sum(free.name in names for names in touches)
+        counts = [sum(free.name in names for names in found_in) for found_in in (touches, on_layers)]
+        rows = " and ".join(f"{count} {what}" for count, what in zip(counts, ("rows", "layers"), strict=True) if count)
         lines += [
             f"  {free.name}:",
             f"    value: {found[free.name]:g}",
             f"    unit: {free.unit}",
             f'    meaning: "{free.meaning}"',
-            f'    fitted_on: "{free.shown_by} ({rows} rows)"',
+            f'    fitted_on: "{free.shown_by} ({rows})"',
         ]
     return "\n".join(lines) + "\n"
 

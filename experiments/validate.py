@@ -1,6 +1,7 @@
 """`hexiopt validate data=FILE.csv`: predicts measured training runs and reports the errors of the predictions.
 
-The file has the columns of `experiments/data/measured_training_throughput.csv`, which is the default.
+The file has the columns of `experiments/data/measured_training_throughput.csv`, which is the default; with it, the
+layers that Zorse measured are predicted too.
 """
 
 import sys
@@ -8,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.progress import Progress
 
 from experiments.app.common import Job
 from experiments.cli import main
 from experiments.validation.cases import Given, case_of
+from experiments.validation.layers import measured_layers, predicted_s
+from experiments.validation.memory import allocated_ratios, reserved_ratios
 from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import Row, read_rows
@@ -27,6 +31,8 @@ from experiments.validation.score import (
 )
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
+from hexiopt.calibration.constants import constant_values
+from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
 from hexiopt.problem.profile import Profile
 from hexiopt.readers.link_files import sailor_network
@@ -49,19 +55,20 @@ def run(job: Job) -> float:
     """Predict every row; returns the mean error in percent. Raises InputError where no row can be predicted."""
     path = Path(job.config.data) if job.config.data else RUNS
     rows, given = read_rows(path), _given(job)
-    found: list[tuple[Prediction, Case | None]] = []
+    found: list[tuple[Prediction, Case | None, Cost | None]] = []
     with Progress(transient=True, disable=job.in_sweep) as progress:
         for row in progress.track(rows, description="predicting"):
             found.append(_predict(row, given))
-    predictions = [prediction for prediction, _ in found]
-    known = [(case, prediction.predicted) for prediction, case in found if case is not None]
-    simulated_too = [(case, _simulated(prediction, case)) for prediction, case in found if case is not None]
+    predictions = [prediction for prediction, _, _ in found]
+    known = [(case, prediction.predicted) for prediction, case, _ in found if case is not None]
+    simulated_too = [(case, _simulated(prediction, case)) for prediction, case, _ in found if case is not None]
+    priced = [(case, cost) for _, case, cost in found if case is not None and cost is not None]
     reasons = Counter(prediction.reason for prediction in predictions if prediction.reason)
     if not known:
         raise InputError(f"{path}: none of its {len(rows)} rows can be predicted: {', '.join(reasons)}")
     job.write("validation.csv", validation_csv(predictions))
-    by_source = _errors_by(known, lambda case: (case.row.source, case.row.gpu))
-    job.show(errors_table(by_source, f"By source and GPU (ρ of the worst family of {_FAMILY} rows or more)"))
+    by_source = _errors_by(known, lambda case: (case.row.source, f"{case.row.gpu} {case.problem.workload.precision}"))
+    job.show(errors_table(by_source, f"By source, GPU and precision (ρ of the worst family of {_FAMILY} rows or more)"))
     half = [pair for pair in known if is_half_precision(pair[0].row)]
     by_type = _errors_by(half, lambda case: ("all", gpu_types(case)), at_least=_TYPE)
     families, finer = (_errors_by(pairs, family, at_least=_FAMILY) for pairs in (known, simulated_too))
@@ -69,6 +76,8 @@ def run(job: Job) -> float:
         (by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"),
         (families, f"Families of {_FAMILY} rows or more: one model on one cluster"),
         (finer, "The same, simulated: messages share the network only with those under way beside them"),
+        (_memory_errors(priced), "Peaks of memory: of tensors, and of what the allocator held, reserve included"),
+        (_layer_errors() if not job.config.data else [], "Forward and backward of a layer, by Zorse"),
     ):
         if errors:
             job.show("", errors_table(errors, title))
@@ -102,14 +111,40 @@ def _simulated(prediction: Prediction, case: Case) -> float:
     return prediction.predicted if seconds is None else in_metric(case, seconds)
 
 
-def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None]:
+def _memory_errors(priced: Sequence[tuple[Case, Cost]]) -> list[Errors]:
+    """Errors of peaks of memory, by source."""
+    found = []
+    for name, ratios_of in (("of tensors", allocated_ratios), ("of the allocator", reserved_ratios)):
+        for source, own in grouped(priced, lambda pair: pair[0].row.source).items():
+            ratios = [ratio for case, cost in own for ratio in ratios_of(case, cost)]
+            if ratios:
+                found.append(_errors_of(source, name, Scored.of_ratios(np.array(ratios))))
+    return found
+
+
+def _layer_errors() -> list[Errors]:
+    """Errors of the times of measured layers, by GPU type and precision, and of all."""
+    values = constant_values()
+    ratios = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
+    kinds = grouped(ratios, lambda pair: f"{pair[0].gpu} {pair[0].workload.precision}")
+    named = [*sorted(kinds.items()), ("all", ratios)]
+    return [_errors_of("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in own]))) for kind, own in named]
+
+
+def _errors_of(name: str, kind: str, scored: Scored, rho: float | None = None) -> Errors:
+    percents = scored.mean_percent, scored.median_percent, scored.p90_percent, scored.bias_percent
+    return Errors(name, kind, scored.num_rows, *percents, rho)
+
+
+def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None, Cost | None]:
     said = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
         case = case_of(row, given)
     except InexpressibleError as error:
-        return Prediction(*said, reason=str(error)), None
+        return Prediction(*said, reason=str(error)), None, None
     model, pipeline = cost_model(case), case.plan.pipelines[0]
-    seconds = model.price(case.plan).step_time_s
+    cost = model.price(case.plan)
+    seconds = cost.step_time_s
     prediction = Prediction(
         *said,
         framework=case.framework,
@@ -121,7 +156,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None]:
         predicted_step_s=seconds,
         simulated_step_s=simulated_s(model, case.plan),
     )
-    return prediction, case
+    return prediction, case, cost
 
 
 def _errors_by(known: Sequence[Predicted], key: Callable[[Case], tuple[str, str]], at_least: int = 1) -> list[Errors]:
@@ -129,9 +164,7 @@ def _errors_by(known: Sequence[Predicted], key: Callable[[Case], tuple[str, str]
     found = []
     for named, own in grouped(known, lambda pair: key(pair[0])).items():
         if len(own) >= at_least:
-            scored = Scored.of(own)
-            percents = scored.mean_percent, scored.median_percent, scored.p90_percent, scored.bias_percent
-            found.append(Errors(*named, scored.num_rows, *percents, _rho(own)))
+            found.append(_errors_of(*named, Scored.of(own), _rho(own)))
     return found
 
 

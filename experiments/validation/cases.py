@@ -4,7 +4,8 @@ Ranks are ordered as in Megatron and DeepSpeed: tensor parallelism innermost, th
 stages.
 Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise: `layer partition` (of
 pipeline modules, two of which precede the layers) or `layers_per_stage` (with the embedding and the head as layers).
-Other notes that are read: `local batch N` (sequences of a pipeline), `model-parallel size tp*pp`, `mp_mode`, and words that name software (`rules.py`).
+Other notes that are read: `local batch N` (sequences of a pipeline), `model-parallel size tp*pp`, `mp_mode`, and words
+that name software (`rules.py`).
 """
 
 import json
@@ -50,7 +51,7 @@ class Given:
 
 @dataclass(frozen=True)
 class _Degrees:
-    """Parallel degrees; `vpp` layer ranges of every stage; `dp` pipelines, of which `cp` have a part of each sequence."""
+    """Parallel degrees; `vpp` layer ranges of every stage; `dp` pipelines, of which `cp` share a sequence."""
 
     tp: int
     pp: int
@@ -211,7 +212,7 @@ def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
     if not text and row.says("param-gather"):
         # Megatron overlaps the gathering of parameters with the forward only in its distributed optimiser, ZeRO-1.
         return [Sharding(1)]
-    if not text and framework_of(row) in ("megatron", "maxtext"):
+    if not text and framework_of(row) in ("megatron", "megatron_2025", "maxtext"):
         return [Sharding(0), Sharding(1)]
     named, grouped = re.search(r"zero-?(\d)", text), re.search(r"group=(\d+)", text)
     stage = int(named[1]) if named else 0

@@ -2,10 +2,10 @@
 
 GPUs are types of the catalogue, found by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` means machines
 of each type, `8xA(2x4)` two machines of four. Links inside machines are those usual for the type
-(`hexiopt.readers.synthetic`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps` is the rate between machines: up to 100 Gbit/s it is one interface
-per machine, above that one interface per GPU shares it; where it is blank, the usual rate of the type is taken
-(`_USUAL_GBPS`). Where the row states no links and a file of network fits has its GPU type, the fitted rates are taken
-instead and count as measured.
+(`hexiopt.readers.synthetic`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps`
+is the rate between machines: up to 100 Gbit/s it is one interface per machine, above that one interface per GPU shares
+it; where it is blank, the usual rate of the type is taken (`_USUAL_GBPS`). Where the row states no links and a file of
+network fits has its GPU type, the fitted rates are taken instead and count as measured.
 """
 
 import re
@@ -24,7 +24,8 @@ from hexiopt.reading import Section
 from hexiopt.units import GB
 
 # Gbit/s per machine: 8 x HDR 200, NDR 400 or XDR 800 in NVIDIA's DGX machines and their cloud counterparts, four times
-# Slingshot 200 in a GH200 node, NDR 400 in one of GB200, XDR 800 of GB300; 8 x 400 with AMD's. Others: 10 Gbit/s Ethernet.
+# Slingshot 200 in a GH200 node, NDR 400 in one of GB200, XDR 800 of GB300; 8 x 400 with AMD's. Others: 10 Gbit/s
+# Ethernet.
 _USUAL_GBPS = {
     "a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0, "gb200": 1600.0,
     "b300": 6400.0, "gb300": 3200.0, "mi300x": 3200.0, "mi325x": 3200.0, "mi350x": 3200.0, "mi355x": 3200.0,

@@ -24,8 +24,8 @@ Values = Mapping[str, float]
 class Case:
     """A run that the cost model can express. Link rates in `problem` are nominal unless `links_measured`.
 
-    With context parallelism over `parts` devices, each sequence of the run is `parts` sequences of the workload, and its
-    devices have pipelines of their own (`hexiopt.cost.executors.context_parallel`).
+    With context parallelism over `parts` devices, each sequence of the run is `parts` sequences of the workload, and
+    its devices have pipelines of their own (`hexiopt.cost.executors.context_parallel`).
     """
 
     row: Row
@@ -44,7 +44,7 @@ def predicted(case: Case, values: Values | None = None) -> Cost:
 def cost_model(case: Case, values: Values | None = None) -> PlanPricer:
     """The pricer of the run, with `values` as in `predicted`."""
     values = constant_values() if values is None else values
-    gpus, frameworks = _tables(tuple(values.items()))
+    gpus, frameworks = tables(tuple(values.items()))
     cluster = case.problem.cluster
     known: dict[Machine, Machine] = {}
 
@@ -70,9 +70,18 @@ def _context(case: Case, cluster: Cluster) -> ContextParallel | None:
     return ContextParallel(case.parts, bytes_per_s, max(way[0] for way in ways), case.row.says("cp_comm=a2a"))
 
 
-@lru_cache(maxsize=64)
-def _tables(values: tuple[tuple[str, float], ...]) -> tuple[Mapping[str, Gpu], Mapping[str, Framework]]:
+@lru_cache(maxsize=256)
+def tables(values: tuple[tuple[str, float], ...]) -> tuple[Mapping[str, Gpu], Mapping[str, Framework]]:
+    """The catalogue and the frameworks with (name, value) of the fitted constants."""
     return calibrated_catalogue(dict(values)), calibrated_frameworks(dict(values))
+
+
+def link_constants(machine: Machine) -> tuple[str, str]:
+    """The names of the constants of the links inside a machine and of its network."""
+    return (
+        "nvlink_efficiency" if machine.gpu.link.startswith("nvlink") else "pcie_efficiency",
+        "ethernet_efficiency" if machine.num_interfaces == 1 else "infiniband_efficiency",
+    )
 
 
 def _machine(machine: Machine, gpu: Gpu, values: Values) -> Machine:
@@ -80,11 +89,10 @@ def _machine(machine: Machine, gpu: Gpu, values: Values) -> Machine:
 
     One interface for a whole machine is taken as Ethernet with TCP, one per GPU as RDMA.
     """
-    link = "nvlink" if gpu.link.startswith("nvlink") else "pcie"
-    network = "ethernet" if machine.num_interfaces == 1 else "infiniband"
+    link, network = link_constants(machine)
     return replace(
         machine,
         gpu=replace(gpu, flash_attention=machine.gpu.flash_attention),
-        intra_bandwidth_bytes_per_s=machine.intra_bandwidth_bytes_per_s * values.get(f"{link}_efficiency", 1.0),
-        nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * values.get(f"{network}_efficiency", 1.0),
+        intra_bandwidth_bytes_per_s=machine.intra_bandwidth_bytes_per_s * values.get(link, 1.0),
+        nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * values.get(network, 1.0),
     )

@@ -3,17 +3,18 @@
 Frameworks are those of `hexiopt/calibration/frameworks.yaml`:
 - Megatron's own FSDP, `megatron-fsdp` in the ZeRO column: `megatron_fsdp`;
 - MaxText by its name in the source or the notes: `maxtext`;
-- else `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async` where
-  the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
+- else `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async`
+  where the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
-- else Megatron: `megatron_exposed` where the notes say "no overlap"; `megatron_2022` where the notes say "sequence parallel on", `megatron_2021` in FP16 or with full
-  recompute (selective recompute came with sequence parallelism), else `megatron`.
-The precision is the column's, `FP8-CS` (current scaling) and `fp8 (not in table)` being FP8 with a scale for each tensor;
-blank means BF16; it is FP32 where the column says that TF32 is unknown; rows of other precisions are not predicted. DeepSpeed and Megatron of 2021 and 2022 materialise attention scores. Gradients take 4
-bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute
-policy is `full` where the notes say so, else open.
-Selective recompute in torchtitan covers all operators but attention and every second matrix product, or every second
-layer; both are taken as full recompute of every second layer.
+- else Megatron: `megatron_2025` for Megatron-Bridge and NeMo from version 25 on; `megatron_exposed` where the notes say
+  "no overlap", `megatron_2022` where they say "sequence parallel on", `megatron_2021` in FP16 or with full recompute
+  (selective recompute came with sequence parallelism), else `megatron`.
+The precision is the column's, `FP8-CS` (current scaling) and `fp8 (not in table)` being FP8 with a scale for each
+tensor; blank means BF16; it is FP32 where the column says that TF32 is unknown; rows of other precisions are not
+predicted. DeepSpeed and Megatron of 2021 and 2022 materialise attention scores. Gradients take 4 bytes, but 2 where
+`mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full` where
+the notes say so, else open. Selective recompute in torchtitan covers all operators but attention and every second
+matrix product, or every second layer; both are taken as full recompute of every second layer.
 """
 
 import re
@@ -47,6 +48,8 @@ def framework_of(row: Row) -> str:
         return "megatron_exposed"
     if row.says("sequence parallel on"):
         return "megatron_2022"
+    if "megatron-bridge" in text or re.search(r"nemo ?2[5-9]\.", text):
+        return "megatron_2025"
     return "megatron_2021" if precision_of(row) == "fp16" or row.recompute == "full" else "megatron"
 
 

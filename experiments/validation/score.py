@@ -4,6 +4,7 @@ The error of a row is |predicted − measured| / measured in the row's own metri
 of one family (source, model and cluster); values that differ by less than 3 % count as ties.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from experiments.validation.predict import Case
 from experiments.validation.rows import Row
+from hexiopt.calibration.gpus import QUANTIZED_BYTES
 
 Floats = NDArray[np.float64]
 Predicted = tuple[Case, float]  # a case and its predicted metric
@@ -20,32 +22,57 @@ T = TypeVar("T")
 K = TypeVar("K")
 TIE = 0.03
 _HALF = ("bf16", "fp16")
+_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Errors of some rows, in percent; `bias` is the mean of predicted over measured step times, less one."""
+    """Errors of some rows, in percent; `bias` is the mean of predicted over measured step times, less one.
+
+    `median_interval` holds the median of other rows of the kind in nine of ten cases, by the bootstrap.
+    """
 
     num_rows: int
     mean_percent: float
     median_percent: float
     p90_percent: float
     bias_percent: float
+    median_interval_percent: tuple[float, float]
 
     @classmethod
     def of(cls, rows: Sequence[Predicted]) -> "Scored":
         """The scores of (case, predicted metric)."""
         ratio = np.array([value / case.row.value for case, value in rows])
         is_time = np.array([case.row.metric == "iter_time_s" for case, _ in rows])
-        slower = np.where(is_time, ratio, 1.0 / ratio)
+        return cls.of_ratios(ratio, np.where(is_time, ratio, 1.0 / ratio))
+
+    @classmethod
+    def of_ratios(cls, ratio: Floats, slower: Floats | None = None) -> "Scored":
+        """The scores of predicted over measured values; `slower` are those of times, where the values are rates."""
+        slower = ratio if slower is None else slower
         errors = 100.0 * np.abs(ratio - 1.0)
         return cls(
-            len(rows),
+            len(ratio),
             float(errors.mean()),
             float(np.median(errors)),
             float(np.quantile(errors, 0.9)),
             float(100.0 * (slower.mean() - 1.0)),
+            _interval(errors),
         )
+
+
+def _interval(errors: Floats) -> tuple[float, float]:
+    """The 5th and 95th percentile of medians of resampled errors (Efron, Annals of Statistics 7(1), 1979)."""
+    drawn = np.random.default_rng(0).choice(errors, (_RESAMPLES, len(errors)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.05, 0.95))
+    return float(low), float(high)
+
+
+def is_fitted(row: Row) -> bool:
+    """Whether constants are fitted on the row: its precision is stated and ours. Kernels for rows with scales of their
+    own were no faster than BF16, the source says."""
+    words = re.findall(r"[a-z0-9]+", row.precision.lower().split("(")[0])
+    return "rowwise" not in words and not {"bf16", "fp16", *QUANTIZED_BYTES}.isdisjoint(words)
 
 
 def is_half_precision(row: Row) -> bool:

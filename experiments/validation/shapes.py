@@ -1,10 +1,10 @@
 """The model of a measured run, with the blanks of its row completed.
 
-A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternLM, Mistral or Qwen, a Nemotron (plain MLP,
-LayerNorm, RoPE) where it says so or heads share keys and values, else a GPT-2 (plain MLP, LayerNorm, learned positions,
-tied embeddings). A blank MLP size is four times the hidden size, a blank
-number of key-value heads is the number of heads, a blank vocabulary is Megatron's padded GPT-2 one. Known shapes of
-named models are in `experiments/data/model_shapes.yaml`.
+A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternLM, Mistral or Qwen, a Nemotron (plain
+MLP, LayerNorm, RoPE) where it says so or heads share keys and values, else a GPT-2 (plain MLP, LayerNorm, learned
+positions, tied embeddings). A blank MLP size is four times the hidden size, a blank number of key-value heads is the
+number of heads, a blank vocabulary is Megatron's padded GPT-2 one. Known shapes of named models are in
+`experiments/data/model_shapes.yaml`.
 """
 
 from functools import cache

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from hexiopt.calibration.coefficients import COEFFICIENTS
 from hexiopt.calibration.constants import constant, constant_values
+from hexiopt.calibration.gpus import QUANTIZED_BYTES
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.units import MICROSECOND
 
@@ -33,6 +34,7 @@ class Framework:
     contention: float
     layer_host_s: float
     holder_s: float
+    cast_bytes: Mapping[str, float]
 
 
 @cache
@@ -43,11 +45,22 @@ def frameworks() -> Mapping[str, Framework]:
 
 def calibrated_frameworks(values: Mapping[str, float]) -> Mapping[str, Framework]:
     """The frameworks with `values` of the fitted constants."""
-    table = Section(read_mapping(_TABLE), _TABLE.name).section("frameworks")
-    return MappingProxyType({name: _read(table.section(name), name, values) for name in table.keys()})  # noqa: SIM118
+    file = Section(read_mapping(_TABLE), _TABLE.name)
+    table, casts = file.section("frameworks"), file.section("casts")
+    return MappingProxyType({name: _read(table.section(name), name, values, casts) for name in table.keys()})  # noqa: SIM118
 
 
-def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework:
+def fitted_constants(name: str) -> set[str]:
+    """The names of the fitted constants that stand in a framework's row."""
+    file = Section(read_mapping(_TABLE), _TABLE.name)
+    section = file.section("frameworks").section(name)
+    casts = file.section("casts").section(section.text("casts"))
+    stated = [one.raw(key) for one in (section, casts) for key in one.keys()]  # noqa: SIM118
+    return {value for value in stated if isinstance(value, str) and value in constant_values()}
+
+
+def _read(section: Section, name: str, values: Mapping[str, float], casts: Section) -> Framework:
+    own = casts.section(section.text("casts", choices=casts.keys()))
     found = Framework(
         name,
         section.flag("sequence_parallel"),
@@ -61,6 +74,7 @@ def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework
         constant(section, "contention", values),
         constant(section, "layer_host_us", values) * MICROSECOND,
         constant(section, "holder_us", values) * MICROSECOND,
+        {precision: constant(own, precision, values) for precision in QUANTIZED_BYTES if precision in own},
     )
     section.finish()
     return found

@@ -23,6 +23,7 @@ _NVLINKS = ("nvlink1", "nvlink2", "nvlink3", "nvlink4", "nvlink5", "nvlink_bridg
 LINKS = ("pcie3", "pcie4", "pcie5", *_NVLINKS, "infinity_fabric3", "infinity_fabric4", "memory")
 GFLOP = 1e9
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
+_OPTIONAL = ("quantized_max", "fp32_max", "nvfp4_max")
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
 # What a new type gets for values that its cluster file leaves out, beside the family `generic` of gpus.yaml.
@@ -42,7 +43,8 @@ class Efficiency:
 
     A GEMM of F FLOP runs at `gemm_max` · F / (F + `gemm_half_flops`) of the peak; fused attention at
     `attention_max` of it; memory-bound work at `memory_max` of the HBM bandwidth; no operator takes less
-    than `launch_s`.
+    than `launch_s`. Products in FP8 and FP4 reach `quantized_max`, those in FP32 `fp32_max`,
+    those in NVFP4 `nvfp4_max`, where these are stated.
     """
 
     gemm_max: float
@@ -50,6 +52,15 @@ class Efficiency:
     attention_max: float
     memory_max: float
     launch_s: float
+    quantized_max: float | None = None
+    fp32_max: float | None = None
+    nvfp4_max: float | None = None
+
+    def product_max(self, precision: str) -> float:
+        """The share of the peak at `precision` that a large product reaches."""
+        chosen = {"fp32": (self.fp32_max,), "nvfp4": (self.nvfp4_max, self.quantized_max)}
+        chosen |= dict.fromkeys(("fp8", "mxfp8"), (self.quantized_max,))
+        return next((share for share in chosen.get(precision, ()) if share is not None), self.gemm_max)
 
 
 @dataclass(frozen=True)
@@ -109,8 +120,8 @@ def fitted_efficiency(name: str) -> dict[str, str]:
     """Of a type of the catalogue, the fields of its efficiency that are fitted constants, and their names."""
     section = _table().section("types").section(name)
     family = _table().section("families").section(section.text("family")).section("efficiency")
-    own = section.section("efficiency", optional=True).keys()
-    stated = {key: family.raw(key) for key in family.keys() if key not in own}  # noqa: SIM118
+    own = section.section("efficiency", optional=True)
+    stated = {key: (own if key in own else family).raw(key) for key in {*family.keys(), *own.keys()}}
     return {key: value for key, value in stated.items() if isinstance(value, str)}
 
 
@@ -172,6 +183,7 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
             "attention_max": efficiency.attention_max,
             "memory_max": efficiency.memory_max,
             "launch_us": in_unit(efficiency.launch_s, MICROSECOND, 15),
+            **{key: value for key in _OPTIONAL if (value := getattr(efficiency, key)) is not None},
         },
         "source": gpu.source,
     }
@@ -214,7 +226,7 @@ def _read(
         link=section.text("link", choices=LINKS, default=link),
         flash_attention=section.flag("flash_attention", flash),
         peer_to_peer=section.flag("peer_to_peer", peer),
-        efficiency=_efficiency(section.section("efficiency", optional=True), efficiency),
+        efficiency=_efficiency(section.section("efficiency", optional=True), efficiency, values),
         source=source,
         **{f"flops_{precision}": rates[precision] for precision in QUANTIZED_BYTES},
     )
@@ -242,9 +254,30 @@ def _rates(section: Section, base: Gpu | None) -> dict[str, float | None]:
     return rates
 
 
-def _efficiency(section: Section, base: Efficiency) -> Efficiency:
+def _efficiency(section: Section, base: Efficiency, values: Mapping[str, float] | None) -> Efficiency:
+    """What `section` states over `base`; `power` slows or speeds everything that the power limit holds back.
+
+    With `values`, of the catalogue, names of constants may stand for numbers.
+    """
+
+    def number(key: str, at_most: float, default: float | None) -> float | None:
+        if values is not None and isinstance(section.raw(key, None), str):
+            return constant(section, key, values)
+        found: float | None = section.number(key, above=0, at_most=at_most, default=default)
+        return found
+
+    power = number("power", 2, 1.0) or 1.0
+
+    def stated(key: str) -> float | None:
+        own, usual = key in section, getattr(base, key)
+        # A share that a type states is what it reaches; only that of NVFP4 is stated for several types together.
+        held_back = key == "nvfp4_max" if own else usual is not None and key != "memory_max"
+        found = number(key, 1, usual)
+        return min(1.0, found * power) if held_back and found is not None else found
+
     def fraction(key: str) -> float:
-        value: float = section.number(key, above=0, at_most=1, default=getattr(base, key))
+        value = stated(key)
+        assert value is not None, "only fields with a default may be left out"
         return value
 
     out = Efficiency(
@@ -253,6 +286,7 @@ def _efficiency(section: Section, base: Efficiency) -> Efficiency:
         attention_max=fraction("attention_max"),
         memory_max=fraction("memory_max"),
         launch_s=_stated(section, "launch_us", MICROSECOND, base.launch_s, 1e5, zero=True),
+        **{key: stated(key) for key in _OPTIONAL},
     )
     section.finish()
     return out
@@ -269,6 +303,7 @@ def _family_efficiency(family: Section, peak_flops: float, values: Mapping[str, 
         attention_max=constant(section, "attention_max", values),
         memory_max=section.number("memory_max", above=0, at_most=1),
         launch_s=section.number("launch_us", at_least=0, at_most=1e5) * MICROSECOND,
+        **{key: constant(section, key, values) for key in _OPTIONAL if key in section},
     )
     section.finish()
     return out

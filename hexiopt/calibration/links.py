@@ -3,9 +3,9 @@
 from hexiopt.calibration.gpus import Gpu
 
 # GB/s per GPU, per direction, by the catalogue's `link`. NVLink: half of the datasheets' bidirectional
-# figures (P100 160, V100 300, A100 600, H100 900, B200 1,800). Infinity Fabric: seven links of 64 and 76.8 GB/s. PCIe with peer-to-peer copies: about 75 % of
-# the raw 15.8, 31.5 and 63 GB/s of 16 lanes; bridges connect only pairs, so they count as PCIe 4. `memory`:
-# copies on one CPU, nominal.
+# figures (P100 160, V100 300, A100 600, H100 900, B200 1,800). Infinity Fabric: seven links of 64 and 76.8 GB/s. PCIe
+# with peer-to-peer copies: about 75 % of the raw 15.8, 31.5 and 63 GB/s of 16 lanes; bridges connect only pairs, so
+# they count as PCIe 4. `memory`: copies on one CPU, nominal.
 _LINK_GB_PER_S = {
     "nvlink1": 80.0,
     "nvlink2": 150.0,

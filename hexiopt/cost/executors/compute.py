@@ -72,7 +72,7 @@ class OperatorTimes:
         peak = gpu.peak_flops(precision)
         assert peak is not None, "Problem refuses a GPU without the workload's arithmetic"
         efficiency = gpu.efficiency
-        self._gemm_s_per_flop = 1.0 / (peak * efficiency.gemm_max)
+        self._gemm_s_per_flop = 1.0 / (peak * efficiency.product_max(precision))
         self._gemm_half_flops = efficiency.gemm_half_flops
         attention_peak = gpu.peak_flops(outside_products(precision))
         assert attention_peak is not None, "a GPU with FP8 has BF16"
@@ -166,7 +166,11 @@ def dense_times(
     turned = 2 * (q + kv)  # rotary positions
     moved = hidden_moved + turned + (3 if model.gated_mlp else 2) * shard.ffn
     first_norm = hidden_moved * c.NORM_PASSES / c.LAYER_HIDDEN_PASSES
-    elementwise_s = clock.memory_s(framework.memory_traffic * (tokens * width * moved), c.LAYER_MEMORY_KERNELS)
+    # What products read is cast: twice by norms, then by attention and activation.
+    cast = 2 * hidden / (shard.tp if framework.sequence_parallel else 1) + q + shard.ffn
+    cast_bytes = tokens * cast * framework.cast_bytes.get(workload.precision, 0.0)
+    moved_bytes = framework.memory_traffic * (tokens * width * moved) + cast_bytes
+    elementwise_s = clock.memory_s(moved_bytes, c.LAYER_MEMORY_KERNELS)
     share_before = (first_norm + turned) / moved
     return DenseTimes(before_s, out_s + inward_s + last_s, elementwise_s, share_before, last_s)
 

@@ -1,4 +1,4 @@
-"""Context parallelism as Megatron has it: each sequence in equal parts on as many devices, of which each TP group has one.
+"""Context parallelism as Megatron has it: each sequence in equal parts, on TP groups of their own.
 
 A part is a sequence of the workload, and each device of the group has a pipeline of its own, so that gradients and
 sharded states go around all of them. Only attention crosses parts. No solver plans it: `hexiopt.plan.parallelism` has

@@ -77,11 +77,11 @@ def test_values_are_sane(name: str) -> None:
 def test_which_types_lack_what() -> None:
     none = {p: {n for n in NAMES if catalogue()[n].peak_flops(p) is None} for p in ("bf16", "fp16", "tf32", "fp32")}
     before_ampere = {
-        *("k80", "p100", "v100_16gb_sxm", "v100_32gb_sxm", "v100_16gb_pcie"),
+        *("k80", "p100", "p40", "v100_16gb_sxm", "v100_32gb_sxm", "v100_16gb_pcie"),
         *("t4", "rtx_2080", "rtx_2080_ti", "titan_rtx"),
     }
     assert none["bf16"] == before_ampere
-    assert none["fp16"] == {"k80"}
+    assert none["fp16"] == {"k80", "p40"}
     assert none["tf32"] == before_ampere | {"cpu", "mi350x", "mi355x"}
     assert none["fp32"] == set()
     assert {n for n in NAMES if not catalogue()[n].flash_attention} == before_ampere
@@ -126,7 +126,7 @@ def test_differences_from_published_tables_are_the_listed_ones(source: str) -> N
 
 def test_each_type_but_the_nominal_is_in_some_published_table() -> None:
     published = {name for table in TABLES.values() for name in table["values"]}
-    assert set(NAMES) - published == {"cpu", "h20", "h100_nvl", "h200_nvl", "mi350x", "rtx_pro_6000"}
+    assert set(NAMES) - published == {"cpu", "h20", "h100_nvl", "h200_nvl", "mi350x", "p40", "rtx_pro_6000"}
 
 
 # A cluster file's types
