@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -42,6 +43,7 @@ _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
 # Further machines may come for so long once the first is there (torch: 30 s). A late one costs another round.
 _LAST_CALL = timedelta(seconds=2)
 _MONITOR_S = 0.2
+_CUT_OFF_S, _PROBE_S = 30.0, 5.0
 _FOR_EVER = 10**9  # restarts: the head counts those that brought no new checkpoint, over all machines
 
 
@@ -132,6 +134,7 @@ def serve(master: str, machine: str | None) -> None:
         meeting = Meeting(master)
     except (OSError, DistError) as error:
         raise LostError(f"no run answers at {master} ({_first_line(error)}); start its head first") from None
+    threading.Thread(target=_leave_when_cut_off, args=(meeting, master), daemon=True).start()
     try:
         _serve(meeting, machine)
     except EndedError:
@@ -141,6 +144,21 @@ def serve(master: str, machine: str | None) -> None:
         raise
     except (DistError, RendezvousError) as error:
         raise LostError(f"the run at {master} is out of reach ({_first_line(error)})") from None
+
+
+def _leave_when_cut_off(meeting: Meeting, master: str) -> None:
+    """End this process, and with it those that it has started, when the meeting place cannot be reached for a while:
+    torch's store would wait for an answer until TCP gives up, a quarter of an hour."""
+    reached_s = time.monotonic()
+    while time.monotonic() - reached_s < _CUT_OFF_S:
+        time.sleep(_PROBE_S)
+        try:
+            meeting.probe(_PROBE_S)
+            reached_s = time.monotonic()
+        except OSError as error:
+            why = _first_line(error)
+    print(f"hexiopt: the run at {master} is out of reach ({why})", file=sys.stderr, flush=True)
+    os._exit(LOST)
 
 
 def _serve(meeting: Meeting, machine: str | None) -> None:

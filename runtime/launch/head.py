@@ -97,6 +97,7 @@ class _Head:
         self._plans = {frozenset[str](): (run.plan, used)}  # by the devices that they do without
         self._met: _Round | None = None  # who waits for an answer
         self._training: _Round | None = None
+        self._joined: set[str] = set()  # machines that have come, or come back, since the last round began to train
         self._dead: set[str] = set()  # devices whose processes were lost, until their machine comes anew
         self._troubles: list[Event] = []
         self._troubled_at = 0.0
@@ -127,7 +128,9 @@ class _Head:
             case "came":
                 names = event["names"]
                 if len(set(names)) == len(names):  # else two agents have one name, and the older one leaves
-                    self._met = _Round(event, frozenset(names))
+                    met, last = _Round(event, frozenset(names)), self._met or self._training
+                    self._joined |= set() if last is None else _machines(met) - _machines(last)
+                    self._met = met
                     yield from self._decide()
             case "lost" | "hung":
                 self._trouble(event)
@@ -164,6 +167,7 @@ class _Head:
             self._place.answer(event, {"refused": said})
             return
         self._dead.difference_update(seats)
+        self._joined.update(map(_machine, seats))
         self._agents.add(machine)
         one_machine = len({_machine(name) for name in seats}) == 1
         # Devices that are left out do not shift the others' GPUs.
@@ -221,14 +225,14 @@ class _Head:
         yield from self._start(met, before, cause, frozenset(missing | self._dead) if replans else frozenset())
 
     def _start(self, met: _Round, before: _Round | None, cause: Event | None, lost: frozenset[str]) -> Iterator[Event]:
-        self._met, self._troubles, self._said = None, [], ""
-        joined = _machines(met) - _machines(before) if before is not None else set()
+        joined = self._joined if before is not None else set()
         gone = _machines(before) - _machines(met) if before is not None else set()
+        self._met, self._troubles, self._said, self._joined = None, [], "", set()
         written = finished(self._run.checkpoints)
         last = written[-1] if written else self._run.resume
         told: Event | None = None
         if cause is not None and (cause["event"] in ("lost", "hung") or not joined | gone):
-            told = {**cause, "reason": _reason(cause) if cause["event"] != "error" else cause["reason"]}
+            told = {**cause, "reason": _reason(cause)}
         elif joined:
             told = {"reason": f"{' and '.join(sorted(joined))} joined"}
         elif gone:
@@ -240,7 +244,7 @@ class _Head:
             self._best = last
             if self._restarts > self._faults.max_restarts:
                 end = f"{self._faults.max_restarts} restarts brought no new checkpoint"
-                raise TrainingFailedError(f"{_reason(told)}; {end}")
+                raise TrainingFailedError(f"{told['reason']}; {end}")
         path, used = self._plan_for(lost)
         self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
         self._run.write(self._folder / "run.json")
