@@ -200,6 +200,8 @@ class TrainConfig:
 
     `device`: `auto` gives each process a GPU if the machine has enough, else all of them compute on the CPU. `force`
     skips the check that the machine's cores and memory suffice.
+
+    `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
     steps: int = 50
@@ -225,9 +227,11 @@ class TrainConfig:
     master: str | None = None
     device: str = "auto"
     force: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "train")
+        section.integer("seed", at_least=0, at_most=MAX_SEED, default=None)
         section.text("device", choices=("auto", "cpu", "cuda"))
         for key, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 1), ("keep_checkpoints", 1)):
             section.integer(key, at_least=least, at_most=MAX_STEPS)

@@ -10,6 +10,7 @@ What is torch's own business here, names with an underscore, stands in this file
 import argparse
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -167,7 +168,7 @@ def _serve(meeting: Meeting, machine: str | None) -> None:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.pop("TORCH_ELASTIC_WORKER_IDENTICAL", None)  # multiplies numbers of processes instead of adding them
     sent_s = time.time()
-    given = meeting.ask({"event": "hello", "machine": machine})
+    given = meeting.ask({"event": "hello", "machine": machine, "host": socket.gethostname()})
     if "refused" in given:
         raise InputError(given["refused"])
     check_clock(sent_s, given["now_s"], time.time())

@@ -95,6 +95,7 @@ class _Head:
         usable = tuple(map(problem.cluster.device_name, problem.usable_devices))
         self._all = usable if faults.on_failure == "replan" else used
         self._plans = {frozenset[str](): (run.plan, used)}  # by the devices that they do without
+        self._hosts: dict[str | None, str | None] = {one.name: one.host for one in problem.cluster.machines}
         self._met: _Round | None = None  # who waits for an answer
         self._training: _Round | None = None
         self._joined: set[str] = set()  # machines that have come, or come back, since the last round began to train
@@ -161,10 +162,9 @@ class _Head:
     def _admit(self, event: Event) -> None:
         machine = event["machine"]
         seats = [name for name in self._all if machine in (None, _machine(name))]
-        if not seats:
-            names = ", ".join(dict.fromkeys(map(_machine, self._all)))
-            said = f"train.machine: {machine!r} has no device of the plan; name one of {names}"
-            self._place.answer(event, {"refused": said})
+        wrong = self._wrong(machine, event["host"], seats)
+        if wrong is not None:
+            self._place.answer(event, {"refused": wrong})
             return
         self._dead.difference_update(seats)
         self._joined.update(map(_machine, seats))
@@ -176,6 +176,18 @@ class _Head:
         about = {"seats": seats, "gpus": gpus, "most": most, "force": self._force, "now_s": time.time()}
         plan = self._run.plan.read_text(encoding="utf-8")
         self._place.answer(event, {**about, "run": self._run.to_dict(), "plan": plan})
+
+    def _wrong(self, machine: str | None, host: str, seats: Sequence[str]) -> str | None:
+        """Why an agent on `host` cannot be `machine`, in a line; None if it can."""
+        if not seats:
+            names = ", ".join(dict.fromkeys(map(_machine, self._all)))
+            return f"train.machine: {machine!r} has no device of the plan; name one of {names}"
+        stated = self._hosts.get(machine)
+        if stated is None or host in (stated, stated.partition(".")[0]) or host.partition(".")[0] == stated:
+            return None
+        return (
+            f"train.machine: {machine} is on host {stated}, says the cluster file, and this is {host}; start it there"
+        )
 
     def _of_rank(self, event: Event) -> Iterator[Event]:
         match event["event"]:
