@@ -83,7 +83,7 @@ class MeetingPlace:
         self._store.set(_END, "")
 
 
-class Meeting:
+class MeetingClient:
     """The store, as agents and processes reach it. Raises OSError where nobody listens, later on
     `torch.distributed.DistError` where it is gone."""
 

@@ -20,7 +20,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.agent import LOST, REFUSED
 from runtime.launch.head import AfterFaults, trained
-from runtime.launch.meeting import Event, Meeting, MeetingPlace, TrainingFailedError
+from runtime.launch.meeting import Event, MeetingClient, MeetingPlace, TrainingFailedError
 from runtime.launch.processes import free_port
 from tests.runtime.launch import test_faults
 from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, undisturbed, wide, written
@@ -188,10 +188,10 @@ def test_who_may_come(
     written(tmp_path, "plan.json", wide())
     place = MeetingPlace()
     place.is_local = False
-    Meeting(place.address).tell({"event": "hello", "machine": machine, "host": host, "token": "asked"})
+    MeetingClient(place.address).tell({"event": "hello", "machine": machine, "host": host, "token": "asked"})
     events = trained(run, tmp_path, AfterFaults("restart", lambda lost: tmp_path, 3), place)
-    meeting = Meeting(place.address)
-    Meeting(place.address).tell({"event": "note", "reason": "heard"})
+    meeting = MeetingClient(place.address)
+    MeetingClient(place.address).tell({"event": "note", "reason": "heard"})
     assert next(events) == {"event": "note", "reason": "heard"}
     answer = json.loads(meeting.store.get("asked"))
     meeting.tell({"event": "left", "machine": machine})
