@@ -45,7 +45,7 @@ def run(job: Job) -> float:
             done = f"{paths['resume']} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
             return float("nan")
-    settings = Settings.of(vars(config) | {"seed": job.config.seed})
+    settings = Settings.of(vars(config) | {"seed": job.config.seed if config.seed is None else config.seed})
     started = prepared_run(plan, plan_file.problem, folder, settings, paths)
     try:
         if config.launch == "torchrun":

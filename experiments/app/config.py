@@ -188,17 +188,20 @@ class TrainConfig:
     .safetensors file; without either, the weights are drawn from the seed. `tensorboard` also writes the steps of
     metrics.jsonl for TensorBoard.
 
-    `on_failure` says what follows the loss or hang of a process: `restart` resumes from the last checkpoint, `replan`
-    does so with a plan without the lost devices, `stop` ends the run. The run fails after `max_restarts` restarts in a
-    row without a new checkpoint.
+    `on_failure` says what follows the loss or hang of a process or machine: `restart` resumes from the last checkpoint
+    (and waits for a lost machine), `replan` does so with a plan without the lost devices, `stop` ends the run. The run
+    fails after `max_restarts` restarts in a row without a new checkpoint.
 
-    `launch`: `local` starts all processes on this machine. `machine` starts the processes of the plan's devices in
-    `machine`; every machine of the plan runs the same command, meets the others at `master` (host:port on the machine
-    of the first device) and shares the run's folder; with `machine` null, the commands of all machines are written to
-    launch.sh. `torchrun` runs one process of `torchrun -m experiments.train`.
+    `launch`: `local` starts all processes on this machine. `machine` makes this process the head of a run on the
+    machines of the plan, which meet at `master` (host:port of this machine, by default port 29500 of its host name);
+    each takes part by launch.sh, or by train.launch=machine with `master` and, as `machine`, its name in the cluster
+    file. `torchrun` runs one process of a training that torchrun starts: in the order of the cluster file, or in any
+    order with `machine`, the name of the machine that it is on.
 
     `device`: `auto` gives each process a GPU if the machine has enough, else all of them compute on the CPU. `force`
     skips the check that the machine's cores and memory suffice.
+
+    `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
     steps: int = 50
@@ -224,9 +227,11 @@ class TrainConfig:
     master: str | None = None
     device: str = "auto"
     force: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "train")
+        section.integer("seed", at_least=0, at_most=MAX_SEED, default=None)
         section.text("device", choices=("auto", "cpu", "cuda"))
         for key, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 1), ("keep_checkpoints", 1)):
             section.integer(key, at_least=least, at_most=MAX_STEPS)
@@ -241,9 +246,10 @@ class TrainConfig:
         section.text("launch", choices=("local", "machine", "torchrun"))
         if self.resume is not None and self.weights is not None:
             raise InputError("train: resume and weights exclude each other; state one of them")
-        if self.launch != "local" and self.on_failure == "replan":
+        if self.launch == "torchrun" and self.on_failure == "replan":
             raise InputError(
-                "train: on_failure: replan needs launch=local; choose restart, or replan and resume by hand"
+                "train: on_failure: replan does not work under torchrun, which keeps the number of processes; "
+                "take launch=machine, or choose restart"
             )
 
 

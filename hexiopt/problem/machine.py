@@ -21,7 +21,9 @@ MAX_GPUS_PER_MACHINE = 1024
 MAX_INTERFACES = 1024
 MAX_PRICE_PER_HOUR = 1e6
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a machine or group
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+_NAMES = ("name", "spec_name", "host")
 _EXACT_RING = 12
 
 
@@ -62,7 +64,8 @@ class Machine(Value):
     """Devices of one type that share network interfaces. Raises InputError where a value breaks its rule.
 
     Bandwidths are per direction: inside the machine per device, point to point (infinite with one device); between
-    machines per network interface. `spec_name` is the name in the file, which `count` extends by a number.
+    machines per network interface. `spec_name` is the name in the file, which `count` extends by a number. `host`, if
+    stated, is the name of the host that it is: no price depends on it, but training refuses another one.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Machine(Value):
     nic_bandwidth_bytes_per_s: float
     nic_latency_s: float
     price_per_hour: float | None = None
+    host: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "machine")
@@ -89,6 +93,10 @@ class Machine(Value):
         check_latency(self.nic_latency_s, f"{where}: nic_latency_s")
         if self.price_per_hour is not None:
             number_in(self.price_per_hour, f"{where}: price_per_hour", above=0, at_most=MAX_PRICE_PER_HOUR)
+        if self.host is not None and (not isinstance(self.host, str) or not HOST.fullmatch(self.host)):
+            raise InputError(
+                f"{where}: host: {quoted(self.host)} is not a host name; write what `hostname` prints there"
+            )
         seen = set[tuple[int, int]]()
         for link in self.intra_links:
             wrong = broken_pair((link.a, link.b), self.num_gpus, seen)
@@ -102,7 +110,7 @@ class Machine(Value):
     @cached_property
     def kind(self) -> Hashable:
         """Everything about a machine but its names; equal for machines that are interchangeable by themselves."""
-        return tuple(getattr(self, f.name) for f in fields(self) if f.name not in ("name", "spec_name"))
+        return tuple(getattr(self, f.name) for f in fields(self) if f.name not in _NAMES)
 
     @cached_property
     def _pairs(self) -> dict[tuple[int, int], IntraLink]:

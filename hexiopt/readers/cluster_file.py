@@ -137,6 +137,8 @@ def _read_machines(
                 f"{entry.at('count')}: makes more than {MAX_MACHINES} machines or {MAX_DEVICES} devices "
                 "in all; state fewer"
             )
+        if count > 1 and machine.host is not None:
+            entry.fail("host", f"is one host for {count} machines; write an entry for each, without count")
         taken[machine.spec_name] = True
         if count == 1:
             machines.append(machine)
@@ -180,6 +182,7 @@ def _read_machine(
         nic_bandwidth_bytes_per_s=_bandwidth(entry, "nic_bandwidth_gb_per_s", inter_bandwidth),
         nic_latency_s=_latency(entry, "nic_latency_us", inter_latency),
         price_per_hour=price,
+        host=entry.text("host", default=None),
     )
 
 
@@ -345,6 +348,7 @@ def _machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
         **_finite("nic_bandwidth_gb_per_s", machine.nic_bandwidth_bytes_per_s),
         "nic_latency_us": in_unit(machine.nic_latency_s, MICROSECOND),
         **({} if machine.price_per_hour is None else {"price_per_hour": machine.price_per_hour}),
+        **({} if machine.host is None else {"host": machine.host}),
     }
 
 

@@ -10,8 +10,10 @@ What is torch's own business here, names with an underscore, stands in this file
 import argparse
 import os
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -30,7 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import read_plan
 from runtime.launch.admission import admitted_machine
-from runtime.launch.meeting import EndedError, Meeting
+from runtime.launch.meeting import EndedError, MeetingClient
 from runtime.launch.settings import TrainingRun
 from runtime.launch.vitals import forget, silence_of
 from runtime.launch.worker import TOLD, Seats, die_with_parent, work
@@ -42,6 +44,7 @@ _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
 # Further machines may come for so long once the first is there (torch: 30 s). A late one costs another round.
 _LAST_CALL = timedelta(seconds=2)
 _MONITOR_S = 0.2
+_CUT_OFF_S, _PROBE_S = 30.0, 5.0
 _FOR_EVER = 10**9  # restarts: the head counts those that brought no new checkpoint, over all machines
 
 
@@ -57,7 +60,7 @@ class ProgressAgent(LocalElasticAgent):
     """
 
     def __init__(
-        self, spec: WorkerSpec, logs: Path, start_method: str, meeting: Meeting, seats: Seats, machine: str | None
+        self, spec: WorkerSpec, logs: Path, start_method: str, meeting: MeetingClient, seats: Seats, machine: str | None
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(str(logs)), start_method=start_method, shutdown_timeout=5)
         self._meeting, self._seats = meeting, seats
@@ -129,9 +132,10 @@ def serve(master: str, machine: str | None) -> None:
     Raises InputError where this machine does not suit the run, LostError where the run is out of reach.
     """
     try:
-        meeting = Meeting(master)
+        meeting = MeetingClient(master)
     except (OSError, DistError) as error:
         raise LostError(f"no run answers at {master} ({_first_line(error)}); start its head first") from None
+    threading.Thread(target=_leave_when_cut_off, args=(meeting, master), daemon=True).start()
     try:
         _serve(meeting, machine)
     except EndedError:
@@ -143,13 +147,28 @@ def serve(master: str, machine: str | None) -> None:
         raise LostError(f"the run at {master} is out of reach ({_first_line(error)})") from None
 
 
-def _serve(meeting: Meeting, machine: str | None) -> None:
+def _leave_when_cut_off(meeting: MeetingClient, master: str) -> None:
+    """End this process, and with it those that it has started, when the meeting place cannot be reached for a while:
+    torch's store would wait for an answer until TCP gives up, a quarter of an hour."""
+    reached_s = time.monotonic()
+    while time.monotonic() - reached_s < _CUT_OFF_S:
+        time.sleep(_PROBE_S)
+        try:
+            meeting.probe(_PROBE_S)
+            reached_s = time.monotonic()
+        except OSError as error:
+            why = _first_line(error)
+    print(f"hexiopt: the run at {master} is out of reach ({why})", file=sys.stderr, flush=True)
+    os._exit(LOST)
+
+
+def _serve(meeting: MeetingClient, machine: str | None) -> None:
     # Else rounds share a store, in which they are told apart by how often an agent restarted its processes; agents
     # differ in that once one has come back (pytorch#135712). So each round gets a store of its own, on its rank 0.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.pop("TORCH_ELASTIC_WORKER_IDENTICAL", None)  # multiplies numbers of processes instead of adding them
     sent_s = time.time()
-    given = meeting.ask({"event": "hello", "machine": machine})
+    given = meeting.ask({"event": "hello", "machine": machine, "host": socket.gethostname()})
     if "refused" in given:
         raise InputError(given["refused"])
     check_clock(sent_s, given["now_s"], time.time())

@@ -95,8 +95,10 @@ class _Head:
         usable = tuple(map(problem.cluster.device_name, problem.usable_devices))
         self._all = usable if faults.on_failure == "replan" else used
         self._plans = {frozenset[str](): (run.plan, used)}  # by the devices that they do without
+        self._hosts: dict[str | None, str | None] = {one.name: one.host for one in problem.cluster.machines}
         self._met: _Round | None = None  # who waits for an answer
         self._training: _Round | None = None
+        self._joined: set[str] = set()  # machines that have come, or come back, since the last round began to train
         self._dead: set[str] = set()  # devices whose processes were lost, until their machine comes anew
         self._troubles: list[Event] = []
         self._troubled_at = 0.0
@@ -127,7 +129,9 @@ class _Head:
             case "came":
                 names = event["names"]
                 if len(set(names)) == len(names):  # else two agents have one name, and the older one leaves
-                    self._met = _Round(event, frozenset(names))
+                    met, last = _Round(event, frozenset(names)), self._met or self._training
+                    self._joined |= set() if last is None else _machines(met) - _machines(last)
+                    self._met = met
                     yield from self._decide()
             case "lost" | "hung":
                 self._trouble(event)
@@ -158,12 +162,12 @@ class _Head:
     def _admit(self, event: Event) -> None:
         machine = event["machine"]
         seats = [name for name in self._all if machine in (None, _machine(name))]
-        if not seats:
-            names = ", ".join(dict.fromkeys(map(_machine, self._all)))
-            said = f"train.machine: {machine!r} has no device of the plan; name one of {names}"
-            self._place.answer(event, {"refused": said})
+        wrong = self._wrong(machine, event["host"], seats)
+        if wrong is not None:
+            self._place.answer(event, {"refused": wrong})
             return
         self._dead.difference_update(seats)
+        self._joined.update(map(_machine, seats))
         self._agents.add(machine)
         one_machine = len({_machine(name) for name in seats}) == 1
         # Devices that are left out do not shift the others' GPUs.
@@ -172,6 +176,18 @@ class _Head:
         about = {"seats": seats, "gpus": gpus, "most": most, "force": self._force, "now_s": time.time()}
         plan = self._run.plan.read_text(encoding="utf-8")
         self._place.answer(event, {**about, "run": self._run.to_dict(), "plan": plan})
+
+    def _wrong(self, machine: str | None, host: str, seats: Sequence[str]) -> str | None:
+        """Why an agent on `host` cannot be `machine`, in a line; None if it can."""
+        if not seats:
+            names = ", ".join(dict.fromkeys(map(_machine, self._all)))
+            return f"train.machine: {machine!r} has no device of the plan; name one of {names}"
+        stated = self._hosts.get(machine)
+        if stated is None or host in (stated, stated.partition(".")[0]) or host.partition(".")[0] == stated:
+            return None
+        return (
+            f"train.machine: {machine} is on host {stated}, says the cluster file, and this is {host}; start it there"
+        )
 
     def _of_rank(self, event: Event) -> Iterator[Event]:
         match event["event"]:
@@ -221,14 +237,14 @@ class _Head:
         yield from self._start(met, before, cause, frozenset(missing | self._dead) if replans else frozenset())
 
     def _start(self, met: _Round, before: _Round | None, cause: Event | None, lost: frozenset[str]) -> Iterator[Event]:
-        self._met, self._troubles, self._said = None, [], ""
-        joined = _machines(met) - _machines(before) if before is not None else set()
+        joined = self._joined if before is not None else set()
         gone = _machines(before) - _machines(met) if before is not None else set()
+        self._met, self._troubles, self._said, self._joined = None, [], "", set()
         written = finished(self._run.checkpoints)
         last = written[-1] if written else self._run.resume
         told: Event | None = None
         if cause is not None and (cause["event"] in ("lost", "hung") or not joined | gone):
-            told = {**cause, "reason": _reason(cause) if cause["event"] != "error" else cause["reason"]}
+            told = {**cause, "reason": _reason(cause)}
         elif joined:
             told = {"reason": f"{' and '.join(sorted(joined))} joined"}
         elif gone:
@@ -240,7 +256,7 @@ class _Head:
             self._best = last
             if self._restarts > self._faults.max_restarts:
                 end = f"{self._faults.max_restarts} restarts brought no new checkpoint"
-                raise TrainingFailedError(f"{_reason(told)}; {end}")
+                raise TrainingFailedError(f"{told['reason']}; {end}")
         path, used = self._plan_for(lost)
         self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
         self._run.write(self._folder / "run.json")

@@ -83,15 +83,19 @@ class MeetingPlace:
         self._store.set(_END, "")
 
 
-class Meeting:
+class MeetingClient:
     """The store, as agents and processes reach it. Raises OSError where nobody listens, later on
     `torch.distributed.DistError` where it is gone."""
 
     def __init__(self, address: str) -> None:
         self.host, self.port = address_of(address)
         # Torch's own connecting fills the screen for a minute where nobody listens.
-        socket.create_connection((self.host, self.port), timeout=_CONNECT_S).close()
+        self.probe(_CONNECT_S)
         self.store = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=_READ)
+
+    def probe(self, timeout_s: float) -> None:
+        """Raise OSError where the meeting place cannot be reached."""
+        socket.create_connection((self.host, self.port), timeout=timeout_s).close()
 
     def tell(self, event: Event) -> None:
         """Tell an event."""

@@ -24,7 +24,7 @@ from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile, read_plan
 from runtime.device import usable_gpu
 from runtime.launch.admission import admitted_device
-from runtime.launch.meeting import Event, Meeting, TrainingFailedError
+from runtime.launch.meeting import Event, MeetingClient, TrainingFailedError
 from runtime.launch.rank import run_rank
 from runtime.launch.settings import TrainingRun
 from runtime.launch.torchrun import VARIABLES, torchrun_place
@@ -67,7 +67,7 @@ def work(address: str, seats: Seats) -> None:
     name, gpu = seats.names[local], seats.gpus[local]
     about: Event = {"device": name, "pid": os.getpid(), "round": None}
     try:
-        meeting = Meeting(address)
+        meeting = MeetingClient(address)
         try:
             _take_part(meeting, seats, name, gpu, about)
         except BaseException:
@@ -77,7 +77,7 @@ def work(address: str, seats: Seats) -> None:
         os._exit(TOLD)
 
 
-def _take_part(meeting: Meeting, seats: Seats, name: str, gpu: int, about: Event) -> None:
+def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about: Event) -> None:
     vitals = Vitals(seats.folder)
     gone = seats.device == "cuda" and not usable_gpu(gpu)
     if gone:

@@ -78,9 +78,11 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     ran = hexiopt("export", f"export.checkpoint={last}", "export.precision=fp32", "hydra.run.dir=exported")
     assert ran.code == 0, ran.err
     more = ("plan=out/plan.json", "train.weights=exported/huggingface", "train.steps=1", "hydra.run.dir=from_weights")
+    more += ("train.seed=3",)
     ran = hexiopt("train", *more)
     assert ran.code == 0, ran.err
     events = [json.loads(line) for line in (tmp_path / "from_weights" / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads((tmp_path / "from_weights" / "run.json").read_text())["settings"]["seed"] == 3
     (first,) = (event["loss"] for event in events if event["event"] == "step")
     assert first < losses[0] - 0.5
 

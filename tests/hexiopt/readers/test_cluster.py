@@ -36,6 +36,18 @@ def test_example_of_the_format() -> None:
     assert cluster.links[0].latency_s == pytest.approx(2e-3)
 
 
+def test_the_host_that_a_machine_is() -> None:
+    """Says nothing about its kind, and there is one for each machine."""
+    cluster = read(two(host="node1.lab"))
+    assert [machine.host for machine in cluster.machines[:2]] == ["node1.lab", None]
+    assert cluster.machines[0].kind == read(two()).machines[0].kind
+    assert read(cluster_to_dict(cluster)) == cluster
+    with pytest.raises(InputError, match="host: 'a b' is not a host name; write what `hostname` prints there"):
+        read(two(host="a b"))
+    with pytest.raises(InputError, match=r"host: .* is one host for 2 machines; write an entry for each"):
+        read(two(host="node1", count=2))
+
+
 def test_defaults() -> None:
     cluster = read(two())
     machine = cluster.machines[0]

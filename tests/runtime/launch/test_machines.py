@@ -3,13 +3,14 @@
 Machine `a` has ranks 0 and 1, `b` has 2 and 3. What waits, waits for events: no fault depends on when it comes.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.agent import LOST, REFUSED
 from runtime.launch.head import AfterFaults, trained
-from runtime.launch.meeting import Event, MeetingPlace, TrainingFailedError
+from runtime.launch.meeting import Event, MeetingClient, MeetingPlace, TrainingFailedError
 from runtime.launch.processes import free_port
-from tests.runtime.launch.test_faults import STEPS, a_run, narrow, undisturbed, written
+from tests.runtime.launch import test_faults
+from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, undisturbed, wide, written
 
 __all__ = ["undisturbed"]
 _ENDS_S = 60.0
@@ -160,6 +162,44 @@ def test_others_go_on_until_a_lost_machine_comes_back(
         assert restarted[-1] == f"{lost} gone"
         assert machines.notes[-1] == f"{lost} joined"
         assert sorted(losses) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("machine", "host", "said"),
+    [
+        ("b", "node1", None),
+        ("b", "node1.lab", None),
+        ("a", "anything", None),
+        (
+            "b",
+            "node2",
+            "train.machine: b is on host node1.lab, says the cluster file, and this is node2; start it there",
+        ),
+        ("c", "node1", "train.machine: 'c' has no device of the plan; name one of a, b"),
+    ],
+)
+def test_who_may_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, host: str, said: str | None
+) -> None:
+    """The head answers before anything is started on the machine."""
+    run, task = a_run(tmp_path), problem()
+    machines = tuple(one.replace(host="node1.lab") if one.name == "b" else one for one in task.cluster.machines)
+    monkeypatch.setattr(test_faults, "problem", lambda: replace(task, cluster=replace(task.cluster, machines=machines)))
+    written(tmp_path, "plan.json", wide())
+    place = MeetingPlace()
+    place.is_local = False
+    MeetingClient(place.address).tell({"event": "hello", "machine": machine, "host": host, "token": "asked"})
+    events = trained(run, tmp_path, AfterFaults("restart", lambda lost: tmp_path, 3), place)
+    meeting = MeetingClient(place.address)
+    MeetingClient(place.address).tell({"event": "note", "reason": "heard"})
+    assert next(events) == {"event": "note", "reason": "heard"}
+    answer = json.loads(meeting.store.get("asked"))
+    meeting.tell({"event": "left", "machine": machine})
+    events.close()
+    assert answer.get("refused") == said
+    if said is None:
+        assert answer["seats"] == [f"{machine}:0", f"{machine}:1"]
+        assert answer["gpus"] == [0, 1]
 
 
 @pytest.mark.slow
