@@ -19,7 +19,7 @@ def run(job: Job) -> float:
     """Price a plan; returns its step time in seconds. Raises InputError, and NoPlanError where it exceeds memory."""
     where = str(job.config.plan)
     read, problem = job.changed_plan_file()
-    file = PlanFile(problem, on_problem(read.plan, read.problem.cluster, problem, where), read.solver)
+    file = PlanFile(problem, on_problem(read.plan, read.problem, problem, where), read.solver)
     cost = priced(file, where)
     job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
     show_plan(job, file.problem, file.plan, cost, file.solver)

@@ -327,5 +327,6 @@ def hexiscale_partitions(
         run.step()
         with run.tallied("partition_graph") as tally:
             tally.proposed += 1
+            tally.valid += 1
             hierarchy.iterate()
     return hierarchy.found()

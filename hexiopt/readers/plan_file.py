@@ -184,19 +184,20 @@ def read_plan(path: str | Path) -> PlanFile:
     return PlanFile(problem, plan, read)
 
 
-def on_problem(plan: Plan, cluster: Cluster, problem: Problem, where: str = "plan") -> Plan:
-    """A plan on `cluster` for `problem`: the devices of the same names, and micro-batches for its global batch.
+def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") -> Plan:
+    """A plan for the problem `old` as one for `problem`: the devices of the same names, and as many times the
+    micro-batches as the global batch is larger.
 
     Raises InputError where the cluster of `problem` lacks a device, and where the batch cannot be spread as it was.
     """
-    data = plan_to_dict(plan, cluster)
-    batch, before = problem.workload.global_batch, sum(pipeline.num_sequences for pipeline in plan.pipelines)
+    data = plan_to_dict(plan, old.cluster)
+    batch, before = problem.workload.global_batch, old.workload.global_batch
     for k, pipeline in enumerate(data["pipelines"]):
         count, rest = divmod(pipeline["num_micro_batches"] * batch, before)
         if rest or not count:
             raise InputError(
-                f"{where}: pipelines[{k}]: {pipeline['num_micro_batches']} micro-batches of {before} sequences are no "
-                f"whole number of {batch}; choose a batch that is a multiple, or plan again"
+                f"{where}: pipelines[{k}]: {pipeline['num_micro_batches']} micro-batches for {before} sequences are no "
+                f"whole number for {batch}; choose a batch that is a multiple, or plan again"
             )
         pipeline["num_micro_batches"] = count
     return plan_from_section(Section(data, where), problem.cluster)

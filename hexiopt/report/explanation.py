@@ -188,7 +188,13 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
             "memory-bound work": f"{efficiency.memory_max:g} of the bandwidth",
             "least operator": f"{efficiency.launch_s / MICROSECOND:g} µs",
         }
-        assert len(values) == len(fields(efficiency))
+        stated = {
+            "FP8 products": efficiency.quantized_max,
+            "FP32 products": efficiency.fp32_max,
+            "NVFP4 products": efficiency.nvfp4_max,
+        }
+        values |= {name: f"{share:g} of the peak" for name, share in stated.items() if share is not None}
+        assert len(values) == sum(getattr(efficiency, one.name) is not None for one in fields(efficiency))
         said = ", ".join(f"{name} {value}" for name, value in values.items())
         yield f"{gpu.name}: efficiency", said, _efficiency_source(gpu)
 

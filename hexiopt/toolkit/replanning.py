@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.moving import Moving, moving
@@ -229,6 +228,8 @@ def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
     Machines are alike if they are of one kind in one group. Where the exchange would change the price, or links between
     machines are stated, it is `plan`.
     """
+    from scipy.optimize import linear_sum_assignment  # here, because scipy.optimize is slow to import
+
     if problem.cluster.links:
         return plan
     cluster, machine_of = problem.cluster, problem.cluster.machine_of
@@ -281,6 +282,8 @@ def _matched(
     held: Mapping[int | None, _Weights],
 ) -> tuple[float, dict[int, int]]:
     """The layers that stay at best if `devices` take `places`, and who takes which."""
+
+    from scipy.optimize import linear_sum_assignment
 
     def common(device: int, place: int) -> float:
         if place not in held:

@@ -19,9 +19,9 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan
 from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.sweep_files import PLAN_FILE
+from hexiopt.report.choices import Choice
 from hexiopt.report.money import hourly
 from hexiopt.report.style import amount, clipped, count, seconds
-from hexiopt.report.tradeoff import Choice
 from hexiopt.solving import Budget, Capabilities
 from hexiopt.toolkit.alternatives import ADD, BASE, LINK, TAKE, Alternative
 from hexiopt.toolkit.catalogue import made_solver

@@ -181,10 +181,14 @@ class Search:
 
     @contextmanager
     def tallied(self, operator: str) -> Iterator[OperatorTally]:
-        """A context whose duration, and whether the best plan became better in it, are counted for `operator`."""
+        """A context whose duration, and whether the best plan became better in it, are counted for `operator`. A better
+        plan counts as accepted."""
         tally, best_s, began_s = self.operators.of(operator), self.best_s, self.runtime_s
+        accepted = tally.accepted
         yield tally
-        tally.improved += self.best_s < best_s
+        improved = self.best_s < best_s
+        tally.improved += improved
+        tally.accepted = max(tally.accepted, accepted + improved)
         tally.seconds += self.runtime_s - began_s
 
     def heard(self) -> Any:

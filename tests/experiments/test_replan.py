@@ -38,7 +38,7 @@ def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("workload.global_batch=9", "micro-batches of 8 sequences are no whole number of 9; choose a batch"),
+        ("workload.global_batch=9", "micro-batches for 8 sequences are no whole number for 9; choose a batch"),
         ("cluster=hexiscale_setting_1", "is on no machine of the cluster"),
         ("model=tiny", "model=tiny: does not apply to a plan file"),
         ("solver.max_steps=5", "solver.max_steps=5: does not apply to a plan file"),

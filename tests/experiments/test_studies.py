@@ -189,9 +189,9 @@ def test_two_cores_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         return made_up(spec, 1.0)
 
     monkeypatch.setattr(Isolated, "measure", note)
-    monkeypatch.setattr("experiments.studies.frame.study.usable_cores", lambda: 1)
+    monkeypatch.setattr("experiments.studies.frame.study.usable_cores", lambda: 2)
     measured("test", specs, tmp_path, QUIET)
-    assert ran == ["portfolio", "cp_sat", BOUND, "random", "metis"]
+    assert (ran[:3], {*ran[3:]}) == (["portfolio", "cp_sat", BOUND], {"random", "metis"})
 
 
 # --------------------------------------------------------------------------------------- command line

@@ -17,7 +17,7 @@ from runtime.measure.points import Device, MeasuredPoint, Measurement
 from runtime.measure.result import check_base, result_of
 
 GIB = 2**30
-A100, T4, NVL = "NVIDIA A100-SXM4-80GB", "Tesla T4", "NVIDIA H100 NVL"
+A100, T4, NVL = "NVIDIA A100-SXM4-80GB", "Tesla T4", "NVIDIA H900 NVL"
 SIZES = [4**k for k in range(5, 15)]
 
 
@@ -82,7 +82,7 @@ def test_a_type_of_the_catalogue_keeps_its_peaks() -> None:
 def test_a_type_that_no_catalogue_knows_has_the_peaks_measured() -> None:
     result = result_of(measured([device("a", 0, NVL), device("b", 0, "AMD EPYC")]), "mine", None)
     one, other = written(result.cluster).types
-    assert (one.name, other.name) == ("h100_nvl", "cpu")
+    assert (one.name, other.name) == ("h900_nvl", "cpu")
     assert one.flops_bf16 == pytest.approx(9e13)
     assert one.flops_fp16 >= one.flops_bf16  # the fastest of its products
     assert one.memory_bytes == pytest.approx(94 * GIB, rel=1e-3)
