@@ -300,11 +300,11 @@ def price_fallbacks(
         run.step()
         with run.tallied("fall_back") as tally:
             tally.proposed += 1
+            tally.valid += 1
             completed = completer.allowed(partition) and completer.complete(partition)
             if not completed:
                 tally.unfit += 1
                 continue
-            tally.valid += 1
             priced = completer.price(completed, run.best_s)
             tally.priced += priced is not None
             if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:

@@ -1,7 +1,7 @@
 """The source of every value in a plan's price, and what binds its time and its memory, as rows of tables."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from inspect import getsource
 from typing import Any
@@ -311,8 +311,9 @@ def framework_rows() -> Iterator[Row]:
     for field in fields(own):
         if field.name != "name":
             value = getattr(own, field.name)
-            quoted = str(value).lower() if isinstance(value, bool) else f"{value:g}"
-            yield field.name, quoted, "frameworks.yaml: hexiopt"
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            said = (f"{name} {str(one).lower() if isinstance(one, bool) else f'{one:g}'}" for name, one in parts)
+            yield field.name, ", ".join(said).strip(), "frameworks.yaml: hexiopt"
     for constant in constants().values():
         yield (
             constant.name,

@@ -194,13 +194,13 @@ class ColumnSearch:
         """Price a partition, and learn what the pipelines of its recipes take. Whether it fits."""
         tally = self._tally
         tally.proposed += 1
+        tally.valid += 1
         if partition in self._tried or not self.completer.allowed(partition):
             tally.known += partition in self._tried
             tally.unfit += partition not in self._tried
             return False
         self._tried.add(partition)
         self.run.step()
-        tally.valid += 1
         completed = self.completer.complete(partition)
         priced = self.completer.price(completed) if completed else None
         if priced is None:
@@ -209,7 +209,6 @@ class ColumnSearch:
         tally.priced += 1
         cost = self.run.offer(priced.plan, priced.cost, (partition, tuple(recipes)))
         if not cost.fits:
-            tally.unfit += 1
             return False
         tally.accepted += 1
         recipes = recipes or self._learnt(partition)
@@ -301,10 +300,10 @@ class ColumnSearch:
 
     def _make(self, recipe: ChainRecipe) -> ChainColumn | None:
         self._tally.proposed += 1
+        self._tally.valid += 1
         self._tally.known += recipe in self._pool
         if recipe not in self._pool:
             self._work(_COLUMN)
-            self._tally.valid += self._pool.make(recipe) is not None
             self._tally.unfit += self._pool.make(recipe) is None
         return self._pool.make(recipe)
 
