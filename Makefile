@@ -58,7 +58,7 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 bench: install
-	$(BIN)/python -m experiments.bench
+	$(BIN)/python -m experiments.measure.bench
 
 # Random problems against every solver; then all tests on whole sweeps, property tests on new and more examples.
 stress: install

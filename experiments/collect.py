@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
+from experiments.app.cli import main
 from experiments.app.common import Job
-from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.readers.sweep_files import counted, newest_sweep, sweep_frame
 
@@ -32,13 +32,13 @@ def run(job: Job) -> float:
         written.append("results.parquet")
     told = counted(rows["exit_code"])
     if job.pictures:
-        from hexiopt.report.sweep import sweep_figure
-        from hexiopt.report.tradeoff import draw_png
+        from hexiopt.report.compared.sweep import sweep_figure
+        from hexiopt.report.compared.tradeoff import draw_png
 
         job.draw("results.png", lambda path: draw_png(sweep_figure(rows, told), path))
         written.append("results.png")
     if not job.in_sweep:
-        from hexiopt.report.sweep import sweep_table
+        from hexiopt.report.compared.sweep import sweep_table
 
         table, left_out = sweep_table(rows)
         more = [f"and {left_out:,} more, slower or without a plan, in results.csv"] if left_out else []

@@ -4,8 +4,8 @@ import sys
 
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, bound_limit_s, bounded, interrupt, listener, solvers_of
-from experiments.cli import main
 from hexiopt.toolkit.comparing import each_result
 
 
@@ -23,8 +23,8 @@ def run(job: Job) -> float:
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.comparison import comparison_table, operators_table, restricted_bounds
-    from hexiopt.report.comparison_frames import comparison_frame, operators_frame
+    from hexiopt.report.compared.comparison import comparison_table, operators_table, restricted_bounds
+    from hexiopt.report.compared.comparison_frames import comparison_frame, operators_frame
     from hexiopt.report.notes import notes
     from hexiopt.report.table import headline
 
@@ -34,7 +34,7 @@ def run(job: Job) -> float:
         job.write("operators.csv", operators_frame(results).to_csv())
         written.append("operators.csv")
     if job.pictures:
-        from hexiopt.report.comparison import draw_comparison
+        from hexiopt.report.compared.comparison import draw_comparison
 
         job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
         written.append("comparison.png")

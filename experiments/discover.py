@@ -7,8 +7,8 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import Job
-from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.machines import Discovery, Texts, discover

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
-from experiments.cli import main
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError

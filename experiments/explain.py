@@ -9,9 +9,9 @@ import sys
 
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import Job, found, search, solver_of
 from experiments.app.reports import show_plan
-from experiments.cli import main
 from experiments.price import priced
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables

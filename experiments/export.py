@@ -9,9 +9,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.app.config import HUGGING_FACE
-from experiments.cli import main
 from experiments.price import priced
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import LaunchOptions, Program, Trainer

@@ -9,8 +9,8 @@ import sys
 
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, interrupt, solver_of
-from experiments.cli import main
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.toolkit.fitting import fitted
 from hexiopt.toolkit.solution import PlacedPlan

@@ -10,9 +10,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, found, search, solver_of
 from experiments.app.reports import plan_reports, show_plan
-from experiments.cli import main
 from experiments.price import priced
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.errors import InputError

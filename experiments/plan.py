@@ -5,9 +5,9 @@ import time
 
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import Job, search_and_bound, solver_of
 from experiments.app.reports import plan_reports, show_plan, write_plan
-from experiments.cli import main
 from hexiopt.report.style import seconds
 
 

@@ -5,9 +5,9 @@ Overrides of `cluster` and `workload` price it on a changed network, batch or pr
 
 import sys
 
+from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError
 from experiments.app.reports import show_plan
-from experiments.cli import main
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError

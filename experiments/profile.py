@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import FailedError, Job
-from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_yaml import read_open_cluster
 

@@ -6,9 +6,9 @@ same names.
 
 import sys
 
+from experiments.app.cli import main
 from experiments.app.common import Job, listener, solver_of
 from experiments.app.reports import show_plan
-from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.readers.plan_file import plan_file_to_dict

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, search, solver_of
 from experiments.app.reports import show_plan, show_training, write_plan
-from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import PlanFile, read_plan

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress
 
+from experiments.app.cli import main
 from experiments.app.common import Job
-from experiments.cli import main
 from experiments.validation.cases import Given, case_of
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, reserved_ratios

@@ -8,10 +8,10 @@ import sys
 
 from rich.text import Text
 
+from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, bound_limit_s, solver_of
-from experiments.cli import main
 from hexiopt.readers.price_list import prices_for
-from hexiopt.report.tradeoff import draw_png
+from hexiopt.report.compared.tradeoff import draw_png
 from hexiopt.toolkit.alternatives import alternatives, priced
 from hexiopt.toolkit.whatif import SearchSetup, planned, processes_for
 

@@ -18,5 +18,5 @@ def main() -> int:
     except InputError as error:
         print(f"hexiopt: {error}", file=sys.stderr)
         return 2
-    code: int = import_module("experiments.cli").main()
+    code: int = import_module("experiments.app.cli").main()
     return code

@@ -48,7 +48,7 @@ def trajectories(
     `over="steps"` counts the solver's own steps instead of seconds: for solvers of one kind, the same on any machine.
     Raises InputError for anything else.
     """
-    from hexiopt.report.comparison import AXES, draw_trajectories
+    from hexiopt.report.compared.comparison import AXES, draw_trajectories
 
     if over not in AXES:
         raise InputError(f"plot: over: {quoted(over)} is not known; {did_you_mean(str(over), AXES)}")
@@ -57,7 +57,7 @@ def trajectories(
 
 def step_times(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
     """Draw the final step time of each solver as a bar: the median over seeds, and the range from best to worst."""
-    from hexiopt.report.comparison import draw_bars
+    from hexiopt.report.compared.comparison import draw_bars
 
     return draw_bars(compared.results, _new_axes() if ax is None else ax)
 
@@ -75,7 +75,7 @@ def bars(
     `unit` is the label of the axis; a dashed line marks `reference`. Raises InputError for numbers that are not finite,
     and for none.
     """
-    from hexiopt.report.bars import draw_bars_of
+    from hexiopt.report.compared.bars import draw_bars_of
 
     if ax is None:
         most, series = max(map(len, groups.values()), default=0), {name for own in groups.values() for name in own}

@@ -1,4 +1,4 @@
-"""Generates `docs/api.md`, the reference of the Python API, from docstrings: `python -m tests.api_reference`.
+"""Generates the reference of the Python API, two pages of `docs/`, from docstrings: `python -m tests.api_reference`.
 
 `tests/hexiopt/toolkit/test_reference.py` checks that the page is current and that every public name is described.
 """
@@ -6,7 +6,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -15,38 +15,50 @@ from typing import Any
 import hexiopt
 from hexiopt import plot, testing
 
-PAGE = Path(__file__).parent.parent / "docs" / "api.md"
-HEAD = """# Reference
+DOCS = Path(__file__).parent.parent / "docs"
+CALLS, OBJECTS = DOCS / "api.md", DOCS / "api_objects.md"
+HEADS = {
+    CALLS: """# Reference
 
-`make reference` generates this page from docstrings; [another page](python.md) has examples. All seconds are of one
-training step, except where a name says otherwise. Bad input raises `hexiopt.InputError`, a `ValueError` with a one-line
-message.
-"""
+`make reference` generates this page from docstrings; [another](api_objects.md) has the objects that functions return,
+and [a third](python.md) examples. All seconds are of one training step, except where a name says otherwise. Bad input
+raises `hexiopt.InputError`, a `ValueError` with a one-line message.
+""",
+    OBJECTS: """# Reference of results
+
+What the functions of the [reference](api.md) return; `make reference` generates this page from docstrings.
+""",
+}
 # In the order in which one meets them; a test sees that none is missing.
 PARTS = {
     "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Space", "Problem"),
     "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
     "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),
-    "What they give back": (
-        *("Solution", "PlacedPlan", "PlanCost", "Comparison", "Frame", "SolverCatalogue", "SolverInfo", "Plan"),
-        *("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "InputError"),
-    ),
+}
+RESULTS = {
+    "Plans and their prices": ("Solution", "PlacedPlan", "PlanCost", "Plan"),
+    "Tables": ("Frame", "Comparison", "SolverCatalogue", "SolverInfo"),
+    "Answers": ("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "InputError"),
 }
 
 
-def written() -> str:
-    """The whole page."""
-    lines = [HEAD]
-    for title, names in PARTS.items():
-        lines.append(f"## {title}\n")
-        for name in names:
-            lines += _entry(f"hexiopt.{name}", getattr(hexiopt, name))
+def pages() -> dict[Path, str]:
+    """Both pages."""
+    objects = [HEADS[OBJECTS], *_described(RESULTS)]
+    calls = [HEADS[CALLS], *_described(PARTS)]
     for title, module in (("Plots", plot), ("Contracts", testing)):
-        lines += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
+        calls += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
         for name in module.__all__:
-            lines += _entry(f"{module.__name__}.{name}", getattr(module, name))
-    return "\n".join(lines).rstrip() + "\n"
+            calls += _entry(f"{module.__name__}.{name}", getattr(module, name))
+    return {page: "\n".join(lines).rstrip() + "\n" for page, lines in ((CALLS, calls), (OBJECTS, objects))}
+
+
+def _described(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for title, names in parts.items():
+        yield f"## {title}\n"
+        for name in names:
+            yield from _entry(f"hexiopt.{name}", getattr(hexiopt, name))
 
 
 def members(made: type) -> Iterator[tuple[str, Any]]:
@@ -113,5 +125,6 @@ def _doc(value: ModuleType | type | Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
-    print(PAGE, file=sys.stderr)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path, file=sys.stderr)

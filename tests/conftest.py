@@ -69,7 +69,7 @@ def _end_workers() -> None:
 @pytest.fixture
 def hexiopt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `hexiopt ARGS` with an empty folder as working directory, which is `tmp_path`."""
-    from experiments.cli import main
+    from experiments.app.cli import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEXIOPT_DEBUG", raising=False)

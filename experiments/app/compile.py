@@ -11,6 +11,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
 
@@ -19,7 +20,7 @@ def main() -> None:
     """Run the compiled parts of bounds, planners and proofs on a small problem."""
     cluster = replace(named_cluster("small_mixed"), groups=(), links=())
     model = replace(named_model("gpt2_345m"), num_layers=4)
-    for schedule in ("1f1b", "interleaved"):
+    for schedule in (ONE_F_ONE_B.name, INTERLEAVED.name):
         workload = Workload(global_batch=8, seq_len=512, schedule=schedule)
         problem = Problem(cluster, model, workload, Space(replicas=False, max_micro_batch_size=1))
         lower_bound_s(PlanPricer(problem), 2.0)

@@ -28,6 +28,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 
 _LIMIT_S = 60.0
 _PROVED = 0.01  # gap
@@ -42,7 +43,7 @@ _GBIT_PER_S = (5, 10, 25, 100, 200)
 _STATE_BYTES = 16  # per parameter: weights, gradients and optimiser states, unsharded
 _FULL = 0.9  # most of all memory that they fill
 _SPACE = Space(replicas=False)
-_SCHEDULE, _ZERO = "1f1b", "1"
+_SCHEDULE, _ZERO = ONE_F_ONE_B.name, "1"
 _CASE = "case study"
 _CASE_WORKLOAD = Workload(64, 4096, schedule=_SCHEDULE, optimizer_sharding=_ZERO)
 _NOTES = (

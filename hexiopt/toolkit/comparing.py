@@ -11,7 +11,7 @@ from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.problem.problem import Problem
 from hexiopt.referee import InvalidPlanError
-from hexiopt.report.comparison_frames import comparison_frame, operators_frame
+from hexiopt.report.compared.comparison_frames import comparison_frame, operators_frame
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
 from hexiopt.toolkit.running import Interrupt
@@ -68,7 +68,7 @@ class Comparison(Frame):
 
     def plot(self) -> "Figure":
         """A matplotlib figure: best step time over search time above the lower bound, beside one bar per solver."""
-        from hexiopt.report.comparison import comparison_figure
+        from hexiopt.report.compared.comparison import comparison_figure
 
         return comparison_figure(self.results, self.title)
 

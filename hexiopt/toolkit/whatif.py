@@ -19,7 +19,7 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan
 from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.sweep_files import PLAN_FILE
-from hexiopt.report.choices import Choice
+from hexiopt.report.compared.choices import Choice
 from hexiopt.report.money import hourly
 from hexiopt.report.style import amount, clipped, count, seconds
 from hexiopt.solving import Budget, Capabilities
@@ -107,7 +107,7 @@ class WhatIf(Frame):
     def plot(self) -> "Figure":
         """A matplotlib figure: price per trillion tokens over step time, and the options that no other beats in both.
         Where a price is unknown, the number of GPUs takes its place."""
-        from hexiopt.report.tradeoff import tradeoff_figure
+        from hexiopt.report.compared.tradeoff import tradeoff_figure
 
         known = all(option.price_per_hour is not None for option in self.options if option.plan)
         return tradeoff_figure(self.choices(), self.title, "price per trillion tokens" if known else "GPUs used")

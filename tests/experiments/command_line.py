@@ -18,7 +18,7 @@ RTX = "{name: a, gpu: rtx_3090, num_gpus: 2, intra_bandwidth_gb_per_s: 12}"
 
 
 def in_process(*args: str, env: dict[str, str] | None = None, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "experiments.cli", *args]
+    command = [sys.executable, "-m", "experiments.app.cli", *args]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | (env or {})
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -28,7 +28,7 @@ def in_process(*args: str, env: dict[str, str] | None = None, cwd: Path) -> subp
 # Ctrl-C when the first plan is found, also where this runs in the background, where shells let Ctrl-C be ignored.
 _PRESSES_CTRL_C = """
 import os, signal, sys
-from experiments.cli import main
+from experiments.app.cli import main
 from solvers.core.search import Search
 signal.signal(signal.SIGINT, signal.default_int_handler)
 offer = Search.offer

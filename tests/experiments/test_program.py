@@ -45,7 +45,7 @@ def test_shell_completion(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_help_starts_without_hydra(tmp_path: Path) -> None:
-    code = "import sys; from experiments.cli import main; main(['--help']); assert 'hydra' not in sys.modules"
+    code = "import sys; from experiments.app.cli import main; main(['--help']); assert 'hydra' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_hides_our_package_is_one_line(tmp_path: Path, name: str) 
     (tmp_path / name / "__init__.py").write_text("")
     said = f"{tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder"
     python = "import hexiopt; hexiopt.cluster('small_mixed'); hexiopt.solver('random')"
-    program = "import sys; from experiments.cli import main; sys.exit(main(['plan']))"
+    program = "import sys; from experiments.app.cli import main; sys.exit(main(['plan']))"
     for code, last in ((python, f"hexiopt.errors.InputError: {said}"), (program, f"hexiopt: {said}")):
         ran = subprocess.run(
             [sys.executable, "-c", code],

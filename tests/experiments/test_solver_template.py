@@ -70,6 +70,6 @@ def test_it_is_built_installed_and_used(tmp_path: Path) -> None:
         "0.0 True",
         "{'max_tp': 8}",
     ]
-    ran("-m", "experiments.cli", "plan", "cluster=small_mixed", "model=tiny", "solver=mine", "hydra.run.dir=out")
+    ran("-m", "experiments.app.cli", "plan", "cluster=small_mixed", "model=tiny", "solver=mine", "hydra.run.dir=out")
     assert (elsewhere / "out" / "plan.json").is_file()
     assert "2 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", str(source / "test_my_planner.py"))

@@ -24,7 +24,7 @@ _BATCH = re.compile(r"(per_device_train_batch_size|gradient_accumulation_steps)=
 PRESET = EVEN | {
     "space.uneven_layers": (False,),
     "constraints.num_stages": (1,),
-    "workload.schedule": ("1f1b", "gpipe", "interleaved"),
+    "workload.schedule": (ONE_F_ONE_B.name, GPIPE.name, INTERLEAVED.name),
     "workload.optimizer_sharding": ("3", "2"),
     "workload.recompute": ("full", "none"),
 }

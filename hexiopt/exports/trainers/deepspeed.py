@@ -22,7 +22,7 @@ FILE = "deepspeed.json"
 _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 PRESET = EVEN | {
     "space.uneven_layers": (False,),
-    "workload.schedule": ("1f1b",),
+    "workload.schedule": (ONE_F_ONE_B.name,),
     "workload.optimizer_sharding": ("1", "0"),
     "workload.recompute": ("full", "none"),
 }

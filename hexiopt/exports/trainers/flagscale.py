@@ -41,7 +41,7 @@ Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have t
 def _preset(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
     """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
     even = {key: value for key, value in EVEN.items() if key not in _FREE or problem.model.tied_embeddings}
-    return even | {"workload.schedule": ("1f1b",), "workload.optimizer_sharding": ("1", "0")}
+    return even | {"workload.schedule": (ONE_F_ONE_B.name,), "workload.optimizer_sharding": ("1", "0")}
 
 
 def _write(problem: Problem, plan: Plan) -> Program:

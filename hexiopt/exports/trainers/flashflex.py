@@ -34,7 +34,7 @@ PRESET = {
     "space.recompute_per_layer": (False,),
     "space.sequence": (False,),
     "space.tp_degrees": ("powers_of_two",),
-    "workload.schedule": ("1f1b", "gpipe"),
+    "workload.schedule": (ONE_F_ONE_B.name, GPIPE.name),
     "workload.optimizer_sharding": ("0",),
     "workload.recompute": ("full", "none"),
 }

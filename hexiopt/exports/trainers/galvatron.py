@@ -22,7 +22,7 @@ FILE = "galvatron.json"
 _SCHEDULES = {ONE_F_ONE_B: "pipedream_flush", GPIPE: "gpipe"}
 _ZERO = {0: "ddp", 2: "zero2", 3: "zero3"}
 PRESET = EVEN | {
-    "workload.schedule": ("1f1b", "gpipe"),
+    "workload.schedule": (ONE_F_ONE_B.name, GPIPE.name),
     "workload.optimizer_sharding": ("2", "3", "0"),
     "workload.recompute": ("full", "none"),
 }

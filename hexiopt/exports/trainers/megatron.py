@@ -54,7 +54,7 @@ EVEN = {
     "space.sequence": (False,),
 }
 PRESET = EVEN | {
-    "workload.schedule": ("1f1b", "interleaved"),
+    "workload.schedule": (ONE_F_ONE_B.name, INTERLEAVED.name),
     "workload.optimizer_sharding": ("1", "0"),
 }
 

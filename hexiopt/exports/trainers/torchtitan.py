@@ -24,7 +24,7 @@ TARGET = "torchtitan 0.3"
 FILE, MODULE = "hexiopt_plan.py", "hexiopt_plan"
 _SCHEDULES = {ONE_F_ONE_B: "1F1B", GPIPE: "GPipe", INTERLEAVED: "Interleaved1F1B"}
 PRESET = EVEN | {
-    "workload.schedule": ("1f1b", "interleaved", "gpipe"),
+    "workload.schedule": (ONE_F_ONE_B.name, INTERLEAVED.name, GPIPE.name),
     "workload.optimizer_sharding": ("2", "3", "0"),
     "workload.recompute": ("full", "none"),
 }

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.readers.cluster_file import read_cluster
-from hexiopt.report.comparison import comparison_table, restricted_bounds
+from hexiopt.report.compared.comparison import comparison_table, restricted_bounds
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.money import money
 from hexiopt.report.notes import notes

@@ -11,8 +11,8 @@ from hexiopt.bounds import lower_bound
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.readers.price_list import prices_for
-from hexiopt.report.choices import Choice, unbeaten
-from hexiopt.report.tradeoff import tradeoff_figure
+from hexiopt.report.compared.choices import Choice, unbeaten
+from hexiopt.report.compared.tradeoff import tradeoff_figure
 from hexiopt.toolkit.alternatives import ADD, LINK, TAKE, alternatives, priced
 from hexiopt.toolkit.whatif import WhatIf
 from tests.conftest import Run

@@ -1,4 +1,4 @@
-"""Speed and quality claims, measured as ratios within one run: `python -m experiments.bench [--only NAME ...]`.
+"""Speed and quality claims, measured as ratios within one run: `python -m experiments.measure.bench [--only NAME ...]`.
 
 Every row states its budget, seeds and machine. `--quick` takes a tenth of the time, for smoke tests rather than claims.
 It writes `bench.csv` into `--out`.

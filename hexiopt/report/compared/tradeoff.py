@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hexiopt.report.choices import Choice, unbeaten
+from hexiopt.report.compared.choices import Choice, unbeaten
 from hexiopt.report.panels.canvas import DPI, Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
 

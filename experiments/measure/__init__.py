@@ -1,0 +1,1 @@
+"""Measurements of this machine and this code, as ratios within one run."""
