@@ -22,7 +22,9 @@ _WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # shares asked if the first one is
 _FIRST = 0.6  # share of the remaining budget for each of them
 _MOST_USAGES = 1_000
 _FOREVER_S = 1e9  # upper limit on the step time of any plan of interest
-_LAST = 0.4  # share of another search's budget for the proof of what the rest of it found
+# Shares of another search's budget for the proof of what the rest of it found: where it covers the whole plan space,
+# and where the best plan may be outside what it covers.
+_WHOLE, _PART = 0.4, 0.15
 _FEW_USAGES = 150  # 8 GPUs in two to four machines have 25 to 81
 _LEAST_STEPS = 400  # fewer prove nothing
 _COVERED = (GPIPE, ONE_F_ONE_B)
@@ -126,7 +128,7 @@ def _answer(proofs: list[Proof], limit_s: float, allowed: Allowance) -> Answer:
 
 def share_for_proof(run: Search) -> float:
     """The share of the budget that another search should leave for `prove`: 0 where too little can be expected."""
-    steps = run.budget.max_steps
+    steps, share = run.budget.max_steps, _PART if not_covered(run.problem) else _WHOLE
     if run.pricer.features.exact is None or not is_provable(run.problem) or num_usages(run.problem) > _FEW_USAGES:
         return 0.0
-    return _LAST if steps is None or steps * _LAST >= _LEAST_STEPS else 0.0
+    return share if steps is None or steps * share >= _LEAST_STEPS else 0.0
