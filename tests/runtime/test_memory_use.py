@@ -74,6 +74,7 @@ def test_every_policy_and_schedule_at_every_position(schedule: Schedule, policy:
         check_all(compared(plan, deep, Workload(8, SEQ_LEN)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 3] if STRESS else [3])
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES if STRESS else ["selective"])
 @pytest.mark.parametrize("schedule", SCHEDULES if STRESS else [ONE_F_ONE_B], ids=str)

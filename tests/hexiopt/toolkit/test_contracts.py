@@ -63,6 +63,12 @@ FAULTS: dict[str, tuple[Callable[[Result], Result], str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked to keep a time limit takes all of it."""
+    monkeypatch.setattr("hexiopt.testing.SHORT_S", 0.3)
+
+
 def test_a_good_one_passes() -> None:
     judged = check_solver(Stranger())  # type: ignore[arg-type]
     assert len(judged) == 6

@@ -123,6 +123,7 @@ def test_a_machine_that_is_killed_is_waited_for(undisturbed: dict[int, float], t
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_killed_rank(undisturbed: dict[int, float], tmp_path: Path) -> None:
     with two_machines(tmp_path) as machines:
         losses = machines.train("restart", [("step", 3, lambda m: m.kill_rank("b:0"))])
