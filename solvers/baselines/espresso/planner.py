@@ -1,5 +1,6 @@
 """Espresso's planner (see `espresso.py`): how many stages each GPU type gets, their order, layers and devices."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from solvers.frame.starts import cut
 
 _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy
+_COUNTS = 200_000_000  # numbers in the table of all allocations: 1.5 GiB
 _MACHINE_ORDERS = 40  # orders of machines that are drawn
 _ALL_SPLITS = 4  # stages up to which layers one off are tried too
 _ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
@@ -54,6 +56,16 @@ class EspressoPlacement:
     order: tuple[int, ...]
     slots: PipelineStages
     layers: tuple[int, ...]
+
+
+def _numbers(most: Sequence[int]) -> list[Ints]:
+    """Numbers of stages of each type, up to `most`: all of them, or evenly spaced ones where there would be more than
+    `_COUNTS` numbers in all combinations, as of eight types."""
+    points = [n + 1 for n in most]
+    while math.prod(points) * len(points) > _COUNTS:
+        widest = max(range(len(points)), key=points.__getitem__)
+        points[widest] = (points[widest] + 1) // 2
+    return [np.unique(np.linspace(0, n, p).round().astype(np.int64)) for n, p in zip(most, points, strict=True)]
 
 
 class EspressoPlanner:
@@ -120,7 +132,7 @@ class EspressoPlanner:
             if not run.should_continue():
                 break
             most = self.most_stages(choice)
-            counts = np.stack(np.meshgrid(*(np.arange(n + 1) for n in most), indexing="ij"), -1).reshape(-1, len(most))
+            counts = np.stack(np.meshgrid(*_numbers(most), indexing="ij"), -1).reshape(-1, len(most))
             stages = counts.sum(axis=1)
             counts = counts[(stages == asked) if asked else (stages > 0) & (stages <= layers)]
             if not len(counts):

@@ -1,5 +1,6 @@
 """Espresso: what it can say, its order by compute and memory, its layers."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from hexiopt.solving import Budget
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._money import Objective
 from solvers.baselines.espresso.espresso import Espresso
-from solvers.baselines.espresso.planner import EspressoAllocation, EspressoPlanner
+from solvers.baselines.espresso.planner import _COUNTS, EspressoAllocation, EspressoPlanner, _numbers
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 
@@ -87,3 +88,13 @@ def test_it_finds_the_best_of_a_few_hundred() -> None:
             for stages in lines:
                 best = min(best, model.price(Plan((Pipeline(stages, 8 // size, size),))).objective)
     assert make_solver("espresso").solve(problem, Budget(3600.0)).objective == pytest.approx(best, rel=1e-12)
+
+
+def test_of_many_types_numbers_of_stages_are_evenly_spaced() -> None:
+    """All of a few types; of eight, few enough for memory, with none and all of each type among them."""
+    assert [own.tolist() for own in _numbers([2, 0, 3])] == [[0, 1, 2], [0], [0, 1, 2, 3]]
+    many = [16, 26, 40, 28, 18, 46, 5, 24]
+    numbers = _numbers(many)
+    assert math.prod(map(len, numbers)) * len(many) <= _COUNTS
+    assert [(own[0], own[-1]) for own in numbers] == [(0, n) for n in many]
+    assert all((own[1:] > own[:-1]).all() for own in numbers)
