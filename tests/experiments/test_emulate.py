@@ -11,6 +11,7 @@ from tests.conftest import Run
 SMALL = ("cluster=small_mixed", "model=tiny", "workload=small", "workload.global_batch=4", "solver.max_steps=40")
 
 
+@pytest.mark.slow
 def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
     command = ("emulate", *SMALL, "constraints.num_stages=2", "constraints.num_pipelines=1", "hydra.run.dir=out")
     ran = hexiopt(*command, "emulate.solvers=[megatron]", "emulate.steps=1", "emulate.network=false")

@@ -102,6 +102,7 @@ def test_every_study(name: str, found: str, tmp_path: Path, monkeypatch: pytest.
     assert all(line.startswith(f"python -m experiments.studies {name} ") for line in commands)
 
 
+@pytest.mark.slow
 def test_real_searches_are_measured_once_and_again_where_code_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

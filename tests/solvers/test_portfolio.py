@@ -69,6 +69,7 @@ def time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "clock", staticmethod(itertools.count(0.0, 86_400.0).__next__))
 
 
+@pytest.mark.slow
 def test_never_behind_shapes_and_grids() -> None:
     result = make_solver("portfolio").solve(problem(), Budget(3600.0, 180))
     assert result.objective <= floor_s() < float("inf")

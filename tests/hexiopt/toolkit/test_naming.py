@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ def test_a_permutation_within_machines_is_undone(first: list[int], second: list[
     assert named_in_order(PROBLEM, mixed, PlanPricer(PROBLEM).price(mixed))[0] == tidy
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_such_a_plan(hexiopt: Run, tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(
         "name: one\nmachines:\n  - {name: h, gpu: h100_80gb_sxm, num_gpus: 8, intra_bandwidth_gb_per_s: 450}\n"

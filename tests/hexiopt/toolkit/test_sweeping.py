@@ -145,6 +145,7 @@ def test_sixty_four_jobs_killed_twice_lose_nothing_and_run_nothing_twice(log: Pa
     assert sum(begun(log).values()) - 64 <= 2  # what two processes ran when they were killed; Ctrl-C loses nothing
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_running_jobs_best_plan(log: Path, tmp_path: Path) -> None:
     code = SIXTY_FOUR.replace('"logged", max_steps=3', '"local_search", time_limit_s=600')
     running = subprocess.Popen(

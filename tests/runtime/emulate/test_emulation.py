@@ -93,6 +93,7 @@ def test_pace_until_waits_only_for_what_is_left() -> None:
     assert time.time() - began >= 0.2
 
 
+@pytest.mark.slow
 def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
     """On shaped links where this machine can have them. Never less than the stage that computes longest."""
     task = problem()

@@ -131,6 +131,7 @@ def test_training_goes_on_without_a_stopped_process(undisturbed: dict[int, float
     assert losses == pytest.approx(undisturbed, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -143,6 +144,7 @@ def test_stop_says_who_was_lost(tmp_path: Path, sent: signal.Signals, said: str)
         train(tmp_path, [("step", 2, 2, sent)], "stop", silence_s=4.0)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_with_step_and_rank(tmp_path: Path) -> None:
     """Norms keep the loss finite for long: gradients of too large weights are no numbers first."""
     with pytest.raises(TrainingFailedError, match=r"step 2: the norm of the gradients is (nan|inf) on rank \d \("):

@@ -107,6 +107,7 @@ def test_what_one_process_refuses_all_refuse() -> None:
         assert "profile.machine: 'not a name' is not a name" in said
 
 
+@pytest.mark.slow
 @cpu_only
 def test_one_process_measures_and_checks_first() -> None:
     concluded: list[Measurement] = []

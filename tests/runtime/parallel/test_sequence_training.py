@@ -54,6 +54,7 @@ def test_groups_that_cut_the_heads_at_different_places() -> None:
     equal_one_process((plan, model, 3), 4, 18)
 
 
+@pytest.mark.slow
 def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     """Processes of a plan file train as one, tell of steps, checkpoints and timelines, and end."""
     task = problem()

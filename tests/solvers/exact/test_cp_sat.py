@@ -241,6 +241,7 @@ def test_the_clock_raises_no_bound_where_steps_are_counted() -> None:
     assert found.bound_s == Search("test", problem, Budget(), 0).bound_s
 
 
+@pytest.mark.slow
 def test_the_same_steps_give_the_same_proof() -> None:
     """Whatever the time limit: where steps are counted, the portfolio's plan at the start has its share of them."""
     problem = problems.loose()
