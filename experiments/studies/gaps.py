@@ -5,7 +5,7 @@ limit, and 8 times the batch spreads filling, gradient sync and optimizer over m
 the gap is what opened it. What remains without all three is due to whole layers and micro-batches, or to a loose bound.
 A search six times as long shows how much is a plan not found.
 
-python -m experiments.studies gaps          # about 35 minutes on two cores; --quick: seconds
+python -m experiments.studies gaps          # about 9 minutes on two cores; --quick: seconds
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 
-_LIMIT_S, _BOUND_S, _LONGER = 10.0, 20.0, 6
+_LIMIT_S, _BOUND_S, _LONGER = 2.0, 4.0, 6
 _FASTER, _MORE_MEMORY, _MORE_BATCH = 100.0, 16.0, 8
 _GBIT_PER_S = 100, 5  # between machines, of HexiScale's settings
 _NOTES = (

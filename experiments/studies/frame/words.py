@@ -13,6 +13,7 @@ from hexiopt.report.style import count
 from hexiopt.report.style import seconds as in_seconds
 from hexiopt.units import GB, GIB, TFLOP
 
+_CLUSTERS = 30  # listed on a page
 _NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
 
 
@@ -64,7 +65,9 @@ def markdown(table: pd.DataFrame) -> str:
 
 def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
     """One line per cluster: its GPUs with their figures, and its network."""
-    return list(dict.fromkeys(f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in clusters))
+    found = list(dict.fromkeys(f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in clusters))
+    more = len(found) - _CLUSTERS
+    return found if more <= 0 else [*found[:_CLUSTERS], f"and {count(more, 'more variant')} of such clusters"]
 
 
 def _machines(cluster: Cluster, precision: str) -> str:
