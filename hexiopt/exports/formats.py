@@ -65,6 +65,17 @@ class ImportedPlan:
     notes: tuple[str, ...] = ()
 
 
+def divides_model(problem: Problem, tp: int) -> bool:
+    """Whether a TP degree divides the model's query heads, its key-value heads and its MLP columns."""
+    model = problem.model
+    return model.num_heads % tp == model.num_kv_heads % tp == model.ffn_size % tp == 0
+
+
+def divides_model_and_sequence(problem: Problem, tp: int) -> bool:
+    """As `divides_model`, and the tokens of a sequence, which sequence parallelism cuts too."""
+    return divides_model(problem, tp) and problem.workload.seq_len % tp == 0
+
+
 @dataclass(frozen=True)
 class Trainer:
     """A program that trains, as a format of plans.

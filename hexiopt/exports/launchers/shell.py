@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from hexiopt.exports.formats import LaunchOptions, Program
+from hexiopt.exports.formats import Program
 from hexiopt.exports.rank_table import Agent
 
 PORT = 29500
@@ -39,8 +39,3 @@ def by_machine(all_agents: Sequence[Agent]) -> dict[str, list[tuple[int, Agent]]
     for node_rank, agent in enumerate(all_agents):
         found.setdefault(agent.machine, []).append((node_rank, agent))
     return found
-
-
-def job_header(options: LaunchOptions) -> str:
-    """What a file says of where it expects the others."""
-    return f"# The folder {options.folder} holds the files of this export on every machine."

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import yaml
 
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model, stage_name
 from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
@@ -30,11 +30,6 @@ PRESET = EVEN | {
 }
 
 
-def _takes_tp(problem: Problem, tp: int) -> bool:
-    model = problem.model
-    return model.num_heads % tp == model.num_kv_heads % tp == model.ffn_size % tp == 0
-
-
 def _unsuitable(problem: Problem) -> str | None:
     model = problem.model
     known = ", ".join(_LAYERS)
@@ -49,7 +44,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     one_schedule(plan, (ONE_F_ONE_B, GPIPE, INTERLEAVED), refuse)  # with one stage all are the same
     grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
     tp = one_tp(grid, refuse)
-    if not _takes_tp(problem, tp):
+    if not divides_model(problem, tp):
         refuse(f"TP degree {tp} does not divide the model's heads and columns", "constraints.max_tp")
     policies = set(grid.recompute[0])
     if len(policies) > 1:
@@ -130,7 +125,7 @@ TRAINER = Trainer(
     target=TARGET,
     expresses="data parallelism with one TP degree, ZeRO-2 or 3 (FSDP2); no pipelines",
     preset=lambda problem: PRESET,
-    takes_tp=_takes_tp,
+    takes_tp=divides_model,
     write=_write,
     read=_read,
     unsuitable=_unsuitable,

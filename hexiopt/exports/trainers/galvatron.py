@@ -9,7 +9,15 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from hexiopt.exports.chain import ChainStage, ReplicaChain, chain_of, plan_of_chain
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
+from hexiopt.exports.formats import (
+    ImportContext,
+    ImportedPlan,
+    Program,
+    Refusal,
+    Trainer,
+    divides_model_and_sequence,
+    stage_name,
+)
 from hexiopt.exports.grid import one_schedule, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
@@ -28,11 +36,6 @@ PRESET = EVEN | {
 }
 
 
-def _takes_tp(problem: Problem, tp: int) -> bool:
-    model = problem.model
-    return model.num_heads % tp == model.num_kv_heads % tp == model.ffn_size % tp == problem.workload.seq_len % tp == 0
-
-
 def _unsuitable(problem: Problem) -> str | None:
     model = problem.model
     known = ("llama", "mistral", "qwen2", "gpt2")
@@ -47,7 +50,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
         if stage.tp * stage.dp != chain.stages[0].tp * chain.stages[0].dp:
             said = f"{stage_name(0, s)} has {stage.tp * stage.dp} GPUs, stage 0 has"
             refuse(f"{said} {chain.stages[0].tp * chain.stages[0].dp}", "space.uneven_tp=false space.replicas=false")
-        if not _takes_tp(problem, stage.tp):
+        if not divides_model_and_sequence(problem, stage.tp):
             refuse(
                 f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp"
             )
@@ -148,7 +151,7 @@ TRAINER = Trainer(
     target=TARGET,
     expresses="one chain of stages with equally many GPUs; TP degree by stage, full recompute by layer",
     preset=lambda problem: PRESET,
-    takes_tp=_takes_tp,
+    takes_tp=divides_model_and_sequence,
     write=_write,
     read=_read,
     unsuitable=_unsuitable,

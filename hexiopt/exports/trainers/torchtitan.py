@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model_and_sequence
 from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, ranges_of, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
@@ -30,11 +30,6 @@ PRESET = EVEN | {
 }
 
 
-def _takes_tp(problem: Problem, tp: int) -> bool:
-    model = problem.model
-    return model.num_heads % tp == model.num_kv_heads % tp == model.ffn_size % tp == problem.workload.seq_len % tp == 0
-
-
 def _unsuitable(problem: Problem) -> str | None:
     model = problem.model
     if model.gated_mlp:
@@ -48,7 +43,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("torchtitan")
     grid = grid_of(plan, refuse)
     tp = one_tp(grid, refuse)
-    if not _takes_tp(problem, tp):
+    if not divides_model_and_sequence(problem, tp):
         refuse(f"TP degree {tp} does not divide the model's heads and columns", "constraints.max_tp")
     schedule = one_schedule(plan, tuple(_SCHEDULES), refuse)
     zero = zero_stage(plan, (2, 3, 0), refuse)
@@ -227,7 +222,7 @@ TRAINER = Trainer(
     target=TARGET,
     expresses="pipelines all alike with one TP degree; uneven and interleaved layers, one recompute policy",
     preset=lambda problem: PRESET,
-    takes_tp=_takes_tp,
+    takes_tp=divides_model_and_sequence,
     write=_write,
     read=_read,
     unsuitable=_unsuitable,
