@@ -29,13 +29,13 @@ class JobProcesses:
         self._folder, self._heard, self._stopped = folder, heard, False
         self._processes: list[subprocess.Popen[str]] = []
         self._lock = threading.Lock()
-        self._feeders = [threading.Thread(target=self._feed, daemon=True) for _ in range(min(count, len(jobs)))]
+        self._ended = [threading.Event() for _ in range(min(count, len(jobs)))]
 
     def run(self) -> None:
         """Run all jobs. After Ctrl-C no further job starts and running ones keep their best plan; a second Ctrl-C kills
         them. Raises KeyboardInterrupt then."""
-        for feeder in self._feeders:
-            feeder.start()
+        for ended in self._ended:
+            threading.Thread(target=self._feed, args=(ended,), daemon=True).start()
         try:
             self._join()
         except KeyboardInterrupt:
@@ -48,9 +48,9 @@ class JobProcesses:
             raise
 
     def _join(self) -> None:
-        for feeder in self._feeders:
-            while feeder.is_alive():
-                feeder.join(0.1)
+        for ended in self._ended:  # events, because an interrupted Thread.join takes the thread for dead (gh-90882)
+            while not ended.wait(0.1):
+                pass
 
     def _stop(self, number: signal.Signals) -> None:
         with self._lock:
@@ -58,7 +58,13 @@ class JobProcesses:
             for process in self._processes:
                 process.send_signal(number)
 
-    def _feed(self) -> None:
+    def _feed(self, ended: threading.Event) -> None:
+        try:
+            self._feed_one_process()
+        finally:
+            ended.set()
+
+    def _feed_one_process(self) -> None:
         """Feed jobs to one process; if it dies, start another."""
         process: subprocess.Popen[str] | None = None
         while True:

@@ -42,7 +42,7 @@ class Logged:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.mood == "fails":
             raise RuntimeError("no mood")
-        time.sleep(float(os.environ.get("SWEEP_PAUSE_S", "0")))
+        time.sleep(float(os.environ.get(f"SWEEP_PAUSE_{seed}_S") or os.environ.get("SWEEP_PAUSE_S", "0")))
         result = RandomPartition().solve(problem, budget, seed=seed)
         print("this is no answer")
         return result
@@ -143,6 +143,22 @@ def test_sixty_four_jobs_killed_twice_lose_nothing_and_run_nothing_twice(log: Pa
     assert done() == {str(seed) for seed in range(64)}
     assert {seed: begun(log)[seed] for seed in kept} == {seed: runs[seed] for seed in kept}
     assert sum(begun(log).values()) - 64 <= 2  # what two processes ran when they were killed; Ctrl-C loses nothing
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_every_running_job(log: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
+    running = subprocess.Popen(
+        [sys.executable, "-c", SIXTY_FOUR, str(tmp_path / "jobs")],
+        env={**os.environ, "PYTHONPATH": path, "SWEEP_PAUSE_S": "0.1", "SWEEP_PAUSE_0_S": "4"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not {"0", "3"} <= begun(log).keys():
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1]
+    assert f"{len(begun(log))} of 64 jobs are done in" in said
 
 
 @pytest.mark.slow
