@@ -21,7 +21,7 @@ from runtime.device import HostClock
 from runtime.launch import trainee as trainee_module
 from runtime.mapping import buckets as buckets_module
 from runtime.mapping.actions import RankActions, check_actions, rank_actions
-from runtime.mapping.buckets import GradientCollective, bucket_parts
+from runtime.mapping.buckets import BucketCollective, bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.network import ProcessGroups
 from tests.conftest import STRESS
@@ -115,8 +115,8 @@ def looks_one_ahead(layout: Layout, found: list[RankActions]) -> list[RankAction
 
 def first_rank_sums_backwards(layout: Layout, found: list[RankActions]) -> list[RankActions]:
     """One rank starts the sums of its gradients in another order than its peers."""
-    sums = iter([one for one in reversed(found[0]) if isinstance(one, GradientCollective)])
-    own = tuple(next(sums) if isinstance(one, GradientCollective) else one for one in found[0])
+    sums = iter([one for one in reversed(found[0]) if isinstance(one, BucketCollective)])
+    own = tuple(next(sums) if isinstance(one, BucketCollective) else one for one in found[0])
     return [own, *found[1:]]
 
 
@@ -172,7 +172,7 @@ def test_sums_started_in_another_order_hang() -> None:
 )
 def test_the_check_before_a_run_finds_them_too(plan: Plan, change: Change, said: str) -> None:
     layout = layout_of(plan, MODEL)
-    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, False))
+    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, 0))
     check_actions(layout, SEQ_LEN, found)
     with pytest.raises(InputError, match=said):
         check_actions(layout, SEQ_LEN, change(layout, found))
@@ -191,13 +191,13 @@ def test_sums_begin_beside_the_last_backward_on_every_stage(zero: int, tied: boo
     )
     layout = layout_of(Plan(pipelines, ONE_F_ONE_B), model, CLUSTER)
     with patch.object(buckets_module, "BUCKET_ELEMENTS", 600):
-        shared = bucket_parts(layout.held, zero == 1)
+        shared = bucket_parts(layout.held, zero)
     for own in rank_actions(layout, ONE_F_ONE_B, model, SEQ_LEN, shared):
         backwards = [n for n, one in enumerate(own) if isinstance(one, Action) and one.kind == ActionKind.BACKWARD]
-        sums = [n for n, one in enumerate(own) if isinstance(one, GradientCollective)]
+        sums = [n for n, one in enumerate(own) if isinstance(one, BucketCollective)]
         assert sum(n < backwards[-1] for n in sums) >= 2
         assert sums[0] < backwards[-2]
         if tied and stages == 1:
             last = own[sums[-1]]
-            assert isinstance(last, GradientCollective)
+            assert isinstance(last, BucketCollective)
             assert any("embed_tokens" in part.name for part in shared[last.bucket].parts)
