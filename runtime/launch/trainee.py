@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -143,7 +144,13 @@ class Trainee:
     def used(self, sequences: Sequences) -> Used:
         """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
         more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
-        return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
+        found = used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
+        parts = replace(
+            found.parts,
+            weights=found.parts.weights + self._units.most_bytes,
+            gradients=found.parts.gradients + self._sync.most_bytes,
+        )
+        return replace(found, parts=parts)
 
 
 def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
