@@ -36,7 +36,8 @@ def forward_s(compute_s: Sequence[float], gather_s: Sequence[float]) -> float:
 
 
 def backward_s(compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]) -> float:
-    """A backward, units in the forward's order: g + max(c, g) + (n−2)·max(c, g + r) + max(c, r) + r where all are equal.
+    """A backward, units in the forward's order. Where n are equal, it takes
+    g + max(c, g) + (n−2)·max(c, g + r) + max(c, r) + r.
 
     Beside a unit's compute run the scatter of the unit that ran before it and the gather of the one that runs next, as
     in FSDP2 of PyTorch and in `hexiopt/schedules/lowering.py`.

@@ -88,7 +88,7 @@ class Bucket:
 def buckets(
     found: Sequence[BucketParts], own: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device
 ) -> list[Bucket]:
-    """Of all buckets of a plan, those of a rank that holds the parts `own`, with gradients of `dtype`, without weights."""
+    """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights."""
     by_name = {part.name: part for part in own}
     return [
         _bucket(number, bucket, by_name, dtype, device)

@@ -40,7 +40,8 @@ class HungError(Exception):
 
 @dataclass(eq=False)
 class _Exchange:
-    """Something that `ranks` do together: `run` gets what each gave, by rank, once all are there."""
+    """Something that `ranks` do together: `run` gets what each gave, by rank, once all are there. Those of another
+    `kind` that meet hang on a GPU, or mix up what they move."""
 
     ranks: tuple[int, ...]
     kind: str
@@ -119,7 +120,9 @@ class World:
                 number = self.counts[entry.rank, key]
                 self.counts[entry.rank, key] += 1
                 exchange = self.exchanges.setdefault((*key, number), own)
-                assert exchange.kind == own.kind, f"rank {entry.rank}: {own.kind} meets {exchange.kind}"
+                if exchange.kind != own.kind:
+                    other, theirs = next(iter(exchange.entries.items()))
+                    raise HungError(f"rank {entry.rank}'s {entry.label} meets rank {other}'s {theirs.label}")
                 exchange.given[entry.rank], exchange.entries[entry.rank] = mine, entry
                 entry.exchanges.append(exchange)
             entry.queue.append(entry)
@@ -215,7 +218,10 @@ class StreamOrder(dist.ProcessGroup):
     ) -> _Entry:
         entry = self._entry(f"{kind} of ranks {self.ranks}")
         copies = _hidden(comes, entry)
-        exchange = _Exchange(self.ranks, kind, lambda by_rank: run([by_rank[rank] for rank in self.ranks]))
+        what = entry.label
+        if kind != "all_to_all":  # of which each rank has sizes of its own
+            what += f", {sum(one.numel() for one in comes)} elements"
+        exchange = _Exchange(self.ranks, what, lambda by_rank: run([by_rank[rank] for rank in self.ranks]))
         self.world.post(entry, [((self.key,), exchange, (copies, given))])
         return entry
 

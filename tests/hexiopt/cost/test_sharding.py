@@ -83,7 +83,9 @@ def test_unequal_units_by_hand() -> None:
     assert forward_s([1, 5, 5, 4], [2, 3, 3, 6]) == 2 + max(1, 3) + max(5, 3) + max(5, 6) + 4
     hidden = max(8, 3) + max(10, 6 + 3) + max(10, 3 + 2) + max(2, 3)
     assert backward_s([2, 10, 10, 8], [2, 3, 3, 6], [2, 3, 3, 6]) == 6 + hidden + 2
-    assert backward_s([2, 4, 8], [2, 3, 6], [2, 3, 20]) == 6 + max(8, 3) + max(4, 20 + 2) + max(2, 3) + 2  # a large head
+    assert (
+        backward_s([2, 4, 8], [2, 3, 6], [2, 3, 20]) == 6 + max(8, 3) + max(4, 20 + 2) + max(2, 3) + 2
+    )  # a large head
     assert scattered_backward_s([2, 10, 10, 8], [2, 3, 3, 6]) == 8 + max(10, 6) + max(10, 3) + max(2, 3) + 2
 
 

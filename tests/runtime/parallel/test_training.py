@@ -70,9 +70,7 @@ def train(
             return lambda first, end: tokens[first:end]
 
         own.gradients(sequences(0))
-        gradients = [
-            (bucket.parts, bucket.summed.numpy().copy(), bucket.share.start) for bucket in own.buckets
-        ]
+        gradients = [(bucket.parts, bucket.summed.numpy().copy(), bucket.share.start) for bucket in own.buckets]
         return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
 
     return run(len(plan.devices()), work)
