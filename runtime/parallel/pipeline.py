@@ -126,11 +126,12 @@ class StageRunner:
         """Returns the loss, if it ends with one."""
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         came = None if chunk.first or action.part else self._messages.receive(action.input)
-        began, began_s = self._clock.mark(), time.time()
+        began, units = self._clock.mark(), units_of(action, self._executor)
+        self._units.begin(units)
+        began_s = time.time()
         if not action.part:
             self._running[at] = self._begun(action, came, sequences, num_tokens)
-        running, held, units = self._running[at], self._held[at], units_of(action, self._executor)
-        self._units.begin(units)
+        running, held = self._running[at], self._held[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
             entered = running.x.detach().requires_grad_(running.x.is_floating_point())
@@ -173,10 +174,10 @@ class StageRunner:
         held = self._held[at]
         if not action.part and not chunk.last:
             held.gradient = self._messages.receive(action.input)
-        began, began_s = self._clock.mark(), time.time()
-        units = units_of(action, self._executor)
+        began, units = self._clock.mark(), units_of(action, self._executor)
         self._sync.begin_part(not action.part)
         self._units.begin(units)
+        began_s = time.time()
         entered, left = held.parts.pop()
         torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
         held.gradient = entered.grad
@@ -193,7 +194,7 @@ class StageRunner:
         kind = OperationKind.BACKWARD if action.backward else OperationKind.FORWARD
         chunk = action.stage // len(self._line.stages)
         if self._pace is not None:
-            pace_until(began_s, self._pace.operation_s(action.backward, chunk))
+            pace_until(began_s, self._pace.operation_s(action.backward, chunk, action.part))
         if action.part:
             _, began, _ = self._marks.pop()
         self._marks.append((Operation(kind, chunk, action.micro_batch), began, self._clock.mark()))
