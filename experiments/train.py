@@ -26,7 +26,7 @@ def run(job: Job) -> float:
         raise InputError("train: needs torch; install hexiopt[train]")
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
-    from runtime.launch.preparation import prepared_run, resumable_step
+    from runtime.launch.preparation import prepared_run, resumable
     from runtime.launch.settings import Settings
 
     config, folder = job.config.train, job.folder.absolute()
@@ -40,13 +40,14 @@ def run(job: Job) -> float:
         plan_file = read_plan(plan)
     check_trainable(plan, plan_file)
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
+    seed = job.config.seed if config.seed is None else config.seed
     if paths["resume"] is not None:
-        reached = resumable_step(paths["resume"], plan_file.problem.model)
+        reached = resumable(paths["resume"], plan_file.problem, seed).step
         if reached >= config.steps:
             done = f"{paths['resume']} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
             return float("nan")
-    settings = Settings.of(vars(config) | {"seed": job.config.seed if config.seed is None else config.seed})
+    settings = Settings.of(vars(config) | {"seed": seed})
     started = prepared_run(plan, plan_file.problem, folder, settings, paths)
     try:
         if config.launch == "torchrun":
@@ -107,9 +108,10 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         plans.append(_planned(job, left, f"replanned-{len(plans)}.json"))
         return plans[-1]
 
+    goes_on = started.resume is not None and started.resume.parent == started.checkpoints
     boards = [Board(job.folder / "tensorboard")] if config.tensorboard else []
     with (
-        (job.folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics,
+        (job.folder / "metrics.jsonl").open("a" if goes_on else "w", encoding="utf-8") as metrics,
         TrainingProgress(config.steps, quiet=job.in_sweep) as progress,
     ):
         session = Session(problem, metrics, [progress.step, *boards], progress.tell)

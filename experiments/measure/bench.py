@@ -298,6 +298,21 @@ def training(scale: float) -> Iterator[BenchRow]:
         yield BenchRow("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
 
 
+def saving(scale: float) -> Iterator[BenchRow]:
+    """How long a checkpoint of 2 GiB stops training, over how long it takes to write."""
+    import torch.distributed as dist
+
+    from runtime.state.stop import saving_times
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    times = saving_times(round(scale * 2**31))
+    dist.destroy_process_group()
+    for count, found in zip(("first", "second"), times, strict=True):
+        ratio = found.stopped_s / found.written_s
+        said = f"{count} checkpoint of {found.size_bytes / 2**30:.1f} GiB: stop / write, {found.written_s:.1f} s"
+        yield BenchRow("saving", said, ratio, "×", "≤ 0.1", ratio <= 0.1)
+
+
 BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
     "pricing": pricing,
     "prices": prices,
@@ -306,6 +321,7 @@ BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
     "partition": partition,
     "gap": gap,
     "training": training,
+    "saving": saving,
 }
 
 

@@ -17,12 +17,14 @@ _KINDS = ("forward", "backward")
 
 
 def read_steps(folder: Path) -> Frame:
-    """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU. Raises InputError."""
+    """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU. A step trained again, after a
+    restart or from a checkpoint, counts as it was the last time. Raises InputError."""
     path = folder / METRICS
     lines = [line for line in read_text(path).splitlines() if line.strip()]
     try:
         events = [json.loads(line) for line in lines]
-        rows = [tuple(event[name] for name in _STEP) for event in events if event["event"] == "step"]
+        by_step = {event["step"]: tuple(event[name] for name in _STEP) for event in events if event["event"] == "step"}
+        rows = [by_step[step] for step in sorted(by_step)]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path}: cannot be read as a run's metrics ({error}); give the folder of hexiopt train"

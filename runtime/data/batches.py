@@ -1,9 +1,8 @@
-"""The global batches of a token file: a function of seed and step."""
+"""The sequences that a run sees, one after another: a function of its token file and seed."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,25 +10,26 @@ from numpy.typing import NDArray
 from hexiopt.errors import InputError
 from runtime.data.tokens import Tokens, open_tokens
 
+_ROUNDS = 6
+
 
 @dataclass(frozen=True)
 class Batches:
-    """The global batches of a training run, each of `global_batch` sequences of `seq_len` tokens and the next one.
+    """The sequences of a training run, each of `seq_len` tokens and the next one, numbered from 0 in the order in which
+    global batches of any size take them.
 
     The tokens are cut into windows of seq_len + 1 with stride seq_len; the fewer than seq_len tokens left over at the
     end are not read. Every epoch visits each window once, in an order that depends on `seed` (from 0) and the epoch
-    alone. A batch may lie in several epochs.
+    alone, and takes no memory. A batch may lie in several epochs.
     Raises InputError where the file is no token file, or too short for one window.
     """
 
     tokens: Path
     seq_len: int
-    global_batch: int
     seed: int
 
     def __post_init__(self) -> None:
         assert self.seq_len >= 1
-        assert self.global_batch >= 1
         assert self.seed >= 0
         if len(self._corpus) <= self.seq_len:
             raise InputError(
@@ -47,28 +47,48 @@ class Batches:
         """Sequences of one epoch."""
         return (len(self._corpus) - 1) // self.seq_len
 
-    def sequences(self, step: int, first: int, end: int) -> NDArray[np.int64]:
-        """Samples `first` to `end` (exclusive) of the global batch of `step`: [end - first, seq_len + 1].
+    def sequences(self, first: int, end: int) -> NDArray[np.int64]:
+        """Sequences `first` to `end` (exclusive) of the run: [end - first, seq_len + 1].
 
         The first seq_len columns are the input, the last seq_len the targets.
         """
-        assert step >= 0
-        assert 0 <= first <= end <= self.global_batch
-        start, stop = step * self.global_batch + first, step * self.global_batch + end
-        epochs = range(start // self.num_windows, max(start, stop - 1) // self.num_windows + 1)
-        windows = [
-            _order(self.num_windows, self.seed, epoch)[
-                max(0, start - epoch * self.num_windows) : stop - epoch * self.num_windows
-            ]
-            for epoch in epochs
-        ]
-        first_tokens = np.concatenate(windows).astype(np.int64) * self.seq_len
+        assert 0 <= first <= end
+        windows = [np.empty(0, np.int64)]
+        for epoch in range(first // self.num_windows, -(-end // self.num_windows)):
+            before = epoch * self.num_windows
+            numbers = np.arange(max(first, before) - before, min(end - before, self.num_windows))
+            windows.append(_permuted(numbers, self.num_windows, (self.seed, epoch)))
+        first_tokens = np.concatenate(windows) * self.seq_len
         found: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
         return found.astype(np.int64)
 
 
-@lru_cache(maxsize=2)  # two, because a batch may lie in two epochs
-def _order(num_windows: int, seed: int, epoch: int) -> NDArray[np.unsignedinteger[Any]]:
-    """The permutation of the windows in an epoch: [num_windows]."""
-    windows = np.arange(num_windows, dtype=np.min_scalar_type(num_windows))
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch)))).permutation(windows)
+def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> NDArray[np.int64]:
+    """Where a permutation of range(`count`) takes some of its numbers.
+
+    A Feistel network permutes the numbers of 2k bits; what it takes to `count` and beyond goes through it again (Black
+    and Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002: cycle walking).
+    """
+    bits = max(1, -(-(count - 1).bit_length() // 2))
+    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
+    found = numbers.astype(np.uint64)
+    beyond = np.ones(len(found), bool)
+    while beyond.any():
+        found[beyond] = _feistel(found[beyond], np.uint64(bits), keys)
+        beyond = found >= count
+    return found.astype(np.int64)
+
+
+def _feistel(numbers: NDArray[np.uint64], bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    left, right = numbers >> bits, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right + key) & mask)
+    return (left << bits) | right
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -68,7 +68,7 @@ class EmulationBench:
         content = plan_file_to_dict(small, plan, PlanPricer(small).price(plan), {"name": "emulated"})
         write_text(folder / "plan.json", json.dumps(content))
         settings = Settings(steps=steps, seed=self._seed, checkpoint_every=steps, timeout_s=timeout_s)
-        run = TrainingRun(folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
+        run = TrainingRun("emulated", folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
         seconds: list[float] = []
         timelines: list[Event] = []
         for event in trained(run, folder, AfterFaults("stop", lambda lost: run.plan, 0)):

@@ -25,7 +25,8 @@ from runtime.mapping.times import StepTimes
 from runtime.memory import gpu_peak_bytes
 from runtime.network import set_nccl_defaults
 from runtime.pace import INTERFACE, Pace, enter, read_pace
-from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress
+from runtime.state.saving import CheckpointWriter
 from runtime.state.weights import DTYPES, HuggingFaceWeights
 
 
@@ -90,7 +91,7 @@ def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torc
         "plan": repr((problem_sha256(plan_file.problem), plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
-        "corpus": repr((batches.num_windows, batches.sequences(0, 0, 1).tolist())),
+        "corpus": repr((batches.num_windows, batches.sequences(0, 1).tolist())),
     }
     own = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
     mine = torch.tensor(own, dtype=torch.int64, device=device)
@@ -128,19 +129,28 @@ def _train(
         pace=pace,
         times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
-    batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
+    batches = Batches(run.tokens, workload.seq_len, settings.seed)
     _agree(run, plan_file, batches, device)
-    step = 0
+    writer = CheckpointWriter(run.checkpoints, model, settings.keep_checkpoints, trainee.optimizer.states())
+    step = seen = 0
     if run.resume is not None:
         checkpoint = Checkpoint(run.resume)
-        step = checkpoint.progress.step
-        trainee.optimizer.load(checkpoint.read, step)
+        step, seen = checkpoint.progress.step, checkpoint.progress.sequences
+        trainee.optimizer.load(checkpoint.fill, step)
     tell({"event": "ready", "step": step})
+
+    def tell_written() -> None:
+        for whole in writer.written():
+            tell({"event": "checkpoint", "step": whole})
+
+    def waiting() -> None:
+        tell({"event": "waiting"})
+
     while step < settings.steps:
         began = time.perf_counter()
 
-        def sequences(first: int, end: int, step: int = step) -> torch.Tensor:
-            return torch.from_numpy(batches.sequences(step, first, end)).to(device)
+        def sequences(first: int, end: int, seen: int = seen) -> torch.Tensor:
+            return torch.from_numpy(batches.sequences(seen + first, seen + end)).to(device)
 
         loss, norm = trainee.step(sequences, settings.lr(step))
         if not isfinite(loss) or not isfinite(norm):
@@ -148,18 +158,15 @@ def _train(
             name_of = problem.cluster.device_name
             where = ", ".join(f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed())
             raise NotFinite(f"step {step + 1}: {what}{' on ' if where else ''}{where}")
-        step += 1
+        step, seen = step + 1, seen + workload.global_batch
         seconds = time.perf_counter() - began
         tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": seconds})
         if step == settings.steps or step % settings.checkpoint_every == 0:
-            save(
-                run.checkpoints,
-                model,
-                CheckpointProgress(step, settings.seed),
-                trainee.optimizer.states(),
-                settings.keep_checkpoints,
-            )
-            tell({"event": "checkpoint", "step": step})
+            progress = CheckpointProgress(run.run, step, seen, workload.seq_len, settings.seed)
+            writer.save(progress, trainee.optimizer.states(), waiting)
+        tell_written()
+    writer.finish(waiting)
+    tell_written()
     timed = [
         (int(one.operation.backward), one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
         for one in trainee.pipeline.timeline()

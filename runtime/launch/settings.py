@@ -49,10 +49,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
-    on from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
-    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
+    """What every process of a run reads: the name of the `run`, which its checkpoints bear; paths of the plan, the
+    tokens, the folder of checkpoints; the checkpoint to go on from, or Hugging Face weights to start with, if any; the
+    paces of ranks, where a cluster is emulated. `float64` trains in it, as tests do. `device` is `cpu` or `cuda`, for
+    all ranks; `auto` until their machines have chosen."""
 
+    run: str
     plan: Path
     tokens: Path
     checkpoints: Path
@@ -86,4 +88,6 @@ class TrainingRun:
         given |= {key: text for key in ("resume", "weights", "paces") if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")
-        return cls(**paths, settings=Settings(adam=adam, **settings), float64=float64, device=device)
+        return cls(
+            section.text("run"), **paths, settings=Settings(adam=adam, **settings), float64=float64, device=device
+        )

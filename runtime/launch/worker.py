@@ -105,7 +105,7 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
             vitals.step_ended(event["seconds"])
         else:
             vitals.moved()
-        if rank == 0 or event["event"] not in ("step", "checkpoint"):
+        if event["event"] != "waiting" and (rank == 0 or event["event"] not in ("step", "checkpoint")):
             meeting.tell({**event, **about})
 
     if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell):
@@ -174,7 +174,7 @@ def train_as_torchrun(
             raise TrainingFailedError(event["reason"].strip().splitlines()[-1])
         if event["event"] == "step":
             losses.append(event["loss"])
-        if rank == 0:
+        if rank == 0 and event["event"] != "waiting":
             print(json.dumps(event), flush=True)
 
     run_rank(replace(run, device=device), plan_file, rank, place.local, PrefixStore("train", store), tell)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from runtime.mapping.parts import ParameterPart
 from runtime.network import ProcessGroups
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
@@ -82,14 +81,10 @@ class Optimizer:
             yield bucket, {"weight": master, **moments}
 
     @torch.no_grad()
-    def load(self, read: Callable[[str, ParameterPart], Tensor], step: int) -> None:
-        """Take over master weights and moments after `step` steps: `read(kind, part)`."""
+    def load(self, fill: Callable[[Bucket, Mapping[str, Tensor]], None], step: int) -> None:
+        """Take over master weights and moments after `step` steps: `fill(bucket, states)` writes this rank's share."""
         for bucket, own in self.states():
-            for kind, values in own.items():
-                flat = torch.zeros(bucket.length, dtype=values.dtype)
-                parts = [read(kind, part).flatten() for part in bucket.parts]
-                flat[: sum(map(len, parts))] = torch.cat(parts)
-                values.copy_(flat[bucket.share])
+            fill(bucket, own)
             self._spread(bucket, own["weight"])
         self._steps = step
 

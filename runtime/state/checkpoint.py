@@ -1,28 +1,29 @@
-"""Checkpoints that do not know the plan that wrote them: safetensors, and a JSON index in whole parameters.
+"""Checkpoints that do not know the plan that wrote them: safetensors of torch's distributed checkpoint, and an index.
 
-A checkpoint is a folder `step-NNNNNNNN`. Every element of master weights and moments is written by one rank: what the
-same ranks hold by the first of them, or, sharded, by each its share. A piece is some consecutive elements, in row-major
-order, of the range [start, end) along a parameter's split dimension. All ranks write into one folder of another name,
-which becomes the checkpoint, whole, when it is renamed: a process killed at any moment leaves the last one as it was.
-The folder must be on a file system that all machines share.
+A checkpoint is a folder `step-NNNNNNNN`. Its files are those of DCP's Hugging Face writer, in which weights and moments
+lie as boxes of whole parameters; nothing is pickled. DCP would not notice a file that is missing, nor one that does not
+belong: `index.json` has all of them, with their lengths and hashes. It is written last, and the folder gets its name
+when it is whole.
 """
 
 import hashlib
 import json
 import os
-import shutil
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
@@ -30,62 +31,22 @@ from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.parts import ParameterPart, whole_parts
 from runtime.parallel.gradient_sync import Bucket
+from runtime.state.slices import KINDS, Slices, State, state_dict, stored_name
 
-FORMAT, VERSION = "hexiopt.checkpoint", 1
-KINDS = ("weight", "exp_avg", "exp_avg_sq")
-INDEX = "index.json"
-_UNFINISHED = ".unfinished-"
-_MAX_INDEX_BYTES = 2**30
-_BLOCK_BYTES = 2**22
-
-State = Mapping[str, Tensor]  # a bucket's share of each kind, flat
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements [first, last) of the range [start, end) of a parameter, and where they are."""
-
-    name: str
-    start: int
-    end: int
-    first: int
-    last: int
-    file: str
-    number: int  # of the tensors `NUMBER.KIND` in the file
+FORMAT, VERSION = "hexiopt.checkpoint", 2
+INDEX, SUFFIX = "index.json", ".safetensors"
+_MAX_INDEX_BYTES = 2**28
 
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far training has come. Data follow from `seed` and `step` alone."""
+    """How far a run has come: data follow from `seed`, `seq_len` and the `sequences` that it has seen."""
 
+    run: str
     step: int
+    sequences: int
+    seq_len: int
     seed: int
-
-
-def save(
-    folder: Path, model: ModelSpec, progress: CheckpointProgress, states: Iterable[tuple[Bucket, State]], keep: int
-) -> None:
-    """Write a checkpoint, together with all other ranks; the last `keep` stay. One that is there is left as it is."""
-    rank, target = dist.get_rank(), folder / f"step-{progress.step:08d}"
-    writing = folder / f"{_UNFINISHED}{target.name}"
-    dist.barrier()  # nobody is writing now, so that all see the same
-    if target.exists():
-        return
-    if rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(left)
-        writing.mkdir()
-    dist.barrier()
-    _write_rank(writing, rank, states)
-    dist.barrier()
-    if rank == 0:
-        _write_index(writing, model, progress)
-        writing.rename(target)
-        _sync(folder)
-        for old in finished(folder)[:-keep]:
-            shutil.rmtree(old)
-    dist.barrier()
 
 
 def finished(folder: Path) -> list[Path]:
@@ -93,67 +54,15 @@ def finished(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step-*/{INDEX}"))
 
 
-def _write_rank(writing: Path, rank: int, states: Iterable[tuple[Bucket, State]]) -> None:
-    tensors: dict[str, Tensor] = {}
-    pieces: list[Piece] = []
-    file = f"rank-{rank:05d}.safetensors"
-    for bucket, state in states:
-        if not bucket.counts:
-            continue
-        share, at = bucket.share, 0
-        for part in bucket.parts:
-            size = prod(part.local_shape)
-            low, high = max(at, share.start), min(at + size, share.stop)
-            if low < high:
-                number = len(pieces)
-                pieces.append(Piece(part.name, part.start, part.end, low - at, high - at, file, number))
-                for kind in KINDS:
-                    own = state[kind][low - share.start : high - share.start]
-                    tensors[f"{number}.{kind}"] = own.detach().cpu().contiguous().clone()
-            at += size
-    if tensors:
-        save_file(tensors, writing / file)
-    digest = _sha256(writing / file) if tensors else None
-    _write_json(writing / f"rank-{rank:05d}.json", {"sha256": digest, "pieces": [asdict(piece) for piece in pieces]})
-
-
-def _write_index(writing: Path, model: ModelSpec, progress: CheckpointProgress) -> None:
-    files, pieces = {}, []
-    for path in sorted(writing.glob("rank-*.json")):
-        own = json.loads(path.read_text())
-        data = path.with_suffix(".safetensors")
-        if own["sha256"] is not None:
-            files[data.name] = {"bytes": data.stat().st_size, "sha256": own["sha256"]}
-        pieces += own["pieces"]
-        path.unlink()
-    index = {"format": FORMAT, "version": VERSION, "model": model.to_dict(), **asdict(progress)}
-    _write_json(writing / INDEX, {**index, "files": files, "pieces": pieces})
-    _sync(writing)
-
-
-def _write_json(path: Path, data: Any) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(data, file)
+def write_index(
+    folder: Path, model: ModelSpec, progress: CheckpointProgress, files: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write the index of a checkpoint: of each of its files `bytes` and `sha256`."""
+    index = {"format": FORMAT, "version": VERSION, **asdict(progress), "model": model.to_dict(), "files": dict(files)}
+    with (folder / INDEX).open("w", encoding="utf-8") as file:
+        json.dump(index, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    """Of a file's bytes, which are on the disk when it returns."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-        os.fsync(file.fileno())
-    return digest.hexdigest()
 
 
 class Checkpoint:
@@ -165,73 +74,93 @@ class Checkpoint:
             raise InputError(f"{path}: is not a checkpoint; name a folder step-NNNNNNNN")
         index = Section(read_mapping(path / INDEX, max_bytes=_MAX_INDEX_BYTES), str(path / INDEX))
         index.text("format", choices=[FORMAT])
-        index.integer("version", at_least=VERSION, at_most=VERSION)
+        if index.integer("version", at_least=1, at_most=VERSION) < VERSION:
+            raise InputError(
+                f"{path}: is of version 1, which this hexiopt does not read; export its weights with the hexiopt that "
+                "wrote it, and start from them (train.weights)"
+            )
         self.model = model_from_config(index.section("model"))
-        self.progress = CheckpointProgress(
-            index.integer("step", at_least=0, at_most=10**12), index.integer("seed", at_least=0, at_most=2**32 - 1)
+        step, sequences, seq_len = (
+            index.integer(key, at_least=0, at_most=2**62) for key in ("step", "sequences", "seq_len")
         )
+        seed = index.integer("seed", at_least=0, at_most=2**32 - 1)
+        self.progress = CheckpointProgress(index.text("run"), step, sequences, seq_len, seed)
         files = index.section("files")
         self._files = {name: files.section(name) for name in files.keys()}  # noqa: SIM118
         for name in self._files:
             if Path(name).name != name:
                 files.fail(name, "is not a file of the checkpoint; write the checkpoint again")
-        self._pieces: dict[str, list[Piece]] = defaultdict(list)
-        for section in index.sections("pieces"):
-            numbers = {
-                key: section.integer(key, at_least=0, at_most=2**62)
-                for key in ("start", "end", "first", "last", "number")
-            }
-            piece = Piece(name=section.text("name"), file=section.text("file", choices=self._files), **numbers)
-            section.finish()
-            self._pieces[piece.name].append(piece)
         index.finish()
 
     def check(self) -> None:
-        """Every file whole, every element of every parameter there once. Raises InputError."""
+        """Every file whole, none beside them, every element of every parameter there once. Raises InputError."""
         for name, stated in self._files.items():
             path = self._path / name
             size, digest = stated.integer("bytes", at_least=0, at_most=2**62), stated.text("sha256")
             if not path.is_file() or path.stat().st_size != size or _sha256(path) != digest:
                 raise InputError(f"{path}: is missing, truncated or changed; resume from another checkpoint")
+        for path in self._path.glob(f"*{SUFFIX}"):
+            if path.name not in self._files:
+                raise InputError(f"{path}: is not in {INDEX}; remove it, or resume from another checkpoint")
         for part in whole_parts(self.model):
-            cuts = sorted(
-                (p.start * (rows := prod(part.shape) // part.shape[part.dim]) + p.first, p.start * rows + p.last)
-                for p in self._pieces[part.name]
-            )
-            at = 0
-            for first, last in cuts:
-                if first != at:
-                    break
-                at = last
-            if at != prod(part.shape):
-                raise InputError(
-                    f"{self._path / INDEX}: {part.name} is there for {at} of {prod(part.shape)} elements; "
-                    "resume from another checkpoint"
-                )
+            for kind in KINDS:
+                has, needed = self._elements(stored_name(kind, part.name), part.shape), prod(part.shape)
+                if has != needed:
+                    raise InputError(
+                        f"{self._path}: has {has} of {needed} elements of {stored_name(kind, part.name)}; "
+                        "resume from another checkpoint"
+                    )
+
+    def _elements(self, name: str, shape: tuple[int, ...]) -> int:
+        """How many of a tensor's elements there are. DCP refuses to write any twice."""
+        stored = self._metadata.state_dict_metadata.get(name)
+        if not isinstance(stored, TensorStorageMetadata) or any(a > b for a, b in zip(stored.size, shape, strict=True)):
+            return 0
+        return sum(prod(chunk.sizes) for chunk in stored.chunks)
+
+    def fill(self, bucket: Bucket, state: State) -> None:
+        """Read the share of a bucket, from whatever boxes it was cut into, on whatever device it is."""
+        self._load(state_dict([(bucket, state)]))
 
     def read(self, kind: str, part: ParameterPart) -> Tensor:
-        """A part of master weights or moments, from whatever pieces it was cut into."""
-        found: Tensor | None = None
-        by_range: dict[tuple[int, int], list[Piece]] = defaultdict(list)
-        for piece in self._pieces[part.name]:
-            if piece.start < part.end and part.start < piece.end:
-                by_range[piece.start, piece.end].append(piece)
-        for (start, end), pieces in by_range.items():
-            shape = (*part.shape[: part.dim], end - start, *part.shape[part.dim + 1 :])
-            flat = torch.cat([self._tensor(kind, piece) for piece in sorted(pieces, key=lambda p: p.first)])
-            own = flat.view(shape)
-            if found is None:
-                found = own.new_empty(part.local_shape)
-            low, high = max(start, part.start), min(end, part.end)
-            found.narrow(part.dim, low - part.start, high - low).copy_(own.narrow(part.dim, low - start, high - low))
-        assert found is not None, "checked"
+        """A part of master weights or moments."""
+        name = stored_name(kind, part.name)
+        stored = self._metadata.state_dict_metadata[name]
+        assert isinstance(stored, TensorStorageMetadata)
+        found = torch.empty(part.local_shape, dtype=stored.properties.dtype)
+        start = tuple(part.start if d == part.dim else 0 for d in range(len(part.shape)))
+        self._load({name: Slices(part.shape, {start: found})})
         return found
 
-    def _tensor(self, kind: str, piece: Piece) -> Tensor:
-        path = self._path / piece.file
+    def _load(self, wanted: dict[str, Slices]) -> None:
         try:
-            with safe_open(path, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(f"{piece.number}.{kind}")
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); resume from another checkpoint") from None
-        return tensor
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself
+                load(dict(wanted), storage_reader=_Reader(self._path, self._metadata), no_dist=True)
+        except (CheckpointException, SafetensorError, OSError) as error:
+            why = str(error).strip().splitlines()[-1]
+            raise InputError(f"{self._path}: cannot be read ({why}); resume from another checkpoint") from None
+
+    @cached_property
+    def _metadata(self) -> Metadata:
+        """Which boxes there are, from the headers of all files."""
+        try:
+            return HuggingFaceStorageReader(str(self._path)).read_metadata()
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise InputError(f"{self._path}: cannot be read ({error}); resume from another checkpoint") from None
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Knows what is in the files, so that their headers are read once, and not again for every bucket."""
+
+    def __init__(self, path: Path, known: Metadata) -> None:
+        super().__init__(str(path))
+        self._known = known
+
+    def read_metadata(self) -> Metadata:
+        return self._known
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,8 +13,9 @@ from experiments.app.configurations import named_cluster, named_model
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_file_to_dict
+from hexiopt.readers.plan_file import plan_file_to_dict, read_plan
 from hexiopt.solving import Budget
+from runtime.state.checkpoint import Checkpoint
 from solvers.registry import make_solver
 from tests.conftest import Run
 
@@ -85,6 +86,28 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "from_weights" / "run.json").read_text())["settings"]["seed"] == 3
     (first,) = (event["loss"] for event in events if event["event"] == "step")
     assert first < losses[0] - 0.5
+
+
+def test_a_run_goes_on_in_its_own_folder_alone(hexiopt: Run, tmp_path: Path, plan: Path) -> None:
+    """Its metrics are appended to; another batch takes up the text where the last one left it."""
+    words = ("train", f"plan={plan}", "train.warmup_steps=1", "hydra.run.dir=run")
+    ran = hexiopt(*words, "train.steps=2")
+    assert ran.code == 0, ran.err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())["run"]
+    last = tmp_path / "run" / "checkpoints" / "step-00000002"
+    ran = hexiopt(*words, "train.steps=2")
+    assert ran.code == 2
+    assert f"step-00000002: is of run {run}, not of this one; go on with train.resume=" in ran.err
+    batch = read_plan(plan).problem.workload.global_batch
+    ran = hexiopt(*words, f"train.resume={last}", "train.steps=4", "train.seed=5")
+    assert ran.code == 2
+    assert "was trained with train.seed=0, not 5, which would" in ran.err
+    ran = hexiopt(*words, f"train.resume={last}", "train.steps=3")
+    assert ran.code == 0, ran.err
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]
+    progress = Checkpoint(tmp_path / "run" / "checkpoints" / "step-00000003").progress
+    assert (progress.run, progress.sequences) == (run, 3 * batch)
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_default_corpus(cache: Path) -> None:
     assert all(path.suffix == ".py" for path in found)
     assert not any(tokens_module.NOT_LIBRARY & set(path.relative_to(tokens_module.LIBRARY).parts) for path in found)
     assert prepare(None, None, cache, 256) == path
-    assert Batches(path, 128, 4, 0).sequences(0, 0, 4).shape == (4, 129)
+    assert Batches(path, 128, 0).sequences(0, 4).shape == (4, 129)
 
 
 # ------------------------------------------------------------------ the cache
@@ -288,9 +288,9 @@ def test_too_short_for_one_window(tmp_path: Path, cache: Path, num_tokens: int) 
     text = tmp_path / "corpus.txt"
     text.write_text("a" * num_tokens)
     path = prepare(text, None, cache, 256)
-    refusal(lambda: Batches(path, 4, 1, 0), str(path), f"has {num_tokens} tokens", "takes 5", "lower seq_len")
+    refusal(lambda: Batches(path, 4, 0), str(path), f"has {num_tokens} tokens", "takes 5", "lower seq_len")
     if num_tokens == 4:
-        assert Batches(path, 3, 1, 0).num_windows == 1
+        assert Batches(path, 3, 0).num_windows == 1
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_too_short_for_one_window(tmp_path: Path, cache: Path, num_tokens: int) 
 def test_wrong_arrays(tmp_path: Path, cache: Path, tokens: Any, found: str) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, tokens)
-    refusal(lambda: Batches(path, 1, 1, 0), str(path), found, "one, of integers")
+    refusal(lambda: Batches(path, 1, 0), str(path), found, "one, of integers")
     refusal(lambda: prepare(path, None, cache, 256), str(path), found)
 
 

@@ -59,9 +59,8 @@ def a_run(folder: Path, **more: Any) -> TrainingRun:
     tokens = folder / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 256, 3000).astype(np.uint8))
     settings = Settings(steps=STEPS, adam=AdamW(lr=1e-2), checkpoint_every=2, timeout_s=20.0)
-    return TrainingRun(
-        written(folder, "plan.json", wide()), tokens, folder / "checkpoints", replace(settings, **more), float64=True
-    )
+    plan = written(folder, "plan.json", wide())
+    return TrainingRun("own", plan, tokens, folder / "checkpoints", replace(settings, **more), float64=True)
 
 
 def train(

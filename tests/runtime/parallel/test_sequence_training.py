@@ -67,7 +67,7 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     content = {"format": FORMAT, "version": VERSION, "problem": problem_to_dict(task)}
     (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
     settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
-    run = TrainingRun(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
+    run = TrainingRun("own", tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
     found = list(trained(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
     losses = [one["loss"] for one in found if one["event"] == "step"]
 
@@ -76,10 +76,11 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
         own = trainee(
             whole(task.model, workload.global_batch), task.model, workload.global_batch, seq_len=workload.seq_len
         )
-        batches = Batches(tokens, workload.seq_len, workload.global_batch, settings.seed)
+        batches = Batches(tokens, workload.seq_len, settings.seed)
+        firsts = [step * workload.global_batch for step in range(4)]
         return [
-            own.step(lambda a, b, step=step: torch.from_numpy(batches.sequences(step, a, b)), settings.lr(step))[0]
-            for step in range(4)
+            own.step(lambda a, b, at=at: torch.from_numpy(batches.sequences(at + a, at + b)), settings.lr(step))[0]
+            for step, at in enumerate(firsts)
         ]
 
     assert [losses] == [pytest.approx(expected, rel=1e-9) for expected in run_ranks(1, alone)]

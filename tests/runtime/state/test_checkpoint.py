@@ -1,20 +1,33 @@
 """Checkpoints: written under one plan, read under others, whole or refused."""
 
+import errno
 import json
 import random
+import threading
+import warnings
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished, save
+from runtime.mapping.parts import whole_parts
+from runtime.state import saving
+from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished
+from runtime.state.saving import CheckpointWriter
+from runtime.state.slices import boxes
+from runtime.state.stop import saving_times
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 
@@ -43,7 +56,7 @@ def train(
         if resume is not None:
             checkpoint = Checkpoint(resume)
             assert checkpoint.progress.step == first
-            own.optimizer.load(checkpoint.read, first)
+            own.optimizer.load(checkpoint.fill, first)
 
         def sequences(step: int) -> Callable[[int, int], torch.Tensor]:
             tokens = torch.randint(
@@ -52,7 +65,10 @@ def train(
             return lambda low, high: tokens[low:high]
 
         losses = [own.step(sequences(step), SETTINGS.lr)[0] for step in range(first, end)]
-        save(folder, model, CheckpointProgress(end, 1), own.optimizer.states(), keep=2)
+        writer = CheckpointWriter(folder, model, keep=2, states=own.optimizer.states())
+        writer.save(CheckpointProgress("own", end, end * BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
+        writer.finish(lambda: None)
+        assert writer.written() == [end]
         return losses
 
     return run_ranks(len(plan.devices()), work)[0]  # type: ignore[no-any-return]
@@ -137,6 +153,13 @@ def flipped(folder: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def lost(folder: Path) -> None:
+    """A file that the index does not have either."""
+    path = max(folder.glob("*.safetensors"))
+    path.unlink()
+    changed(folder, lambda index: index["files"].pop(path.name))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -145,8 +168,10 @@ def flipped(folder: Path) -> None:
         (lambda folder: min(folder.glob("*.safetensors")).unlink(), "is missing, truncated or changed"),
         (lambda folder: (folder / INDEX).unlink(), "the file does not exist"),
         (lambda folder: (folder / INDEX).write_text("{"), "index.json"),
-        (lambda folder: changed(folder, lambda index: index["pieces"].pop()), "elements; resume from another"),
-        (lambda folder: changed(folder, lambda index: index.update(version=2)), "version"),
+        (lambda folder: (folder / "stray.safetensors").write_bytes(b""), "is not in index.json"),
+        (lost, "elements of "),
+        (lambda folder: changed(folder, lambda index: index.update(version=3)), "version"),
+        (lambda folder: changed(folder, lambda index: index.update(version=1)), "is of version 1, which this hexiopt"),
         (lambda folder: changed(folder, lambda index: index.update(format="x")), "format"),
         (lambda folder: changed(folder, lambda index: index["files"].update({"../x": {}})), "is not a file of the"),
     ],
@@ -159,3 +184,112 @@ def test_damage_is_one_line(written: Path, tmp_path: Path, damage: Callable[[Pat
         Checkpoint(folder).check()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_nothing_on_the_disk_is_pickled(written: Path) -> None:
+    """Safetensors, which torch's own reader takes as they are, and an index."""
+    files = {path.name for path in written.iterdir()}
+    assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
+    metadata = HuggingFaceStorageReader(str(written)).read_metadata()
+    name, shape = "model.embed_tokens.weight", next(iter(whole_parts(Checkpoint(written).model))).shape
+    found = {name: torch.empty(shape, dtype=torch.float64)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(written)), no_dist=True)
+    torch.testing.assert_close(
+        found[name], Checkpoint(written).read("weight", whole_parts(Checkpoint(written).model)[0])
+    )
+    assert f"exp_avg.{name}" in metadata.state_dict_metadata
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    model: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is whole it is none; it has the states of the moment at which it was begun."""
+    go_on = threading.Event()
+    write = saving._write_file
+
+    def held_up(*arguments: Any) -> Any:
+        assert go_on.wait(60.0)
+        return write(*arguments)
+
+    monkeypatch.setattr(saving, "_write_file", held_up)
+    waited: list[int] = []
+
+    def waiting() -> None:
+        waited.append(1)
+        go_on.set()
+
+    def work(rank: int) -> Any:
+        own, tokens = trainee(whole(model, BATCH), model, BATCH), torch.arange(SEQ_LEN + 1).expand(BATCH, -1)
+        before = {name: weight.detach().clone() for name, weight in own.weights.items()}
+        writer = CheckpointWriter(tmp_path, model, keep=2, states=own.optimizer.states())
+        writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
+        own.step(lambda low, high: tokens[low:high] % model.vocab_size, 1.0)
+        assert writer.written() == []
+        assert finished(tmp_path) == []
+        assert not waited
+        writer.save(CheckpointProgress("own", 2, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
+        assert waited
+        assert writer.written() == [1]
+        first = Checkpoint(tmp_path / "step-00000001")
+        for part in whole_parts(model):
+            assert torch.equal(first.read("weight", part), before[part.name])
+        writer.finish(waiting)
+        assert writer.written() == [2]
+        return [path.name for path in finished(tmp_path)]
+
+    assert run_ranks(1, work) == [["step-00000001", "step-00000002"]]
+
+
+def test_a_full_disk_is_one_line(model: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every rank, whichever of them it happened on; nothing half-written is taken for a checkpoint."""
+    write = saving._write_file
+
+    def full(path: Path, *arguments: Any) -> Any:
+        if path.name.startswith("rank-00001"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, *arguments)
+
+    monkeypatch.setattr(saving, "_write_file", full)
+    plan = plans_for(model, 1)[0]
+
+    def work(rank: int) -> Any:
+        own = trainee(plan, model, BATCH)
+        writer = CheckpointWriter(tmp_path, model, keep=1, states=own.optimizer.states())
+        writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
+        writer.finish(lambda: None)
+        with pytest.raises(InputError) as error:
+            writer.written()
+        return str(error.value)
+
+    for said in run_ranks(len(plan.devices()), work):
+        assert "a checkpoint cannot be written ([Errno 28] No space left on device" in said
+        assert "\n" not in said
+    assert finished(tmp_path) == []
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), st.data())
+def test_a_run_of_elements_is_boxes(shape: tuple[int, ...], draw: st.DataObject) -> None:
+    size = prod(shape)
+    low = draw.draw(st.integers(0, size))
+    high = draw.draw(st.integers(low, size))
+    whole = torch.arange(size).view(shape)
+    found = list(boxes(shape, low, high))
+    for starts, sizes, first in found:
+        box = whole[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
+        assert box.flatten().tolist() == list(range(first, first + prod(sizes)))
+    assert sum(prod(sizes) for _, sizes, _ in found) == high - low
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+def test_the_time_that_saving_takes_is_measured() -> None:
+    def work(rank: int) -> Any:
+        return saving_times(2**22)
+
+    (found,) = run_ranks(1, work)
+    assert len(found) == 2
+    for times in found:
+        assert times.size_bytes > 2**22
+        assert times.stopped_s > 0
+        assert times.written_s > 0

@@ -1,0 +1,58 @@
+"""Which runs go on from a checkpoint, and which are refused."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexiopt.errors import InputError
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from runtime.launch.preparation import resumable
+from runtime.state.checkpoint import CheckpointProgress
+from runtime.state.saving import CheckpointWriter
+from tests.runtime.parallel.test_training import trainee, whole
+from tests.runtime.ranks import random_plan, run_ranks
+from tests.solvers.problems import cluster
+
+MODEL = random_plan(random.Random(5))[1]
+PROBLEM = Problem(cluster(("a", "fast", 1)), MODEL, Workload(4, 16, precision="fp32"))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("checkpoints")
+
+    def work(rank: int) -> Any:
+        own = trainee(whole(PROBLEM.model, 4), PROBLEM.model, 4, seq_len=16)
+        writer = CheckpointWriter(folder, PROBLEM.model, 1, own.optimizer.states())
+        writer.save(CheckpointProgress("own", 3, 12, 16, 7), own.optimizer.states(), lambda: None)
+        writer.finish(lambda: None)
+
+    run_ranks(1, work)
+    return folder / "step-00000003"
+
+
+def test_another_batch_goes_on_at_the_same_token(written: Path) -> None:
+    larger = PROBLEM.replace(workload=PROBLEM.workload.replace(global_batch=9))
+    for problem in (PROBLEM, larger):
+        assert resumable(written, problem, 7) == CheckpointProgress("own", 3, 12, 16, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "seed", "said"),
+    [
+        (lambda p: p.replace(workload=p.workload.replace(seq_len=8)), 7, "trained with workload.seq_len=16, not 8"),
+        (lambda p: p, 1, "trained with train.seed=7, not 1"),
+        (lambda p: p.replace(model=replace(MODEL, ffn_size=2 * MODEL.ffn_size)), 7, "is of another model than"),
+    ],
+)
+def test_other_text_or_another_model_is_one_line(
+    written: Path, change: Callable[[Problem], Problem], seed: int, said: str
+) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        resumable(written, change(PROBLEM), seed)
+    assert "\n" not in str(error.value)
