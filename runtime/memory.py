@@ -7,7 +7,7 @@ at the moment when most are alive.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +74,7 @@ def used(
 ) -> Used:
     """What `compute` uses; `most_message_bytes` says afterwards what its messages held at most."""
     lasting, by_part = states.tensors(), states.bytes_of()
-    saved, alive = _Saved(lasting), _Alive(lasting)
+    saved, alive = _Saved(lasting, states.weights), _Alive(lasting)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with saved.hooks(), alive:
@@ -107,10 +107,13 @@ class _Packed:
 
 
 class _Saved:
-    """Counts what is saved: bytes `now` and at `most`, by part."""
+    """Counts what is saved: bytes `now` and at `most`, by part.
 
-    def __init__(self, lasting: Iterable[Tensor]) -> None:
-        self._lasting = set(map(_at, lasting))
+    Of parameters nothing is: under ZeRO-3 what they hold comes and goes, and a backward finds what they hold then.
+    """
+
+    def __init__(self, lasting: Iterable[Tensor], weights: Sequence[Tensor]) -> None:
+        self._lasting, self._weights = set(map(_at, lasting)), weights
         self._holders: Counter[int] = Counter()  # of a storage, by its address
         self._part: dict[int, str] = {}  # likewise
         self.now: Counter[str] = Counter()
@@ -118,10 +121,14 @@ class _Saved:
 
     def hooks(self) -> saved_tensors_hooks:
         """To count by, as a context."""
-        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor)
+        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor.detach())
 
     def _pack(self, tensor: Tensor) -> _Packed:
-        packed, at, size = _Packed(tensor), _at(tensor), tensor.untyped_storage().nbytes()
+        at, size = _at(tensor), tensor.untyped_storage().nbytes()
+        for weight in self._weights:
+            if weight.data_ptr() == tensor.data_ptr() and weight.shape == tensor.shape:
+                return _Packed(weight)
+        packed = _Packed(tensor)
         if at not in self._lasting:
             self._holders[at] += 1
             if self._holders[at] == 1:

@@ -194,7 +194,7 @@ class Layout:
     def groups(self) -> list[tuple[int, ...]]:
         """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""
         within = {ranks for executor in self.executor_of for ranks in executor.groups()}
-        same = {ranks for held in self.held for ranks in (held.ranks, *held.groups)}
+        same = {ranks for held in self.held for ranks in held.groups}
         across = {ranks for held in self.held for ranks, *_ in held.between()}
         return sorted(ranks for ranks in within | same | across if len(ranks) > 1)
 

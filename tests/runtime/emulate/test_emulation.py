@@ -86,6 +86,37 @@ def test_paces_are_the_priced_times(tmp_path: Path) -> None:
     assert [read_pace(tmp_path / "paces.json", rank) for rank in range(4)] == found
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_units_are_paced_without_what_they_gather_and_scatter(zero: int, tmp_path: Path) -> None:
+    """Embedding, four layers and head of two pipelines of one device each, on machines of different speeds."""
+    task = replace(problem(), workload=replace(WORKLOAD, optimizer_sharding=str(zero)))
+    late = Plan(tuple(Pipeline((Stage.of((d,), 0, 4),), 2) for d in (0, 2)), ONE_F_ONE_B, Sharding(zero))
+    alone = Plan((Pipeline((Stage.of((2,), 0, 4),), 4),), ONE_F_ONE_B, Sharding(zero))
+    model = PlanPricer(task)
+    found = paces(task, late, model.price(late), 10.0)
+    whole = model.price(alone).pipelines[0].stages[0]
+    for backward, seconds in enumerate((whole.forward_s, whole.backward_s)):
+        parts = [found[1].operation_s(bool(backward), 0, part) for part in range(6)]
+        assert sum(parts) == pytest.approx(found[1].operation_s(bool(backward), 0)) == pytest.approx(10 * seconds)
+        assert sum(parts) <= found[1].chunks[0][backward] * (1 + 1e-12)
+        assert parts[2] == parts[3]
+        assert parts[-1 if backward else 0] == found[1].units[0][backward]
+    assert found[0].operation_s(True, 0) < found[1].operation_s(True, 0)
+    write_paces(tmp_path / "paces.json", found)
+    assert [read_pace(tmp_path / "paces.json", rank) for rank in range(2)] == found
+
+
+@pytest.mark.slow
+def test_a_step_of_zero_3_takes_as_long_as_its_units(tmp_path: Path) -> None:
+    task = replace(problem(), workload=replace(WORKLOAD, optimizer_sharding="3"))
+    late = Plan(tuple(Pipeline((Stage.of((d,), 0, 4),), 2) for d in (2, 3)), ONE_F_ONE_B, Sharding(3))
+    cost = PlanPricer(task).price(late)
+    dilation = 1.0 / cost.step_time_s
+    steps = EmulationBench(tmp_path, task, 4, 0).paced(late, cost, 2, dilation, shaped=False)
+    units = paces(task, late, cost, 1.0)[0].units
+    assert min(steps.seconds) > 2 * sum(forward_s + backward_s for forward_s, backward_s in units)
+
+
 def test_pace_until_waits_only_for_what_is_left() -> None:
     began = time.time()
     pace_until(began - 5.0, 1.0)
