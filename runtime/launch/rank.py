@@ -1,9 +1,8 @@
 """One process of a run, from its first step to its last, and the events that it reports to its parent."""
 
 import hashlib
-import os
-import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,14 +15,14 @@ from torch.distributed.distributed_c10d import Store
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.readers.problem_file import problem_sha256
+from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
-from runtime.device import threads_of_each
+from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
 from runtime.launch.meeting import Event
 from runtime.launch.settings import TrainingRun
-from runtime.launch.trainee import Trainee, drawn
+from runtime.launch.trainee import StepOutcome, Trainee, drawn
 from runtime.mapping.times import StepTimes
-from runtime.memory import gpu_peak_bytes
-from runtime.network import set_nccl_defaults
+from runtime.network import join_world
 from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
 from runtime.state.weights import DTYPES, HuggingFaceWeights
@@ -43,21 +42,15 @@ def run_rank(
     """
     try:
         pace = None if run.paces is None else read_pace(run.paces, rank)
+        interface = None
         if pace is not None and pace.namespace is not None:
             enter(pace.namespace)  # connections that are there stay in the one that they were made in
-            os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-        world_size, limit = len(plan_file.plan.devices()), timedelta(seconds=run.settings.timeout_s)
-        cuda = run.device == "cuda"
-        device = torch.device("cuda", gpu) if cuda else torch.device("cpu")
-        if cuda:
-            set_nccl_defaults()
-            torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(threads_of_each(world_size))
-        store.set_timeout(limit)
+            interface = INTERFACE
+        world_size, timeout_s = len(plan_file.plan.devices()), run.settings.timeout_s
+        device = taken_device(run.device, gpu, world_size)
+        store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
-        backend = "nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+        join_world(device, rank, world_size, timeout_s, store=store, interface=interface)
         _train(run, plan_file, rank, device, pace, tell)
         tell({"event": "done"})
         dist.destroy_process_group()
@@ -136,22 +129,28 @@ def _train(
         step = checkpoint.progress.step
         trainee.optimizer.load(checkpoint.read, step)
     tell({"event": "ready", "step": step})
+    sequences = BatchesAhead(batches, device)
+    ahead, under_way = steps_ahead(device), deque[StepOutcome]()
+
+    def report(most_under_way: int) -> None:
+        """Tell of steps, but of so many whose outcome the device may not have yet. All ranks tell of the same."""
+        while len(under_way) > most_under_way:
+            outcome = under_way.popleft()
+            number = step - len(under_way)
+            loss, norm = outcome.read()
+            if not isfinite(loss) or not isfinite(norm):
+                what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
+                name_of = problem.cluster.device_name
+                blamed = [f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed(outcome)]
+                raise NotFinite(f"step {number}: {what}{' on ' if blamed else ''}{', '.join(blamed)}")
+            tell({"event": "step", "step": number, "loss": loss, "norm": norm, "seconds": outcome.seconds})
+
     while step < settings.steps:
-        began = time.perf_counter()
-
-        def sequences(first: int, end: int, step: int = step) -> torch.Tensor:
-            return torch.from_numpy(batches.sequences(step, first, end)).to(device)
-
-        loss, norm = trainee.step(sequences, settings.lr(step))
-        if not isfinite(loss) or not isfinite(norm):
-            what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
-            name_of = problem.cluster.device_name
-            where = ", ".join(f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed())
-            raise NotFinite(f"step {step + 1}: {what}{' on ' if where else ''}{where}")
+        under_way.append(trainee.begin_step(sequences.of(step), settings.lr(step)))
         step += 1
-        seconds = time.perf_counter() - began
-        tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": seconds})
-        if step == settings.steps or step % settings.checkpoint_every == 0:
+        is_saved = step == settings.steps or step % settings.checkpoint_every == 0
+        report(0 if is_saved else ahead)
+        if is_saved:
             save(
                 run.checkpoints,
                 model,
@@ -160,6 +159,7 @@ def _train(
                 settings.keep_checkpoints,
             )
             tell({"event": "checkpoint", "step": step})
+    sequences.close()
     timed = [
         (int(one.operation.backward), one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
         for one in trainee.pipeline.timeline()

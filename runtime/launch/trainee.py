@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Callable
-from math import isfinite
+from math import isfinite, nan, sqrt
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import Tensor
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-from runtime.device import clock_of
+from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import rank_actions
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import Layout, layout_of
@@ -61,7 +62,7 @@ class Trainee:
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
+        self._groups = groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
@@ -94,37 +95,45 @@ class Trainee:
             agreed = _paced(self.layout, pace)
         # Emulated operations take the time of a whole one.
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
-        clock = clock_of(device)
-        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, clock, pace)
+        self._clock = clock_of(device)
+        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, self._clock, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
-        self._own_loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        self._own_loss = self.pipeline.step(sequences, self._tokens)
-        total = self._own_loss.clone() if self._counts_loss else torch.zeros_like(self._own_loss)
+        own = self.pipeline.step(sequences, self._tokens)
+        total = self._counted(own)
         dist.all_reduce(total)
         return float(total)
 
-    def blamed(self) -> list[int]:
-        """The ranks whose own loss of the last step is no finite number, or else those that hold such gradients.
+    def _counted(self, own_loss: Tensor) -> Tensor:
+        return own_loss if self._counts_loss else torch.zeros_like(own_loss)
+
+    def begin_step(self, sequences: Sequences, lr: float) -> "StepOutcome":
+        """Enqueue one optimiser step; the host never waits for the device in here."""
+        began = self._clock.mark()
+        own_loss = self.pipeline.step(sequences, self._tokens)
+        sums = self.optimizer.step(lr, self._counted(own_loss))
+        self._groups.step_ended()
+        return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())
+
+    def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
+        """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
+        return self.begin_step(sequences, lr).read()
+
+    def blamed(self, outcome: "StepOutcome") -> list[int]:
+        """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.
 
         Asked by all ranks together.
         """
-        gradients = all(bool(bucket.gradient.isfinite().all()) for bucket in self.buckets)
-        facts = [not isfinite(float(self._own_loss)), not gradients]
+        facts = [not isfinite(outcome.own_loss), not isfinite(outcome.own_squares)]
         own = torch.tensor(facts, dtype=torch.float32, device=self._device)
         flags = own.new_empty(2 * self.layout.world_size)
         dist.all_gather_single(flags, own)
         by_loss, by_gradients = flags.view(-1, 2).T
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
-
-    def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
-        """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
-        loss = self.gradients(sequences)
-        return loss, self.optimizer.step(lr)
 
     def states(self) -> States:
         """What lasts of the rank's memory."""
@@ -140,6 +149,37 @@ class Trainee:
         """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
         more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
         return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
+
+
+class StepOutcome:
+    """What a step has found and how long it took, once the device is done with it; the first question waits for that.
+
+    The numbers on their way are the mean loss per token, the squared norm of all gradients, that of the gradients which
+    this rank holds, and the loss of its own tokens.
+    """
+
+    def __init__(self, numbers: Reading, clock: DeviceClock, began: Any, ended: Any) -> None:
+        self._numbers, self._clock, self._marks = numbers, clock, (began, ended)
+
+    def read(self) -> tuple[float, float]:
+        """The mean loss per token, and the norm of the gradients."""
+        loss, squares, *_ = self._numbers.read()
+        return loss, sqrt(squares) if squares >= 0 else nan
+
+    @property
+    def seconds(self) -> float:
+        """From the step's first operation to its last one."""
+        return self._clock.between_s(*self._marks)
+
+    @property
+    def own_squares(self) -> float:
+        """Of the gradients that this rank holds."""
+        return self._numbers.read()[2]
+
+    @property
+    def own_loss(self) -> float:
+        """Of this rank's tokens."""
+        return self._numbers.read()[3]
 
 
 def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
