@@ -64,7 +64,8 @@ class StreamClock:
     def between_s(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
         """As the device has counted. What was enqueued after the later mark is not waited for."""
         ended.synchronize()
-        return 1e-3 * began.elapsed_time(ended)
+        milliseconds: float = began.elapsed_time(ended)
+        return 1e-3 * milliseconds
 
     def read(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         """Counted back from an event of now. Waits for the current stream."""
@@ -87,7 +88,7 @@ class Reading:
         if numbers.is_cuda:
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._host.copy_(numbers, non_blocking=True)
-            self._came = torch.cuda.Event()
+            self._came = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._came.record()
 
     def read(self) -> list[float]:
@@ -142,7 +143,16 @@ def gpu_product(index: int) -> str:
 
 def gpu_knows_bf16() -> bool:
     """Whether the arithmetic of this process's GPU has bf16."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def has_flash_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a device has the kernels of flash attention, forward and backward, that torch brings: for 16 bits, of
+    NVIDIA's GPUs since Ampere, up to 256 numbers a head."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.hip is not None:
+        return False
+    in_build = torch.backends.cuda.is_flash_attention_available()
+    return in_build and head_dim <= 256 and head_dim % 8 == 0 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def usable_gpu(index: int) -> bool:

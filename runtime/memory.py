@@ -25,9 +25,9 @@ _saved_as = [("activations", 0)]  # as what counts what is saved now, and what i
 
 
 @contextmanager
-def saved_as(part: str, beside: Tensor) -> Iterator[None]:
-    """What autograd saves in here counts as that part of `Memory`, with what is alive beside it for the moment."""
-    _saved_as.append((part, beside.nbytes))
+def saved_as(part: str, beside: int) -> Iterator[None]:
+    """What autograd saves in here counts as that part of `Memory`, with the bytes beside it for the moment."""
+    _saved_as.append((part, beside))
     try:
         yield
     finally:

@@ -13,8 +13,8 @@ from runtime.device import pinned
 
 
 class BatchesAhead:
-    """The sequences of `batches` by step. A rank asks for the same samples in every step, so those of the next one can be
-    read once it has asked for these."""
+    """The sequences of `batches` by step. A rank asks for the same samples in every step, so those of the next
+    one can be read once it has asked for them."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
         self._batches, self._device = batches, device

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from hexiopt.errors import InputError
+from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.readers.problem_file import problem_sha256
 from runtime.data.ahead import BatchesAhead
@@ -95,6 +96,30 @@ def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torc
                 raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
 
 
+class _Reports:
+    """Tells of steps in their order, but not of the last `ahead`, whose outcome the device may not have yet: all ranks
+    tell of the same steps."""
+
+    def __init__(self, trainee: Trainee, cluster: Cluster, ahead: int, tell: Callable[[Event], None]) -> None:
+        self._trainee, self._cluster, self._ahead, self._tell = trainee, cluster, ahead, tell
+        self._under_way = deque[tuple[int, StepOutcome]]()
+
+    def add(self, step: int, outcome: StepOutcome, *, is_last: bool) -> None:
+        """A step has been enqueued; of the last one before a pause, and those before it, is told at once."""
+        self._under_way.append((step, outcome))
+        while len(self._under_way) > (0 if is_last else self._ahead):
+            self._report(*self._under_way.popleft())
+
+    def _report(self, step: int, outcome: StepOutcome) -> None:
+        loss, norm = outcome.read()
+        if not isfinite(loss) or not isfinite(norm):
+            what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
+            name_of, devices = self._cluster.device_name, self._trainee.layout.devices
+            where = ", ".join(f"rank {r} ({name_of(devices[r])})" for r in self._trainee.blamed(outcome))
+            raise NotFinite(f"step {step}: {what}{' on ' if where else ''}{where}")
+        self._tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": outcome.seconds})
+
+
 def _train(
     run: TrainingRun,
     plan_file: PlanFile,
@@ -119,6 +144,8 @@ def _train(
         timeout_s=settings.timeout_s,
         cluster=problem.cluster,
         pace=pace,
+        loss_chunk_tokens=workload.loss_chunk_tokens,
+        is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
@@ -129,27 +156,12 @@ def _train(
         step = checkpoint.progress.step
         trainee.optimizer.load(checkpoint.read, step)
     tell({"event": "ready", "step": step})
-    sequences = BatchesAhead(batches, device)
-    ahead, under_way = steps_ahead(device), deque[StepOutcome]()
-
-    def report(most_under_way: int) -> None:
-        """Tell of steps, but of so many whose outcome the device may not have yet. All ranks tell of the same."""
-        while len(under_way) > most_under_way:
-            outcome = under_way.popleft()
-            number = step - len(under_way)
-            loss, norm = outcome.read()
-            if not isfinite(loss) or not isfinite(norm):
-                what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
-                name_of = problem.cluster.device_name
-                blamed = [f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed(outcome)]
-                raise NotFinite(f"step {number}: {what}{' on ' if blamed else ''}{', '.join(blamed)}")
-            tell({"event": "step", "step": number, "loss": loss, "norm": norm, "seconds": outcome.seconds})
-
+    sequences, reports = BatchesAhead(batches, device), _Reports(trainee, problem.cluster, steps_ahead(device), tell)
     while step < settings.steps:
-        under_way.append(trainee.begin_step(sequences.of(step), settings.lr(step)))
+        outcome = trainee.begin_step(sequences.of(step), settings.lr(step))
         step += 1
         is_saved = step == settings.steps or step % settings.checkpoint_every == 0
-        report(0 if is_saved else ahead)
+        reports.add(step, outcome, is_last=is_saved)
         if is_saved:
             save(
                 run.checkpoints,

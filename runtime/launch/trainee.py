@@ -20,7 +20,7 @@ from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, empty_weights, layer_run
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
@@ -37,8 +37,8 @@ class Trainee:
     """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
-    process group, as NCCL needs, which ignores tags (None: on GPUs).
+    over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
+    `loss_chunk_tokens` at once (None: of all). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class Trainee:
         cluster: Cluster | None = None,
         pace: Pace | None = None,
         times: StepTimes | None = None,
+        loss_chunk_tokens: int | None = None,
+        is_compiled: bool = False,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
@@ -81,7 +83,12 @@ class Trainee:
                 attention = SequenceAttention(model, layout, rank, groups, device)
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
-        chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
+        # Attention over the tokens of several ranks sends messages, which no graph can hold.
+        run = compiled_layer_run(tp) if is_compiled and executor.sequence is None else layer_run
+        chunks = [
+            DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
+            for chunk in executor.chunks
+        ]
         shared = bucket_parts(self.layout.held, plan.sharding.stage == 1)
         self.buckets = buckets(shared, parts, gradient_dtype, device)
         sync = GradientSync(self.buckets, self.weights, groups)

@@ -121,7 +121,8 @@ class Optimizer:
         torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls
             [master],
             [gradient if in_kernel else gradient / divisor],
-            *([moments[kind]] for kind in _MOMENTS),
+            [moments["exp_avg"]],
+            [moments["exp_avg_sq"]],
             [],
             [self._steps],
             lr=lr,

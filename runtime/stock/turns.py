@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from hexiopt.problem.model import ModelSpec
 from runtime.network import join_world
@@ -73,7 +74,7 @@ def _rank(
     rank: int, size: int, store: Path, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int, to: Any
 ) -> None:
     torch.set_num_threads(1)
-    meeting = dist.FileStore(str(store), size)
+    meeting = FileStore(str(store), size)
     join_world(torch.device("cpu"), rank, size, TIMEOUT_S, store=meeting, interface="lo")
     ways = ways_of(rank)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
