@@ -4,12 +4,15 @@ them and back. Nothing else in `runtime/` names `torch.cuda`.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from hexiopt.cores import usable_cores
 
@@ -172,6 +175,31 @@ def taken_device(kind: str, gpu: int, num_processes: int) -> torch.device:
         return device
     torch.set_num_threads(threads_of_each(num_processes))
     return torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What a device ran under one name: how often, and for how long in all."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+def kernels_of(device: torch.device, work: Callable[[], object]) -> list[KernelUse]:
+    """The kernels that `work` runs, those that take longest first; of a CPU, torch's operators."""
+    is_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    with profile(activities=activities) as profiler:
+        work()
+        wait_for(device)
+    used = []
+    for one in profiler.key_averages():
+        own = one.device_type == (DeviceType.CUDA if is_gpu else DeviceType.CPU)
+        seconds = 1e-6 * (one.self_device_time_total if is_gpu else one.self_cpu_time_total)
+        if own and seconds > 0:
+            used.append(KernelUse(one.key, one.count, seconds))
+    return sorted(used, key=lambda one: -one.seconds)
 
 
 def forget_peak(device: torch.device) -> None:

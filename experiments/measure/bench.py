@@ -285,15 +285,18 @@ def _gap(task: Problem, what: str, most: float, limit_s: float) -> BenchRow:
 
 def training(scale: float) -> Iterator[BenchRow]:
     """The training step time of this runtime over that of stock torch on this machine."""
-    from runtime.stock import pipelines, tensor_parallel
+    from runtime.stock import host, pipelines, tensor_parallel
     from runtime.stock.turns import take_turns
 
     steps = max(2, round(50 * scale))
-    for module, what, most in (
-        (pipelines, "2 pipelines of 2 stages: ours / torch.distributed.pipelining with DDP", 1.05),
-        (tensor_parallel, "layers on 2 TP ranks: ours / DTensor", 1.0),
+    own_time = "a step that is the host's own time: ours{} / modules of torch"
+    for size, ways_of, what, most in (
+        (host.SIZE, host.ways_of, own_time.format(""), 1.05),
+        (host.SIZE, partial(host.ways_of, is_compiled=True), own_time.format(", layers compiled as on GPUs,"), 1.05),
+        (pipelines.SIZE, pipelines.ways_of, "2 pipelines of 2 stages: ours / torch.distributed.pipelining with DDP", 1.05),
+        (tensor_parallel.SIZE, tensor_parallel.ways_of, "layers on 2 TP ranks: ours / DTensor", 1.0),
     ):
-        found = take_turns(module.SIZE, module.ways_of, 6, max(1, steps // 5))
+        found = take_turns(size, ways_of, 6, max(1, steps // 5))
         said = f"{what}, {1e3 * found.step_s['hexiopt']:.0f} ms a step"
         yield BenchRow("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
 

@@ -213,15 +213,16 @@ def _paced(layout: Layout, pace: Pace) -> StepTimes:
     return StepTimes.of_ranks(layout, chunk_s)
 
 
-def drawn(seed: int, part: ParameterPart) -> Tensor:
+def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
     """Initial values that do not depend on the plan: each parameter is drawn whole, by name and seed, then sliced.
 
-    Matrices are normal, norms one, biases zero; float32.
+    Matrices are normal, norms one, biases zero; float32. They are drawn on the CPU; on a `device` faster, and otherwise
+    than there.
     """
     if part.decays:
         digest = hashlib.sha256(f"{seed} {part.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        whole = torch.randn(part.shape, generator=generator) * _INITIAL_STD
+        generator = torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        whole = torch.randn(part.shape, generator=generator, device=device) * _INITIAL_STD
     else:
-        whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0)
+        whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0, device=device)
     return whole.narrow(part.dim, part.start, part.end - part.start)

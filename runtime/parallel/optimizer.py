@@ -43,8 +43,13 @@ class Optimizer:
         groups: ProcessGroups,
         pace: Pace | None = None,
     ) -> None:
-        self._settings, self._buckets, self._weights, self._groups = settings, buckets, weights, groups
+        self._settings, self._buckets, self._groups = settings, buckets, groups
         self._pace = pace
+        self._held = {
+            bucket.number: [weights[name].data[where] for name, (_, where) in bucket.views.items()]
+            for bucket in buckets
+        }
+        """The weights of each bucket."""
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
@@ -64,8 +69,7 @@ class Optimizer:
     def _laid_out(self, bucket: Bucket) -> Tensor:
         """The rank's share of the weights, flat and exact."""
         flat = torch.zeros(len(bucket.gradient), dtype=self._exact(bucket), device=self._device)
-        for name, view in _pieces(bucket, flat):
-            view.copy_(self._weights[name][bucket.views[name][1]])
+        torch._foreach_copy_(_pieces(bucket, flat), self._held[bucket.number])
         return flat[bucket.share].clone() if bucket.sharded else flat
 
     def _all(self) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
@@ -156,8 +160,7 @@ class Optimizer:
             whole = flat.new_empty(len(bucket.gradient))
             dist.all_gather_single(whole, flat, group=self._groups.of(bucket.group))
             flat = whole
-        for name, view in _pieces(bucket, flat):
-            self._weights[name][bucket.views[name][1]].copy_(view)
+        torch._foreach_copy_(self._held[bucket.number], _pieces(bucket, flat))
 
 
 def _length(bucket: Bucket) -> int:
@@ -165,10 +168,10 @@ def _length(bucket: Bucket) -> int:
     return len(bucket.gradient) // (len(bucket.group) if bucket.sharded else 1)
 
 
-def _pieces(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:
+def _pieces(bucket: Bucket, flat: Tensor) -> list[Tensor]:
     """The elements of every parameter in `flat`, which is laid out as the bucket."""
     found, at = [], 0
-    for name, (view, _) in bucket.views.items():
-        found.append((name, flat[at : at + view.numel()].view(view.shape)))
+    for view, _ in bucket.views.values():
+        found.append(flat[at : at + view.numel()].view(view.shape))
         at += view.numel()
     return found
