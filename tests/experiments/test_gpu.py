@@ -1,6 +1,8 @@
 """`make gpu` for real, on the CPU where there is no GPU; and what `validate` makes of its file."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,11 @@ def test_bad_files_are_refused_in_a_line(hexiopt: Run, tmp_path: Path, change: d
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs it takes minutes, and is no test")
-def test_make_gpu_runs_on_a_cpu(hexiopt: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from experiments.measure.gpu import main
-
-    assert main(["--out", str(tmp_path / "gpu")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+def test_make_gpu_runs_on_a_cpu(hexiopt: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments.measure.gpu", "--out", str(tmp_path / "gpu")]
+    ran_here = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran_here.returncode == 0, ran_here.stderr
+    said = " ".join(ran_here.stdout.split())
     assert said.startswith("No GPU")
     assert "A step of toy" in said
     trials = read_trials(tmp_path / "gpu" / "gpu.json")

@@ -21,6 +21,12 @@ from tests.solvers.problems import cluster
 WORK = Workload(4, 64, precision="fp32")
 
 
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is forked after torch has used threads must do without: they are not there."""
+    monkeypatch.setattr("runtime.device.usable_cores", lambda: 1)
+
+
 def plans(num_devices: int, gib: float = 64.0) -> list[TrialPlan]:
     return trial_plans(cluster(("a", "fast", num_devices), fast_gib=gib), [LLAMA], LLAMA, WORK)
 
