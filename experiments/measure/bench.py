@@ -293,7 +293,7 @@ def training(scale: float) -> Iterator[BenchRow]:
     for size, ways_of, what, most in (
         (host.SIZE, host.ways_of, own_time.format(""), 1.05),
         (host.SIZE, partial(host.ways_of, is_compiled=True), own_time.format(", layers compiled as on GPUs,"), 1.05),
-        (pipelines.SIZE, pipelines.ways_of, "2 pipelines of 2 stages: ours / torch.distributed.pipelining with DDP", 1.05),
+        (pipelines.SIZE, pipelines.ways_of, "2 pipelines of 2 stages: ours / pipelines and DDP of torch", 1.05),
         (tensor_parallel.SIZE, tensor_parallel.ways_of, "layers on 2 TP ranks: ours / DTensor", 1.0),
     ):
         found = take_turns(size, ways_of, 6, max(1, steps // 5))

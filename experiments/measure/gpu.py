@@ -45,7 +45,7 @@ _SHOWN_KERNELS = 8
 
 
 @dataclass(frozen=True)
-class Scale:
+class TrialScale:
     """How large everything is: seconds of each kind of measurement, the models, the workload, steps that count, and
     seconds: of all in all, and after which a plan is given up."""
 
@@ -59,17 +59,17 @@ class Scale:
     limit_s: float
 
 
-def of_gpus(precision: str) -> Scale:
+def of_gpus(precision: str) -> TrialScale:
     """Models of 8B and 1B shapes (Llama 3 and 3.2, arXiv 2407.21783) at 4,096 tokens."""
     large = named_model("llama3_8b")
     small = replace(
         large, name="llama3_1b", num_layers=16, hidden_size=2048, ffn_size=8192, head_dim=64, tied_embeddings=True
     )
     workload = Workload(8, 4096, precision=precision, loss_chunk_tokens=1024)
-    return Scale(1.0, None, [large, small], small, workload, 5, all_s=540.0, limit_s=150.0)
+    return TrialScale(1.0, None, [large, small], small, workload, 5, all_s=540.0, limit_s=150.0)
 
 
-def of_cpu(precision: str) -> Scale:
+def of_cpu(precision: str) -> TrialScale:
     """A model that a CPU computes in milliseconds."""
     toy = replace(
         named_model("llama3_8b"),
@@ -82,10 +82,10 @@ def of_cpu(precision: str) -> Scale:
         ffn_size=128,
         vocab_size=512,
     )
-    return Scale(0.02, 2, [toy], toy, Workload(4, 64, precision=precision, loss_chunk_tokens=32), 3, 540.0, 150.0)
+    return TrialScale(0.02, 2, [toy], toy, Workload(4, 64, precision=precision, loss_chunk_tokens=32), 3, 540.0, 150.0)
 
 
-def measured(folder: Path, scale: Scale, tell: Callable[[str], None], console: Console) -> Measurement:
+def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
     """This machine's profile, shown and written."""
     found = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell, lambda devices: None)
     result = result_of(found, "here", None)
@@ -95,7 +95,7 @@ def measured(folder: Path, scale: Scale, tell: Callable[[str], None], console: C
     return found
 
 
-def attempted(one: TrialPlan, number: int, folder: Path, scale: Scale, is_compiled: bool) -> tuple[Cost, Trial]:
+def attempted(one: TrialPlan, number: int, folder: Path, scale: TrialScale, is_compiled: bool) -> tuple[Cost, Trial]:
     """The price of a plan, and what came of training with it."""
     cost, path = PlanPricer(one.problem).price(one.plan), folder / f"plan-{number}.json"
     write_plan(path, one.problem, one.plan, cost, {})

@@ -124,13 +124,14 @@ class _Products(torch.autograd.Function):
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.tp = None if tp is None or tp.group is None else tp
         ctx.biased = [bias is not None for bias in biases]
-        ctx.save_for_backward(x, *weights)
+        ctx.save_for_backward(x)
+        ctx.weights = weights  # parameters, which last, or come back for the backward
         whole = x if ctx.tp is None else gathered(x, ctx.tp)
         return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
+        (x,), weights = ctx.saved_tensors, ctx.weights
         # What travels does so beside the products that do not need it.
         gathering = None if ctx.tp is None else _gathering(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]

@@ -1,4 +1,4 @@
-"""AdamW over flat buckets, with master weights in float32 or better; with ZeRO-1 each holder steps its own share.
+"""AdamW over flat buckets, with master weights in float32 or better; from ZeRO-1 on each holder steps its own share.
 
 Weights that are exact themselves need no masters beside them: they are laid out flat while their bucket is stepped.
 """
@@ -46,10 +46,11 @@ class Optimizer:
         self._settings, self._buckets, self._groups = settings, buckets, groups
         self._pace = pace
         self._held = {
-            bucket.number: [weights[name].data[where] for name, (_, where) in bucket.views.items()]
+            bucket.number: [weights[name].data[place.where] for name, place in bucket.places.items()]
             for bucket in buckets
+            if bucket.weight is None
         }
-        """The weights of each bucket."""
+        """The weights of each bucket, but for those of ZeRO-3, which keep them."""
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
@@ -67,8 +68,10 @@ class Optimizer:
 
     @torch.no_grad()
     def _laid_out(self, bucket: Bucket) -> Tensor:
-        """The rank's share of the weights, flat and exact."""
-        flat = torch.zeros(len(bucket.gradient), dtype=self._exact(bucket), device=self._device)
+        """The rank's share of the weights, flat and exact: what ZeRO-3 keeps of them itself, if that is exact."""
+        if bucket.weight is not None:
+            return bucket.weight.to(self._exact(bucket))
+        flat = torch.zeros(bucket.length, dtype=self._exact(bucket), device=self._device)
         torch._foreach_copy_(_pieces(bucket, flat), self._held[bucket.number])
         return flat[bucket.share].clone() if bucket.sharded else flat
 
@@ -87,7 +90,7 @@ class Optimizer:
         """Take over master weights and moments after `step` steps: `read(kind, part)`."""
         for bucket, own in self.states():
             for kind, values in own.items():
-                flat = torch.zeros(len(bucket.gradient), dtype=values.dtype)
+                flat = torch.zeros(bucket.length, dtype=values.dtype)
                 parts = [read(kind, part).flatten() for part in bucket.parts]
                 flat[: sum(map(len, parts))] = torch.cat(parts)
                 values.copy_(flat[bucket.share])
@@ -120,7 +123,7 @@ class Optimizer:
         self, bucket: Bucket, master: Tensor, moments: Mapping[str, Tensor], lr: float, divisor: Tensor
     ) -> None:
         """One pass over the states, and nothing beside them. The kernel divides by float32 only."""
-        settings, gradient = self._settings, bucket.gradient[bucket.share].to(master.dtype)
+        settings, gradient = self._settings, bucket.summed.to(master.dtype)
         in_kernel = master.dtype == torch.float32
         torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls
             [master],
@@ -145,7 +148,7 @@ class Optimizer:
         counted = torch.zeros((), dtype=torch.float64, device=self._device)
         held = torch.zeros_like(counted)
         for bucket in self._buckets:
-            norm = torch.linalg.vector_norm(bucket.gradient[bucket.share], dtype=self._exact(bucket))
+            norm = torch.linalg.vector_norm(bucket.summed, dtype=self._exact(bucket))
             squares = norm.double().square()
             held += squares
             if bucket.counts:
@@ -154,10 +157,13 @@ class Optimizer:
 
     @torch.no_grad()
     def _spread(self, bucket: Bucket, master: Tensor) -> None:
-        """Give every holder the new weights."""
+        """Give every holder the new weights; under ZeRO-3, its share."""
+        if bucket.weight is not None:
+            bucket.weight.copy_(master)
+            return
         flat = master.to(self._dtype)
         if bucket.sharded:
-            whole = flat.new_empty(len(bucket.gradient))
+            whole = flat.new_empty(bucket.length)
             dist.all_gather_single(whole, flat, group=self._groups.of(bucket.group))
             flat = whole
         torch._foreach_copy_(self._held[bucket.number], _pieces(bucket, flat))
@@ -165,13 +171,9 @@ class Optimizer:
 
 def _length(bucket: Bucket) -> int:
     """Elements of the rank's share."""
-    return len(bucket.gradient) // (len(bucket.group) if bucket.sharded else 1)
+    return len(bucket.summed)
 
 
 def _pieces(bucket: Bucket, flat: Tensor) -> list[Tensor]:
     """The elements of every parameter in `flat`, which is laid out as the bucket."""
-    found, at = [], 0
-    for view, _ in bucket.views.values():
-        found.append(flat[at : at + view.numel()].view(view.shape))
-        at += view.numel()
-    return found
+    return [view for _, view, _ in bucket.pieces(flat)]
