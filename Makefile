@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-slow lint golden reference notebooks docs bench stress results clean
+.PHONY: install demo test test-slow lint golden reference notebooks docs bench gpu stress results clean
 
 install: $(STAMP)
 
@@ -59,6 +59,10 @@ docs: install
 
 bench: install
 	$(BIN)/python -m experiments.measure.bench
+
+# What this machine's GPUs make of plans, beside what they were priced at: at most ten minutes. It writes outputs/gpu/.
+gpu: install
+	$(BIN)/python -m experiments.measure.gpu
 
 # Random problems against every solver; then all tests on whole sweeps, property tests on new and more examples.
 stress: install

@@ -1,7 +1,7 @@
 """`hexiopt validate data=FILE.csv`: predicts measured training runs and reports the errors of the predictions.
 
 The file has the columns of `experiments/data/measured_training_throughput.csv`, which is the default; with it, the
-layers that Zorse measured are predicted too.
+layers that Zorse measured are predicted too. A .json file is one that `make gpu` has written.
 """
 
 import sys
@@ -18,6 +18,7 @@ from experiments.validation.cases import Given, case_of
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, reserved_ratios
 from experiments.validation.metrics import in_metric, step_time_s
+from experiments.validation.own import tried_plans
 from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import (
@@ -54,6 +55,8 @@ _TYPE = 10  # least number of rows for a summary of a GPU type
 def run(job: Job) -> float:
     """Predict every row; returns the mean error in percent. Raises InputError where no row can be predicted."""
     path = Path(job.config.data) if job.config.data else RUNS
+    if path.suffix == ".json":
+        return tried_plans(job, path)
     rows, given = read_rows(path), _given(job)
     found: list[tuple[Prediction, Case | None, Cost | None]] = []
     with Progress(transient=True, disable=job.in_sweep) as progress:

@@ -1,12 +1,18 @@
-"""The devices of this machine: how many, with how much memory, and when their work began and ended."""
+"""The devices of this machine: how many, with how much memory, when their work began and ended, and how numbers get to
+them and back. Nothing else in `runtime/` names `torch.cuda`.
+"""
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from hexiopt.cores import usable_cores
 
@@ -20,6 +26,10 @@ class DeviceClock(Protocol):
         """The moment at which all that has been enqueued so far is done. Does not wait for it."""
         ...
 
+    def between_s(self, began: Any, ended: Any) -> float:
+        """Seconds between two marks. Waits until the device has come to the later one."""
+        ...
+
     def read(self, marks: Sequence[Any]) -> list[float]:
         """Seconds since 1970 of each mark. May wait for the device, so that no message may be awaited meanwhile."""
         ...
@@ -31,6 +41,10 @@ class HostClock:
     def mark(self) -> float:
         """Now."""
         return time.time()
+
+    def between_s(self, began: float, ended: float) -> float:
+        """Their difference."""
+        return ended - began
 
     def read(self, marks: Sequence[float]) -> list[float]:
         """The marks themselves."""
@@ -50,6 +64,12 @@ class StreamClock:
         event.record()
         return event
 
+    def between_s(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+        """As the device has counted. What was enqueued after the later mark is not waited for."""
+        ended.synchronize()
+        milliseconds: float = began.elapsed_time(ended)
+        return 1e-3 * milliseconds
+
     def read(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         """Counted back from an event of now. Waits for the current stream."""
         last = self.mark()
@@ -61,6 +81,41 @@ class StreamClock:
 def clock_of(device: torch.device) -> DeviceClock:
     """The clock of a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
+
+
+class Reading:
+    """Numbers of a device on their way to the host, which goes on meanwhile."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._host, self._came = numbers, None
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._came = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._came.record()
+
+    def read(self) -> list[float]:
+        """The numbers. Waits for them, so that no message may be awaited meanwhile."""
+        if self._came is not None:
+            self._came.synchronize()
+        return [float(one) for one in self._host.tolist()]
+
+
+def steps_ahead(device: torch.device) -> int:
+    """How many steps its host enqueues before it reads what an earlier one found: that a GPU always has work. A CPU has
+    done a step when its call returns."""
+    return 1 if device.type == "cuda" else 0
+
+
+def pinned(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host where a device can copy them from while the host goes on."""
+    return numbers.pin_memory() if device.type == "cuda" else numbers
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that was enqueued, messages included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def threads_of_each(num_processes: int) -> int:
@@ -78,9 +133,29 @@ def gpu_memory_bytes(index: int) -> int:
     return torch.cuda.get_device_properties(index).total_memory
 
 
+def free_gpu_bytes(index: int) -> int:
+    """What this process can still allocate of a GPU, once its context, which no tensor gets, is there."""
+    torch.zeros(1, device=torch.device("cuda", index))
+    return torch.cuda.mem_get_info(index)[0]
+
+
 def gpu_product(index: int) -> str:
     """The name that the driver gives one of this machine's GPUs."""
     return str(torch.cuda.get_device_properties(index).name)
+
+
+def gpu_knows_bf16() -> bool:
+    """Whether the arithmetic of this process's GPU has bf16."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def has_flash_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a device has the kernels of flash attention, forward and backward, that torch brings: for 16 bits, of
+    NVIDIA's GPUs since Ampere, up to 256 numbers a head."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.hip is not None:
+        return False
+    in_build = torch.backends.cuda.is_flash_attention_available()
+    return in_build and head_dim <= 256 and head_dim % 8 == 0 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def usable_gpu(index: int) -> bool:
@@ -90,6 +165,58 @@ def usable_gpu(index: int) -> bool:
     except (RuntimeError, AssertionError):  # torch without CUDA asserts
         return False
     return True
+
+
+def taken_device(kind: str, gpu: int, num_processes: int) -> torch.device:
+    """The device of this process from now on: GPU number `gpu`, or its share of the cores where `kind` is `cpu`."""
+    if kind == "cuda":
+        device = torch.device("cuda", gpu)
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(threads_of_each(num_processes))
+    return torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What a device ran under one name: how often, and for how long in all."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+def kernels_of(device: torch.device, work: Callable[[], object]) -> list[KernelUse]:
+    """The kernels that `work` runs, those that take longest first; of a CPU, torch's operators."""
+    is_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    with profile(activities=activities) as profiler:
+        work()
+        wait_for(device)
+    used = []
+    for one in profiler.key_averages():
+        own = one.device_type == (DeviceType.CUDA if is_gpu else DeviceType.CPU)
+        seconds = 1e-6 * (one.self_device_time_total if is_gpu else one.self_cpu_time_total)
+        if own and seconds > 0:
+            used.append(KernelUse(one.key, one.count, seconds))
+    return sorted(used, key=lambda one: -one.seconds)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let `gpu_peak_bytes` begin anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def gpu_peak_bytes(device: torch.device) -> int | None:
+    """The most bytes of tensors that this process has had on a GPU at once; None where the device is none."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def free_unused(device: torch.device) -> None:
+    """Give back the memory that torch keeps for tensors to come."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def host_memory_bytes() -> tuple[int, int]:

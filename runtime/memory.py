@@ -19,14 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from hexiopt.cost.executors.memory import Memory
+from runtime.device import forget_peak, gpu_peak_bytes
 
 _saved_as = [("activations", 0)]  # as what counts what is saved now, and what is alive beside it, in bytes
 
 
 @contextmanager
-def saved_as(part: str, beside: Tensor) -> Iterator[None]:
-    """What autograd saves in here counts as that part of `Memory`, with what is alive beside it for the moment."""
-    _saved_as.append((part, beside.nbytes))
+def saved_as(part: str, beside: int) -> Iterator[None]:
+    """What autograd saves in here counts as that part of `Memory`, with the bytes beside it for the moment."""
+    _saved_as.append((part, beside))
     try:
         yield
     finally:
@@ -75,19 +76,13 @@ def used(
     """What `compute` uses; `most_message_bytes` says afterwards what its messages held at most."""
     lasting, by_part = states.tensors(), states.bytes_of()
     saved, alive = _Saved(lasting, states.weights), _Alive(lasting)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    forget_peak(device)
     with saved.hooks(), alive:
         compute()
     peak_bytes = gpu_peak_bytes(device) or sum(by_part.values()) + alive.most
     by_part["buffers"] += most_message_bytes()
     parts = Memory(**by_part, activations=saved.most["activations"], logits=saved.most["logits"], reserve=0)
     return Used(parts, peak_bytes)
-
-
-def gpu_peak_bytes(device: torch.device) -> int | None:
-    """The most bytes of tensors that this process has had on a GPU at once; None where the device is none."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

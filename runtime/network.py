@@ -1,4 +1,5 @@
-"""Between ranks: the process groups of a run, and the messages that are on their way.
+"""Between ranks: the process groups of a run, and the messages that are on their way. Nothing else in `runtime/` names
+a backend of `torch.distributed`.
 
 Messages between two ranks come in the order in which they are sent: there are no tags, which NCCL would ignore.
 """
@@ -9,10 +10,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
 from threading import Condition, Thread
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store, _set_pg_timeout
+
+_FIRST_STEP_S = 600.0
+# NCCL takes a buffer of 4 MiB (NCCL_BUFFSIZE) for each channel of a peer, and less for its other protocols; by default
+# up to 32 channels. The four pairs of a rank between two others then hold some 100 MiB, which is within what the memory
+# model counts for communicators.
+_PAIR_CHANNELS = 4
 
 
 def is_gloo() -> bool:
@@ -21,7 +30,43 @@ def is_gloo() -> bool:
     return bool(dist.get_backend() == "gloo")
 
 
-def set_nccl_defaults() -> None:
+def join_world(
+    device: torch.device,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    *,
+    store: Store | None = None,
+    address: str | None = None,
+    interface: str | None = None,
+) -> None:
+    """Make the world of all ranks, which meet in a `store` or at an `address` (host:port of rank 0). Ranks on CPUs talk
+    over the `interface` of their machine, if one is given."""
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    if device.type == "cuda":
+        _set_nccl_defaults()
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        init_method=None if address is None else f"tcp://{address}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=_first_s(timeout_s, device)),
+    )
+
+
+def host_group(timeout_s: float) -> dist.ProcessGroup:
+    """A group of all ranks for what their hosts tell each other beside the steps. Made by all together."""
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def _first_s(timeout_s: float, device: torch.device | None) -> float:
+    """The limit of a message or collective in the first step: on GPUs ranks compile kernels in it, unequally long."""
+    return timeout_s if device is None or device.type == "cpu" else max(timeout_s, _FIRST_STEP_S)
+
+
+def _set_nccl_defaults() -> None:
     """Say, before the first group is made, how NCCL shall run, unless the user has said so."""
     defaults = {
         "NCCL_LAUNCH_ORDER_IMPLICIT": "1",  # several communicators in the order of the host's calls: NCCL 2.26
@@ -30,6 +75,15 @@ def set_nccl_defaults() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _options_of_pairs(device: torch.device | None) -> Any:
+    """How NCCL makes the communicator of two ranks: with few channels, as it takes buffers for each of them."""
+    if device is None or device.type == "cpu":
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = _PAIR_CHANNELS
+    return options
 
 
 class ProcessGroups:
@@ -45,22 +99,40 @@ class ProcessGroups:
         pairs: Sequence[tuple[int, int]] = (),
         device: torch.device | None = None,
     ) -> None:
-        limit = timedelta(seconds=timeout_s)
+        self._timeout_s, self._is_first_step = timeout_s, _first_s(timeout_s, device) != timeout_s
+        limit = timedelta(seconds=_first_s(timeout_s, device))
         # Without a timeout of its own a group waits for 30 minutes, whatever the first one was given.
         self._of = {ranks: dist.new_group(list(ranks), timeout=limit) for ranks in all_ranks}
         self._of_pair: dict[tuple[int, int], dist.ProcessGroup] = {}
         if not is_gloo():
-            self._of_pair = {pair: dist.new_group(list(pair), timeout=limit) for pair in pairs}
+            self._of_pair = {
+                pair: dist.new_group(list(pair), timeout=limit, pg_options=_options_of_pairs(device)) for pair in pairs
+            }
             self._warm(device)
 
     def _warm(self, device: torch.device | None) -> None:
-        """Use every group, in one order: NCCL makes a communicator when it is first used, and waits for all its ranks
-        meanwhile."""
+        """Use every group as it will be used, in one order: NCCL makes a communicator when it is first used, another
+        one for messages than for collectives, and waits for all its ranks meanwhile."""
         rank, number = dist.get_rank(), torch.zeros(1, device=device)
         dist.all_reduce(number)
-        for ranks, group in (*self._of.items(), *self._of_pair.items()):
+        for ranks, group in self._of.items():
             if rank in ranks:
                 dist.all_reduce(number, group=group)
+        for sender, receiver in self._of_pair:
+            if rank == sender:
+                self.send(number, receiver).wait()
+            elif rank == receiver:
+                self.receive(number, sender).wait()
+
+    def step_ended(self) -> None:
+        """From the second step on, no message or collective may take longer than the run's limit."""
+        if self._is_first_step:
+            self._is_first_step = False
+            rank, limit = dist.get_rank(), timedelta(seconds=self._timeout_s)
+            for ranks, group in (*self._of.items(), *self._of_pair.items()):
+                if rank in ranks:
+                    _set_pg_timeout(limit, group)
+            _set_pg_timeout(limit)
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The group of several ranks; None of a single one."""

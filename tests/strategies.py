@@ -155,6 +155,7 @@ def workloads(max_batch: int = 60) -> st.SearchStrategy[Workload]:
         schedule=st.sampled_from((AUTO, AUTO, "gpipe", "1f1b", "interleaved")),
         optimizer_sharding=st.sampled_from((AUTO, AUTO, AUTO, "0", "1", "2", "3")),
         gradient_bytes=st.sampled_from((2, 4)),
+        loss_chunk_tokens=st.sampled_from((None, None, 1, 300)),
     )
 
 

@@ -176,7 +176,7 @@ def test_tests_stand_in_folders_of_what_they_test(folder: str) -> None:
 RUNTIME = {  # what the modules of each sub-folder may import; "" stands for those of runtime/ itself
     "": set(),
     "mapping": set(),
-    "data": set(),
+    "data": {""},
     "model": {"", "mapping"},
     "parallel": {"", "mapping", "model"},
     "state": {"mapping", "parallel"},
@@ -184,6 +184,7 @@ RUNTIME = {  # what the modules of each sub-folder may import; "" stands for tho
     "emulate": {"", "mapping", "launch"},
     "measure": {"", "launch"},
     "stock": {"", "mapping", "model", "parallel", "launch"},
+    "trials": {"", "mapping", "launch", "parallel", "state"},
 }
 
 

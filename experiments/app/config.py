@@ -201,6 +201,8 @@ class TrainConfig:
     `device`: `auto` gives each process a GPU if the machine has enough, else all of them compute on the CPU. `force`
     skips the check that the machine's cores and memory suffice.
 
+    `compile_layers` compiles the layers by torch.compile; null means on GPUs only.
+
     `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
@@ -222,6 +224,7 @@ class TrainConfig:
     on_failure: str = "restart"
     max_restarts: int = 3
     timeout_s: float = 60.0
+    compile_layers: bool | None = None
     launch: str = "local"
     machine: str | None = None
     master: str | None = None

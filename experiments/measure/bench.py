@@ -285,29 +285,27 @@ def _gap(task: Problem, what: str, most: float, limit_s: float) -> BenchRow:
 
 def training(scale: float) -> Iterator[BenchRow]:
     """The training step time of this runtime over that of stock torch on this machine."""
-    from runtime.stock import pipelines, tensor_parallel
+    from runtime.stock import host, pipelines, tensor_parallel
     from runtime.stock.turns import take_turns
 
     steps = max(2, round(50 * scale))
-    for module, what, most in (
-        (pipelines, "2 pipelines of 2 stages: ours / torch.distributed.pipelining with DDP", 1.05),
-        (tensor_parallel, "layers on 2 TP ranks: ours / DTensor", 1.0),
+    own_time = "a step that is the host's own time: ours{} / modules of torch"
+    for size, ways_of, what, most in (
+        (host.SIZE, host.ways_of, own_time.format(""), 1.05),
+        (host.SIZE, partial(host.ways_of, is_compiled=True), own_time.format(", layers compiled as on GPUs,"), 1.05),
+        (pipelines.SIZE, pipelines.ways_of, "2 pipelines of 2 stages: ours / pipelines and DDP of torch", 1.05),
+        (tensor_parallel.SIZE, tensor_parallel.ways_of, "layers on 2 TP ranks: ours / DTensor", 1.0),
     ):
-        found = take_turns(module.SIZE, module.ways_of, 6, max(1, steps // 5))
+        found = take_turns(size, ways_of, 6, max(1, steps // 5))
         said = f"{what}, {1e3 * found.step_s['hexiopt']:.0f} ms a step"
         yield BenchRow("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
 
 
 def saving(scale: float) -> Iterator[BenchRow]:
     """How long a checkpoint of 2 GiB stops training, over how long it takes to write."""
-    import torch.distributed as dist
+    from runtime.state.stop import saving_times_alone
 
-    from runtime.state.stop import saving_times
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    times = saving_times(round(scale * 2**31))
-    dist.destroy_process_group()
-    for count, found in zip(("first", "second"), times, strict=True):
+    for count, found in zip(("first", "second"), saving_times_alone(round(scale * 2**31)), strict=True):
         ratio = found.stopped_s / found.written_s
         said = f"{count} checkpoint of {found.size_bytes / 2**30:.1f} GiB: stop / write, {found.written_s:.1f} s"
         yield BenchRow("saving", said, ratio, "×", "≤ 0.1", ratio <= 0.1)

@@ -21,7 +21,8 @@ class Workload(Value):
 
     `recompute`, `schedule` and `optimizer_sharding` (ZeRO stage) fix a choice for the whole plan, or leave it
     to the search (`auto`). `gradient_bytes` is the size of a gradient element in mixed precision, both
-    stored and synchronised (2 or 4; in fp32 and tf32 always 4).
+    stored and synchronised (2 or 4; in fp32 and tf32 always 4). `loss_chunk_tokens`: of so many tokens at once the
+    loss holds logits, making their gradients in the forward; None: of a whole micro-batch, keeping their probabilities.
     Raises InputError where a value breaks its rule.
     """
 
@@ -32,6 +33,7 @@ class Workload(Value):
     schedule: str = AUTO
     optimizer_sharding: str = AUTO
     gradient_bytes: int = 2
+    loss_chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
         stated = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -85,6 +87,7 @@ def checked_workload(section: Section) -> dict[str, Any]:
         "schedule": word("schedule", AUTO, *schedule_names()),
         "optimizer_sharding": str(sharding),
         "gradient_bytes": whole("gradient_bytes", 2, 4),
+        "loss_chunk_tokens": whole("loss_chunk_tokens", 1, MAX_SEQ_LEN),
     }
     if values["gradient_bytes"] == 3:
         section.fail("gradient_bytes", "is not a width; choose 2 or 4")

@@ -167,7 +167,11 @@ def write_plan(path: Path, problem: Problem, plan: Plan, cost: Cost, solver: Map
 
 def read_plan(path: str | Path) -> PlanFile:
     """Read a plan file, rebuild its problem and check it against its hash. Raises InputError."""
-    section = Section(read_mapping(path, max_bytes=MAX_PLAN_BYTES), str(path))
+    return plan_file_from_section(Section(read_mapping(path, max_bytes=MAX_PLAN_BYTES), str(path)))
+
+
+def plan_file_from_section(section: Section) -> PlanFile:
+    """As `read_plan`, of a mapping that a file has. Raises InputError."""
     if section.text("format") != FORMAT:
         section.fail("format", f"is not {FORMAT}; give a plan.json written by this program")
     if type(version := section.raw("version")) is not int or version != VERSION:

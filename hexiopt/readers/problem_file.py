@@ -60,8 +60,9 @@ def workload_from_section(section: Section) -> Workload:
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
-    """All fields, as `workload_from_section` reads them."""
-    return {field.name: getattr(workload, field.name) for field in fields(workload)}
+    """All fields that are stated, as `workload_from_section` reads them."""
+    values = {field.name: getattr(workload, field.name) for field in fields(workload)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def space_from_sections(space: Section, constraints: Section) -> Space:

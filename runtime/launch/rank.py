@@ -1,9 +1,8 @@
 """One process of a run, from its first step to its last, and the events that it reports to its parent."""
 
 import hashlib
-import os
-import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -14,16 +13,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from hexiopt.errors import InputError
+from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.readers.problem_file import problem_sha256
+from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
-from runtime.device import threads_of_each
+from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
 from runtime.launch.meeting import Event
 from runtime.launch.settings import TrainingRun
-from runtime.launch.trainee import Trainee, drawn
+from runtime.launch.trainee import StepOutcome, Trainee, drawn
 from runtime.mapping.times import StepTimes
-from runtime.memory import gpu_peak_bytes
-from runtime.network import set_nccl_defaults
+from runtime.network import join_world
 from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress
 from runtime.state.saving import CheckpointWriter
@@ -44,21 +44,15 @@ def run_rank(
     """
     try:
         pace = None if run.paces is None else read_pace(run.paces, rank)
+        interface = None
         if pace is not None and pace.namespace is not None:
             enter(pace.namespace)  # connections that are there stay in the one that they were made in
-            os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-        world_size, limit = len(plan_file.plan.devices()), timedelta(seconds=run.settings.timeout_s)
-        cuda = run.device == "cuda"
-        device = torch.device("cuda", gpu) if cuda else torch.device("cpu")
-        if cuda:
-            set_nccl_defaults()
-            torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(threads_of_each(world_size))
-        store.set_timeout(limit)
+            interface = INTERFACE
+        world_size, timeout_s = len(plan_file.plan.devices()), run.settings.timeout_s
+        device = taken_device(run.device, gpu, world_size)
+        store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
-        backend = "nccl" if cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+        join_world(device, rank, world_size, timeout_s, store=store, interface=interface)
         _train(run, plan_file, rank, device, pace, tell)
         tell({"event": "done"})
         dist.destroy_process_group()
@@ -103,6 +97,30 @@ def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torc
                 raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
 
 
+class _Reports:
+    """Tells of steps in their order, but not of the last `ahead`, whose outcome the device may not have yet: all ranks
+    tell of the same steps."""
+
+    def __init__(self, trainee: Trainee, cluster: Cluster, ahead: int, tell: Callable[[Event], None]) -> None:
+        self._trainee, self._cluster, self._ahead, self._tell = trainee, cluster, ahead, tell
+        self._under_way = deque[tuple[int, StepOutcome]]()
+
+    def add(self, step: int, outcome: StepOutcome, *, is_last: bool) -> None:
+        """A step has been enqueued; of the last one before a pause, and those before it, is told at once."""
+        self._under_way.append((step, outcome))
+        while len(self._under_way) > (0 if is_last else self._ahead):
+            self._report(*self._under_way.popleft())
+
+    def _report(self, step: int, outcome: StepOutcome) -> None:
+        loss, norm = outcome.read()
+        if not isfinite(loss) or not isfinite(norm):
+            what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
+            name_of, devices = self._cluster.device_name, self._trainee.layout.devices
+            where = ", ".join(f"rank {r} ({name_of(devices[r])})" for r in self._trainee.blamed(outcome))
+            raise NotFinite(f"step {step}: {what}{' on ' if where else ''}{where}")
+        self._tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": outcome.seconds})
+
+
 def _train(
     run: TrainingRun,
     plan_file: PlanFile,
@@ -127,6 +145,8 @@ def _train(
         timeout_s=settings.timeout_s,
         cluster=problem.cluster,
         pace=pace,
+        loss_chunk_tokens=workload.loss_chunk_tokens,
+        is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
     batches = Batches(run.tokens, workload.seq_len, settings.seed)
@@ -139,34 +159,23 @@ def _train(
         trainee.optimizer.load(checkpoint.fill, step)
     tell({"event": "ready", "step": step})
 
-    def tell_written() -> None:
-        for whole in writer.written():
-            tell({"event": "checkpoint", "step": whole})
-
     def waiting() -> None:
         tell({"event": "waiting"})
 
+    sequences = BatchesAhead(batches, workload.global_batch, device)
+    reports = _Reports(trainee, problem.cluster, steps_ahead(device), tell)
     while step < settings.steps:
-        began = time.perf_counter()
-
-        def sequences(first: int, end: int, seen: int = seen) -> torch.Tensor:
-            return torch.from_numpy(batches.sequences(seen + first, seen + end)).to(device)
-
-        loss, norm = trainee.step(sequences, settings.lr(step))
-        if not isfinite(loss) or not isfinite(norm):
-            what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
-            name_of = problem.cluster.device_name
-            where = ", ".join(f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed())
-            raise NotFinite(f"step {step + 1}: {what}{' on ' if where else ''}{where}")
+        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step))
         step, seen = step + 1, seen + workload.global_batch
-        seconds = time.perf_counter() - began
-        tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": seconds})
-        if step == settings.steps or step % settings.checkpoint_every == 0:
+        is_saved = step == settings.steps or step % settings.checkpoint_every == 0
+        reports.add(step, outcome, is_last=is_saved)
+        if is_saved:
             progress = CheckpointProgress(run.run, step, seen, workload.seq_len, settings.seed)
             writer.save(progress, trainee.optimizer.states(), waiting)
-        tell_written()
+        _tell_written(writer, tell)
+    sequences.close()
     writer.finish(waiting)
-    tell_written()
+    _tell_written(writer, tell)
     timed = [
         (int(one.operation.backward), one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
         for one in trainee.pipeline.timeline()
@@ -174,3 +183,8 @@ def _train(
     executor = trainee.layout.executor_of[rank]
     at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}
     tell({"event": "timeline", **at, "operations": timed, "peak_bytes": gpu_peak_bytes(device)})
+
+
+def _tell_written(writer: CheckpointWriter, tell: Callable[[Event], None]) -> None:
+    for step in writer.written():
+        tell({"event": "checkpoint", "step": step})

@@ -17,7 +17,8 @@ class Settings:
     """How to train. The learning rate warms up linearly, then falls along a cosine to `min_lr_share` of itself.
 
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
-    or collective waits longer than `timeout_s`. A process is lost when it gives no sign of life for `silence_s`, or for
+    or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` says so,
+    None: on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for
     as long as five steps usually take.
     """
 
@@ -29,6 +30,7 @@ class Settings:
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
     timeout_s: float = 60.0
+    compile_layers: bool | None = None
     silence_s: float = 15.0
 
     @classmethod

@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, nan, sqrt
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from torch import Tensor
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-from runtime.device import clock_of
+from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import Layout, layout_of
@@ -20,7 +21,7 @@ from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope
+from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
@@ -38,8 +39,8 @@ class Trainee:
     """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
-    process group, as NCCL needs, which ignores tags (None: on GPUs).
+    over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
+    `loss_chunk_tokens` at once (None: of all). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class Trainee:
         cluster: Cluster | None = None,
         pace: Pace | None = None,
         times: StepTimes | None = None,
+        loss_chunk_tokens: int | None = None,
+        is_compiled: bool = False,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
+        self._groups = groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
@@ -82,7 +85,14 @@ class Trainee:
                 attention = SequenceAttention(model, layout, rank, groups, device)
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
-        chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
+        # Attention over the tokens of several ranks sends messages, which no graph can hold; and under ZeRO-3 what
+        # parameters hold comes and goes.
+        is_graph = is_compiled and executor.sequence is None and plan.sharding.stage < 3
+        run = compiled_layer_run(tp) if is_graph else layer_run
+        chunks = [
+            DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
+            for chunk in executor.chunks
+        ]
         self._sync = sync = GradientSync(self.buckets, self.weights, groups)
         of_units = unit_buckets(executor, rank, shared, model)
         self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
@@ -96,37 +106,45 @@ class Trainee:
             agreed = _paced(self.layout, pace)
         # Emulated operations take the time of a whole one.
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
-        clock = clock_of(device)
-        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, units, clock, pace)
+        self._clock = clock_of(device)
+        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, units, self._clock, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
-        self._own_loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        self._own_loss = self.pipeline.step(sequences, self._tokens)
-        total = self._own_loss.clone() if self._counts_loss else torch.zeros_like(self._own_loss)
+        own = self.pipeline.step(sequences, self._tokens)
+        total = self._counted(own)
         dist.all_reduce(total)
         return float(total)
 
-    def blamed(self) -> list[int]:
-        """The ranks whose own loss of the last step is no finite number, or else those that hold such gradients.
+    def _counted(self, own_loss: Tensor) -> Tensor:
+        return own_loss if self._counts_loss else torch.zeros_like(own_loss)
+
+    def begin_step(self, sequences: Sequences, lr: float) -> "StepOutcome":
+        """Enqueue one optimiser step; the host never waits for the device in here."""
+        began = self._clock.mark()
+        own_loss = self.pipeline.step(sequences, self._tokens)
+        sums = self.optimizer.step(lr, self._counted(own_loss))
+        self._groups.step_ended()
+        return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())
+
+    def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
+        """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
+        return self.begin_step(sequences, lr).read()
+
+    def blamed(self, outcome: "StepOutcome") -> list[int]:
+        """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.
 
         Asked by all ranks together.
         """
-        gradients = all(bool(bucket.gradient.isfinite().all()) for bucket in self.buckets)
-        facts = [not isfinite(float(self._own_loss)), not gradients]
+        facts = [not isfinite(outcome.own_loss), not isfinite(outcome.own_squares)]
         own = torch.tensor(facts, dtype=torch.float32, device=self._device)
         flags = own.new_empty(2 * self.layout.world_size)
         dist.all_gather_single(flags, own)
         by_loss, by_gradients = flags.view(-1, 2).T
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
-
-    def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
-        """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
-        loss = self.gradients(sequences)
-        return loss, self.optimizer.step(lr)
 
     def states(self) -> States:
         """What lasts of the rank's memory."""
@@ -153,6 +171,37 @@ class Trainee:
         return replace(found, parts=parts)
 
 
+class StepOutcome:
+    """What a step has found and how long it took, once the device is done with it; the first question waits for that.
+
+    The numbers on their way are the mean loss per token, the squared norm of all gradients, that of the gradients which
+    this rank holds, and the loss of its own tokens.
+    """
+
+    def __init__(self, numbers: Reading, clock: DeviceClock, began: Any, ended: Any) -> None:
+        self._numbers, self._clock, self._marks = numbers, clock, (began, ended)
+
+    def read(self) -> tuple[float, float]:
+        """The mean loss per token, and the norm of the gradients."""
+        loss, squares, *_ = self._numbers.read()
+        return loss, sqrt(squares) if squares >= 0 else nan
+
+    @property
+    def seconds(self) -> float:
+        """From the step's first operation to its last one."""
+        return self._clock.between_s(*self._marks)
+
+    @property
+    def own_squares(self) -> float:
+        """Of the gradients that this rank holds."""
+        return self._numbers.read()[2]
+
+    @property
+    def own_loss(self) -> float:
+        """Of this rank's tokens."""
+        return self._numbers.read()[3]
+
+
 def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
     """What rank 0 expects, so that all ranks have the same order. Asked by all together."""
     numbers = torch.tensor(times.numbers(), dtype=torch.float64, device=device)
@@ -177,15 +226,16 @@ def _paced(layout: Layout, pace: Pace) -> StepTimes:
     return StepTimes.of_ranks(layout, chunk_s)
 
 
-def drawn(seed: int, part: ParameterPart) -> Tensor:
+def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
     """Initial values that do not depend on the plan: each parameter is drawn whole, by name and seed, then sliced.
 
-    Matrices are normal, norms one, biases zero; float32.
+    Matrices are normal, norms one, biases zero; float32. They are drawn on the CPU; on a `device` faster, and otherwise
+    than there.
     """
     if part.decays:
         digest = hashlib.sha256(f"{seed} {part.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        whole = torch.randn(part.shape, generator=generator) * _INITIAL_STD
+        generator = torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        whole = torch.randn(part.shape, generator=generator, device=device) * _INITIAL_STD
     else:
-        whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0)
+        whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0, device=device)
     return whole.narrow(part.dim, part.start, part.end - part.start)

@@ -8,7 +8,16 @@ import torch
 
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
-from runtime.device import host_memory_bytes, threads_of_each
+from runtime.device import (
+    free_gpu_bytes,
+    gpu_knows_bf16,
+    gpu_memory_bytes,
+    gpu_product,
+    host_memory_bytes,
+    num_gpus,
+    taken_device,
+    threads_of_each,
+)
 from runtime.measure.points import PRECISIONS, Device
 
 
@@ -21,24 +30,19 @@ def own_device(machine: str | None, local: int, num_local: int, precision: str |
     name = machine or host
     if not NAME.fullmatch(name):
         raise InputError(f"profile.machine: {name!r} {NAME_RULE}; state profile.machine=NAME")
-    if not torch.cuda.is_available():
-        threads = threads_of_each(num_local)
-        torch.set_num_threads(threads)
+    if not num_gpus():
+        device = taken_device("cpu", local, num_local)
         total, free = host_memory_bytes()
-        own, spare = total // num_local, free // num_local
+        own, spare, threads = total // num_local, free // num_local, threads_of_each(num_local)
         found = Device(name, local, host, _processor(), False, threads, own, spare, PRECISIONS, precision or "fp32")
-        return found, torch.device("cpu")
-    device = torch.device("cuda", local)
-    torch.cuda.set_device(device)
-    torch.zeros(1, device=device)  # the context, whose memory no tensor gets
-    free, total = torch.cuda.mem_get_info(device)
-    known = PRECISIONS if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "fp32")
+        return found, device
+    device, product = taken_device("cuda", local, num_local), gpu_product(local)
+    total, free = gpu_memory_bytes(local), free_gpu_bytes(local)
+    known = PRECISIONS if gpu_knows_bf16() else ("fp16", "fp32")
     if precision is not None and precision not in known:
-        product = torch.cuda.get_device_name(device)
         raise InputError(
             f"profile.precision: {precision} is no arithmetic of {product}; take one of {', '.join(known)}"
         )
-    product = torch.cuda.get_device_name(device)
     return Device(name, local, host, product, True, 1, total, free, known, precision or known[0]), device
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.device import wait_for
 from runtime.measure.points import MeasuredPoint
 
 _SIZES = tuple(4**k for k in range(5, 15))  # bytes, from 1 KiB to 256 MiB
@@ -107,15 +108,11 @@ class Links:
         return points if first else []
 
     def _timed(self, run: Callable[[Tensor], None], whole: Tensor) -> float:
-        self._wait()
+        wait_for(self._device)
         began = time.perf_counter()
         run(whole)
-        self._wait()
+        wait_for(self._device)
         return time.perf_counter() - began
 
     def _bytes(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.uint8, device=self._device)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

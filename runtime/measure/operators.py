@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.calibration.coefficients import ADAM_STATE_TRAFFIC_BYTES, FUSED_ATTENTION_BACKWARD_PASSES
+from runtime.device import free_unused
 from runtime.measure.points import MeasuredPoint
 from runtime.measure.timing import Timer
 
@@ -70,8 +71,7 @@ class OperatorBench:
                 found.append(point)
                 if len(found) >= least and time.perf_counter() - began > _OVERTIME * self.seconds:
                     break  # a machine that others use too takes longer than was foreseen
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            free_unused(self.device)
         return found
 
     def peak(self, precision: str) -> MeasuredPoint | None:

@@ -15,11 +15,13 @@ import torch.distributed as dist
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
+from runtime.device import num_gpus, taken_device
 from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.devices import own_device
 from runtime.measure.links import Links
 from runtime.measure.operators import OperatorBench
 from runtime.measure.points import Device, MeasuredPoint, Measurement
+from runtime.network import join_world
 
 _TIMEOUT = timedelta(minutes=10)
 _SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
@@ -58,13 +60,9 @@ def measure(
 
     `check` may refuse the devices before anything is measured. Raises InputError on every rank.
     """
-    cuda = torch.cuda.is_available()
     if place.size > 1:
-        backend = "nccl" if cuda else "gloo"
-        if cuda:
-            torch.cuda.set_device(place.local)
-        address = f"tcp://{place.master}"
-        dist.init_process_group(backend, init_method=address, rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
+        device = taken_device("cuda" if num_gpus() else "cpu", place.local, place.num_local)
+        join_world(device, place.rank, place.size, _TIMEOUT.total_seconds(), address=place.master)
     try:
         _measure(request, place, tell if place.rank == 0 else lambda line: None, conclude, check)
     finally:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.device import wait_for
+
 _LEAST_SAMPLE_S = 2e-3  # shorter work is queued several times, so that neither the clock nor the wait counts
 _WARM_UP = 3
 _SAMPLES = (3, 25)
@@ -28,13 +30,9 @@ class Timer:
         return statistics.median(self._once(work, queued) for _ in range(count)) / queued
 
     def _once(self, work: Callable[[], object], queued: int) -> float:
-        self._wait()
+        wait_for(self._device)
         began = time.perf_counter()
         for _ in range(queued):
             work()
-        self._wait()
+        wait_for(self._device)
         return time.perf_counter() - began
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

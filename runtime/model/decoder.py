@@ -7,6 +7,7 @@ whole and its tokens alone: there, T is t.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShard, head_name
 from runtime.model.attention import Attention
 from runtime.model.functions import gated_silu, recomputed, rms_norm
+from runtime.model.loss import chunked_cross_entropy, cross_entropy
 from runtime.model.tensor_parallel import RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
@@ -46,53 +48,76 @@ class Rope:
         return x_tbnd * cos + torch.cat([-right, left], dim=-1) * sin
 
 
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """What all layers of a rank have in common beside their weights: one graph, compiled once, serves them all."""
+
+    model: ModelSpec
+    tp: RankTpGroup
+    rope: Rope
+    attend: Attention
+    is_selective: bool
+
+
 class Layer:
-    """One decoder layer on one rank: what it computes with which of the rank's parameters."""
+    """One decoder layer on one rank: what it computes with which of the rank's parameters. Compiled, one with full
+    recompute is compiled twice, without its backward and with it."""
 
-    def __init__(self, model: ModelSpec, number: int, attention: Attention, policy: str, weights: Weights) -> None:
-        self._model, self._policy, self._attend = model, policy, attention
-        self._at, self._weights = f"model.layers.{number}.", weights
+    def __init__(self, number: int, call: LayerCall, policy: str, weights: Weights, run: "LayerRun") -> None:
+        at = f"model.layers.{number}."
+        self._run = partial(
+            run, {name.removeprefix(at): own for name, own in weights.items() if name.startswith(at)}, call
+        )
+        self._is_full = policy == "full"
 
-    def __call__(self, x_tbh: Tensor, tp: RankTpGroup, rope: Rope) -> Tensor:
+    def __call__(self, x_tbh: Tensor) -> Tensor:
         """Hidden states after the layer, from those before it: the rank's own tokens."""
-        run = partial(self._run, tp=tp, rope=rope)
-        return recomputed(run, x_tbh) if self._policy == "full" else run(x_tbh)
+        return recomputed(self._run, x_tbh) if self._is_full else self._run(x_tbh)
 
-    def _run(self, x_tbh: Tensor, tp: RankTpGroup, rope: Rope) -> Tensor:
-        eps = self._model.norm_eps
-        normed = rms_norm(x_tbh, self._weight("input_layernorm"), eps)
-        q, k, v = self._columns(normed, tp, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        x_tbh = x_tbh + self._row("self_attn.o_proj", self._attention(q, k, v, rope), tp)
-        normed = rms_norm(x_tbh, self._weight("post_attention_layernorm"), eps)
-        inner = gated_silu(*self._columns(normed, tp, "mlp.gate_proj", "mlp.up_proj"))
-        return x_tbh + self._row("mlp.down_proj", inner, tp)
 
-    def _weight(self, name: str) -> Tensor:
-        return self._weights[f"{self._at}{name}.weight"]
+LayerRun = Callable[[Weights, LayerCall, Tensor], Tensor]
 
-    def _bias(self, name: str) -> Tensor | None:
-        return self._weights.get(f"{self._at}{name}.bias")
 
-    def _columns(self, x: Tensor, tp: RankTpGroup, *names: str) -> tuple[Tensor, ...]:
-        return tp.columns(x, [self._weight(name) for name in names], [self._bias(name) for name in names])
+def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor) -> Tensor:
+    """A layer, of the weights `own` by their names in it."""
+    eps, tp = call.model.norm_eps, call.tp
+    normed = rms_norm(x_tbh, own["input_layernorm.weight"], eps)
+    q, k, v = _columns(own, tp, normed, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    x_tbh = x_tbh + _row(own, tp, _attended(own, call, q, k, v), "self_attn.o_proj")
+    normed = rms_norm(x_tbh, own["post_attention_layernorm.weight"], eps)
+    inner = gated_silu(*_columns(own, tp, normed, "mlp.gate_proj", "mlp.up_proj"))
+    return x_tbh + _row(own, tp, inner, "mlp.down_proj")
 
-    def _row(self, name: str, x: Tensor, tp: RankTpGroup) -> Tensor:
-        """A projection whose input is cut: summed over ranks before the bias, which all of them hold."""
-        found, bias = tp.rows(x, self._weight(name)), self._bias(name)
-        return found if bias is None else found + bias
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
-        model = self._model
-        q, k, v = (x.view(*x.shape[:2], x.shape[-1] // model.head_dim, model.head_dim) for x in (q, k, v))
-        if model.qk_norm:
-            q = rms_norm(q, self._weight("self_attn.q_norm"), model.norm_eps)
-            k = rms_norm(k, self._weight("self_attn.k_norm"), model.norm_eps)
-        q, k = rope(q), rope(k)
-        return recomputed(self._attend, q, k, v) if self._policy == "selective" else self._attend(q, k, v)
+def compiled_layer_run(tp: RankTpGroup) -> LayerRun:
+    """`layer_run`, compiled for the shapes that it meets: whole, or, of a `tp` group, what is between collectives."""
+    run: LayerRun = torch.compile(layer_run, fullgraph=tp.group is None, dynamic=False)
+    return run
+
+
+def _columns(own: Weights, tp: RankTpGroup, x: Tensor, *names: str) -> tuple[Tensor, ...]:
+    return tp.columns(x, [own[f"{name}.weight"] for name in names], [own.get(f"{name}.bias") for name in names])
+
+
+def _row(own: Weights, tp: RankTpGroup, x: Tensor, name: str) -> Tensor:
+    """A projection whose input is cut: summed over ranks before the bias, which all of them hold."""
+    found, bias = tp.rows(x, own[f"{name}.weight"]), own.get(f"{name}.bias")
+    return found if bias is None else found + bias
+
+
+def _attended(own: Weights, call: LayerCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    model = call.model
+    q, k, v = (x.view(*x.shape[:2], x.shape[-1] // model.head_dim, model.head_dim) for x in (q, k, v))
+    if model.qk_norm:
+        q = rms_norm(q, own["self_attn.q_norm.weight"], model.norm_eps)
+        k = rms_norm(k, own["self_attn.k_norm.weight"], model.norm_eps)
+    q, k = call.rope(q), call.rope(k)
+    return recomputed(call.attend, q, k, v) if call.is_selective else call.attend(q, k, v)
 
 
 class DecoderChunk:
-    """A range of layers on one rank; the first one embeds tokens, the last one ends with the loss."""
+    """A range of layers on one rank; the first one embeds tokens, the last one ends with the loss, for which it has the
+    logits of `loss_chunk_tokens` at once (None: of all)."""
 
     def __init__(
         self,
@@ -103,11 +128,16 @@ class DecoderChunk:
         rope: Rope,
         attention: Attention,
         weights: Weights,
+        loss_chunk_tokens: int | None = None,
+        run: LayerRun = layer_run,
     ) -> None:
-        self.chunk = chunk
-        self._model, self._shard, self._tp, self._rope, self._weights = model, shard, tp, rope, weights
+        self.chunk, self._loss_chunk_tokens = chunk, loss_chunk_tokens
+        self._model, self._shard, self._tp, self._weights = model, shard, tp, weights
+        calls = {
+            policy: LayerCall(model, tp, rope, attention, policy == "selective") for policy in set(chunk.recompute)
+        }
         self._layers = [
-            Layer(model, number, attention, policy, weights)
+            Layer(number, calls[policy], policy, weights, run)
             for number, policy in zip(range(*chunk.layers), chunk.recompute, strict=True)
         ]
 
@@ -121,10 +151,7 @@ class DecoderChunk:
         return found
 
     def _to_hidden(self) -> list[Callable[[Tensor], Tensor]]:
-        layers: list[Callable[[Tensor], Tensor]] = [
-            partial(layer, tp=self._tp, rope=self._rope) for layer in self._layers
-        ]
-        return [self._embedded, *layers] if self.chunk.first else layers
+        return [self._embedded, *self._layers] if self.chunk.first else [*self._layers]
 
     def hidden(self, x: Tensor) -> Tensor:
         """Hidden states of the rank's own tokens [t, B, H] after the layers; from those before them, or, of a first
@@ -145,12 +172,17 @@ class DecoderChunk:
 
     def logits(self, x_tbh: Tensor) -> Tensor:
         """Logits of the rank's rows of the vocabulary for all tokens [T, B, V], of a last chunk's hidden states."""
-        normed = rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps)
-        return self._tp.columns(normed, [self._weights[head_name(self._model)]], [None])[0]
+        return self._tp.columns(self._normed(x_tbh), [self._weights[head_name(self._model)]], [None])[0]
 
     def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:
         """Sum of the cross entropies of all labels, of a last chunk's hidden states."""
-        return self._tp.loss(self.logits(x_tbh), labels_tb, self._shard.vocab)
+        if self._loss_chunk_tokens is None:
+            return cross_entropy(self.logits(x_tbh), labels_tb, self._shard.vocab, self._tp.group)
+        head, normed = self._weights[head_name(self._model)], self._normed(x_tbh)
+        return chunked_cross_entropy(normed, head, labels_tb, self._shard.vocab, self._tp, self._loss_chunk_tokens)
+
+    def _normed(self, x_tbh: Tensor) -> Tensor:
+        return rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps)
 
 
 def empty_weights(parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
@@ -33,7 +34,10 @@ def recomputed(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """run(*inputs), of which only the inputs are kept: the backward runs it again."""
     if not torch.is_grad_enabled():
         return run(*inputs)
-    found: Tensor = applied(_Recomputed, run, *inputs)
+    if torch.compiler.is_compiling():  # which cannot look into a backward that runs another one
+        found: Tensor = checkpoint(run, *inputs, use_reentrant=False)
+    else:
+        found = applied(_Recomputed, run, *inputs)
     return found
 
 

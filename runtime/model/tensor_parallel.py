@@ -7,7 +7,7 @@ again. Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so 
 memory. Parts may be unequal; then they travel padded to the longest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import saved_as
 from runtime.model.functions import applied
 
 
@@ -37,7 +36,10 @@ class RankTpGroup:
     def columns(self, x_tbh: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """Products of all ranks' tokens [T, B, H], of which one's own are given [t, B, H], with matrices cut in rows of
         their weights."""
-        found: tuple[Tensor, ...] = applied(_Products, x_tbh, self, *weights, *biases)
+        if self.group is None:
+            found: tuple[Tensor, ...] = applied(_Products, x_tbh, None, *weights, *biases)
+        else:
+            found = _together(_Products, x_tbh, self, *weights, *biases)
         return found
 
     def rows(self, x_tbn: Tensor, weight: Tensor) -> Tensor:
@@ -47,33 +49,49 @@ class RankTpGroup:
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
-        found: Tensor = x_tbh if self.group is None else applied(_Scatter, x_tbh, self)
-        return found
-
-    def loss(self, logits_tbv: Tensor, labels_tb: Tensor, rows: Range) -> Tensor:
-        """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-        with saved_as("logits", beside=logits_tbv):
-            found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, self.group)
+        found: Tensor = x_tbh if self.group is None else _together(_Scatter, x_tbh, self)
         return found
 
 
-def _lengths(tokens: Sequence[Range]) -> list[int]:
-    return [end - start for start, end in tokens]
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _together(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Apply what communicates, outside of compiled graphs: those of ranks with unequal shapes are unlike, and would
+    order, or repeat, their collectives differently."""
+    return applied(function, *arguments)
 
 
-def _all_gather(x: Tensor, tp: RankTpGroup) -> Tensor:
-    lengths = _lengths(tp.tokens)
+def gathered(x: Tensor, tp: RankTpGroup) -> Tensor:
+    """All tokens [T, ...], of which each rank gives its own."""
+    return _gathering(x, tp)()
+
+
+def scattered(x: Tensor, tp: RankTpGroup) -> Tensor:
+    """The rank's own tokens of the ranks' sum of [T, ...]."""
+    return _scattering(x, tp)()
+
+
+def _gathering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
+    """Begins to gather; what it returns waits for the end."""
+    lengths = [end - start for start, end in tp.tokens]
     longest = max(lengths)
     padded = x if len(x) == longest else torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
     whole = x.new_empty(longest * len(lengths), *x.shape[1:])
-    dist.all_gather_single(whole, padded.contiguous(), group=tp.group)
-    if min(lengths) == longest:
-        return whole
-    return torch.cat([whole[k * longest : k * longest + n] for k, n in enumerate(lengths)])
+    sent = [padded.contiguous()]  # kept until the end
+    work = dist.all_gather_single(whole, sent[0], group=tp.group, async_op=True)
+
+    def ended() -> Tensor:
+        work.wait()
+        del sent[:]
+        if min(lengths) == longest:
+            return whole
+        return torch.cat([whole[k * longest : k * longest + n] for k, n in enumerate(lengths)])
+
+    return ended
 
 
-def _reduce_scatter(x: Tensor, tp: RankTpGroup) -> Tensor:
-    lengths = _lengths(tp.tokens)
+def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
+    """Begins to sum and scatter; what it returns waits for the end."""
+    lengths = [end - start for start, end in tp.tokens]
     longest = max(lengths)
     if min(lengths) < longest:
         whole = x.new_zeros(longest * len(lengths), *x.shape[1:])
@@ -81,79 +99,58 @@ def _reduce_scatter(x: Tensor, tp: RankTpGroup) -> Tensor:
             whole[k * longest : k * longest + end - start] = x[start:end]
     else:
         whole = x.contiguous()
-    own = x.new_empty(longest, *x.shape[1:])
-    dist.reduce_scatter_single(own, whole, group=tp.group)
-    return own[: lengths[tp.rank]]
+    own, sent = x.new_empty(longest, *x.shape[1:]), [whole]  # kept until the end
+    work = dist.reduce_scatter_single(own, sent[0], group=tp.group, async_op=True)
+
+    def ended() -> Tensor:
+        work.wait()
+        del sent[:]
+        return own[: lengths[tp.rank]]
+
+    return ended
 
 
 class _Products(torch.autograd.Function):
-    """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it."""
+    """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it.
+
+    `others` are `tp`, weights and biases. They have no parameters of their own, because torch 2.13 compiles a forward
+    that has as many parameters as there are arguments as if it took no `ctx`, where there is no backward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tp: RankTpGroup | None, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        tp, *weights_and_biases = others
         count = len(weights_and_biases) // 2
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.tp = None if tp is None or tp.group is None else tp
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
-        whole = x if ctx.tp is None else _all_gather(x, ctx.tp)
-        return tuple(
-            functional.linear(whole, weight, bias)  # type: ignore[arg-type]
-            for weight, bias in zip(weights, biases, strict=True)
-        )
+        whole = x if ctx.tp is None else gathered(x, ctx.tp)
+        return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        whole = x if ctx.tp is None else _all_gather(x, ctx.tp)
+        # What travels does so beside the products that do not need it.
+        gathering = None if ctx.tp is None else _gathering(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]
-        of_weights = [grad.T @ whole.flatten(0, 1) for grad in flat]
-        of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
         of_x = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             of_x.addmm_(grad, weight)
-        of_x = of_x.view(whole.shape)
-        return of_x if ctx.tp is None else _reduce_scatter(of_x, ctx.tp), None, *of_weights, *of_biases
+        of_x = of_x.view(*grads[0].shape[:2], of_x.shape[-1])
+        scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
+        whole = x if gathering is None else gathering()
+        of_weights = [grad.T @ whole.flatten(0, 1) for grad in flat]
+        of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
+        return of_x if scattering is None else scattering(), None, *of_weights, *of_biases
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: RankTpGroup) -> Tensor:
         ctx.tp = tp
-        return _reduce_scatter(x, tp)
+        return scattered(x, tp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(grads[0], ctx.tp), None
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy over a vocabulary whose rows lie on several ranks: only maxima and sums are exchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        most = scores.amax(dim=-1) if scores.shape[-1] else scores.new_full(labels.shape, -torch.inf)
-        if group is not None:
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        scores -= most.unsqueeze(-1)
-        mine = (labels >= rows[0]) & (labels < rows[1])
-        row = (labels - rows[0]).masked_fill_(~mine, -1)
-        target = scores.new_zeros(labels.shape)
-        if scores.shape[-1]:
-            target = scores.gather(-1, row.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0.0)
-        powers = scores.exp_()
-        sums = torch.stack([powers.sum(dim=-1), target])
-        if group is not None:
-            dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(powers.div_(sums[0].unsqueeze(-1)), row)
-        ctx.dtype = logits.dtype
-        return (sums[0].log() - sums[1]).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        found, row = ctx.saved_tensors  # the shares become the gradient in their place: there is one backward
-        if found.shape[-1]:
-            mine = (row >= 0).unsqueeze(-1).to(found.dtype)
-            found.scatter_add_(-1, row.clamp(min=0).unsqueeze(-1), -mine)
-        return found.mul_(grads[0]).to(ctx.dtype), None, None, None
+        return gathered(grads[0], ctx.tp), None

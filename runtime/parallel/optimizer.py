@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from runtime.network import ProcessGroups
 from runtime.pace import Pace, pace_until
@@ -43,11 +42,17 @@ class Optimizer:
         groups: ProcessGroups,
         pace: Pace | None = None,
     ) -> None:
-        self._settings, self._buckets, self._weights, self._groups = settings, buckets, weights, groups
+        self._settings, self._buckets, self._groups = settings, buckets, groups
         self._pace = pace
+        self._held = {
+            bucket.number: [weights[name].data[place.where] for name, place in bucket.places.items()]
+            for bucket in buckets
+            if bucket.weight is None
+        }
+        """The weights of each bucket, but for those of ZeRO-3, which keep them."""
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
-        self._steps = 0
+        self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
         self.masters: list[Tensor | None] = [
             None if self._exact(bucket) == self._dtype else self._laid_out(bucket) for bucket in buckets
         ]
@@ -66,8 +71,7 @@ class Optimizer:
         if bucket.weight is not None:
             return bucket.weight.to(self._exact(bucket))
         flat = torch.zeros(bucket.length, dtype=self._exact(bucket), device=self._device)
-        for name, view, where in bucket.pieces(flat):
-            view.copy_(self._weights[name][where])
+        torch._foreach_copy_(_pieces(bucket, flat), self._held[bucket.number])
         return flat[bucket.share].clone() if bucket.sharded else flat
 
     def _all(self) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
@@ -86,46 +90,65 @@ class Optimizer:
         for bucket, own in self.states():
             fill(bucket, own)
             self._spread(bucket, own["weight"])
-        self._steps = step
+        self._steps.fill_(step)
 
-    def step(self, lr: float) -> float:
-        """Clip, step, and give every holder the new weights. Returns the norm of all gradients before clipping."""
-        norm = self._gradient_norm()
+    @torch.no_grad()
+    def step(self, lr: float, own_loss: Tensor) -> Tensor:
+        """Clip, step, and give every holder the new weights. The host waits for nothing.
+
+        Returns, in float64, the sum of all ranks' `own_loss` (a scalar), the squared norm of all gradients before
+        clipping, and that of the gradients that this rank holds.
+        """
+        counted, held = self._squares()
+        sums = torch.stack([own_loss.to(counted.dtype), counted])
+        dist.all_reduce(sums)
         most = self._settings.max_norm
-        factor = 1.0 if most is None or norm <= most else most / norm
+        divisor = torch.ones_like(counted) if most is None else (sums[1].sqrt() / most).clamp_(min=1.0)
         elements = sum(map(_length, self._buckets))
+        self._steps += 1
         for bucket, master, moments in self._all():
             began = time.time()
-            adamw(
-                [master],
-                [bucket.summed.to(master.dtype) * factor],
-                [moments["exp_avg"]],
-                [moments["exp_avg_sq"]],
-                [],
-                [torch.tensor(float(self._steps), device=self._device)],
-                fused=True,  # one pass, and nothing beside the states
-                amsgrad=False,
-                beta1=self._settings.beta1,
-                beta2=self._settings.beta2,
-                lr=lr,
-                weight_decay=self._settings.weight_decay if bucket.decays else 0.0,
-                eps=self._settings.eps,
-                maximize=False,
-            )
+            self._step_bucket(bucket, master, moments, lr, divisor)
             if self._pace is not None:
                 pace_until(began, self._pace.optimizer_s * len(master) / elements)
             self._spread(bucket, master)
-        self._steps += 1
-        return norm
+        return torch.cat([sums, held.view(1)])
 
-    def _gradient_norm(self) -> float:
-        """Euclidean norm over all parameters, each counted once, whoever holds it."""
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+    def _step_bucket(
+        self, bucket: Bucket, master: Tensor, moments: Mapping[str, Tensor], lr: float, divisor: Tensor
+    ) -> None:
+        """One pass over the states, and nothing beside them. The kernel divides by float32 only."""
+        settings, gradient = self._settings, bucket.summed.to(master.dtype)
+        in_kernel = master.dtype == torch.float32
+        torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls
+            [master],
+            [gradient if in_kernel else gradient / divisor],
+            [moments["exp_avg"]],
+            [moments["exp_avg_sq"]],
+            [],
+            [self._steps],
+            lr=lr,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            weight_decay=settings.weight_decay if bucket.decays else 0.0,
+            eps=settings.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor.float() if in_kernel else None,
+        )
+
+    def _squares(self) -> tuple[Tensor, Tensor]:
+        """Squared Euclidean norms of this rank's share of the gradients: of those that it counts for all their holders,
+        and of all."""
+        counted = torch.zeros((), dtype=torch.float64, device=self._device)
+        held = torch.zeros_like(counted)
         for bucket in self._buckets:
+            norm = torch.linalg.vector_norm(bucket.summed, dtype=self._exact(bucket))
+            squares = norm.double().square()
+            held += squares
             if bucket.counts:
-                total += bucket.summed.to(self._exact(bucket)).square().sum()
-        dist.all_reduce(total)
-        return float(total.sqrt())
+                counted += squares
+        return counted, held
 
     @torch.no_grad()
     def _spread(self, bucket: Bucket, master: Tensor) -> None:
@@ -138,10 +161,14 @@ class Optimizer:
             whole = flat.new_empty(bucket.length)
             dist.all_gather_single(whole, flat, group=self._groups.of(bucket.group))
             flat = whole
-        for name, view, where in bucket.pieces(flat):
-            self._weights[name][where].copy_(view)
+        torch._foreach_copy_(self._held[bucket.number], _pieces(bucket, flat))
 
 
 def _length(bucket: Bucket) -> int:
     """Elements of the rank's share."""
     return len(bucket.summed)
+
+
+def _pieces(bucket: Bucket, flat: Tensor) -> list[Tensor]:
+    """The elements of every parameter in `flat`, which is laid out as the bucket."""
+    return [view for _, view, _ in bucket.pieces(flat)]

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
@@ -31,12 +30,13 @@ from torch.futures import Future
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
+from runtime.network import host_group
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.checkpoint import SUFFIX, CheckpointProgress, finished, write_index
 from runtime.state.slices import Slices, State, state_dict
 
 _UNFINISHED = ".unfinished-"
-_LIMIT = timedelta(hours=2)  # that one rank may write longer than another
+_LIMIT_S = 7200.0  # that one rank may write longer than another
 _POLL_S = 0.5
 _BLOCK_BYTES = 2**20
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -51,7 +51,7 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, model: ModelSpec, keep: int, states: Iterable[tuple[Bucket, State]]) -> None:
         self._folder, self._model, self._keep = folder, model, keep
-        self._group = dist.new_group(backend="gloo", timeout=_LIMIT)
+        self._group = host_group(_LIMIT_S)
         if dist.get_rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{_UNFINISHED}*"):

@@ -7,9 +7,12 @@ from math import prod
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.parts import whole_parts
+from runtime.network import join_world
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.checkpoint import CheckpointProgress
 from runtime.state.saving import CheckpointWriter
@@ -46,6 +49,15 @@ def saving_times(size_bytes: int, folder: Path | None = None) -> list[SavingTime
     model = replace(_MODEL, vocab_size=max(1024, size_bytes // row_bytes))
     with tempfile.TemporaryDirectory(dir=folder) as own:
         return _times(model, Path(own))
+
+
+def saving_times_alone(size_bytes: int) -> list[SavingTimes]:
+    """The same of a process that is in no world yet: it makes one of its own, and leaves it."""
+    join_world(torch.device("cpu"), 0, 1, 60.0, store=HashStore())
+    try:
+        return saving_times(size_bytes)
+    finally:
+        dist.destroy_process_group()
 
 
 def _times(model: ModelSpec, folder: Path) -> list[SavingTimes]:

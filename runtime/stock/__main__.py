@@ -4,17 +4,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from runtime.stock import pipelines, tensor_parallel
+from runtime.stock import host, pipelines, tensor_parallel
 from runtime.stock.turns import take_turns
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both comparisons and print them."""
+    """Run all comparisons and print them."""
     parser = argparse.ArgumentParser(prog="python -m runtime.stock", description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
     parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
     given = parser.parse_args(arguments)
-    for name, module in (("pipelines", pipelines), ("tensor parallel", tensor_parallel)):
+    for name, module in (("host", host), ("pipelines", pipelines), ("tensor parallel", tensor_parallel)):
         found = take_turns(module.SIZE, module.ways_of, given.rounds, given.steps)
         print(name)
         for way, seconds in found.step_s.items():

@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.nn import functional
 
 from runtime.launch.trainee import drawn
 from runtime.mapping.layout import Chunk
@@ -24,58 +23,13 @@ from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
+from runtime.stock.layer import StockLayer
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 
 SIZE = 2  # processes
 _MODEL = compared(512, 8, 1408)
 _SEQ_LEN, _SAMPLES = 256, 2
 _CPU = torch.device("cpu")
-
-
-class _Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        inner, of_kv = (heads * _MODEL.head_dim for heads in (_MODEL.num_heads, _MODEL.num_kv_heads))
-        self.q_proj = nn.Linear(_MODEL.hidden_size, inner, bias=False)
-        self.k_proj = nn.Linear(_MODEL.hidden_size, of_kv, bias=False)
-        self.v_proj = nn.Linear(_MODEL.hidden_size, of_kv, bias=False)
-        self.o_proj = nn.Linear(inner, _MODEL.hidden_size, bias=False)
-        self._rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, _CPU)
-
-    def forward(self, x_bth: Tensor) -> Tensor:
-        q, k, v = (
-            project(x_bth).unflatten(-1, (-1, _MODEL.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = (self._rope(x.transpose(0, 1)).permute(1, 2, 0, 3) for x in (q, k))
-        found = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=True)
-        attended: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
-        return attended
-
-
-class _Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(_MODEL.hidden_size, _MODEL.ffn_size, bias=False)
-        self.up_proj = nn.Linear(_MODEL.hidden_size, _MODEL.ffn_size, bias=False)
-        self.down_proj = nn.Linear(_MODEL.ffn_size, _MODEL.hidden_size, bias=False)
-
-    def forward(self, x_bth: Tensor) -> Tensor:
-        found: Tensor = self.down_proj(functional.silu(self.gate_proj(x_bth)) * self.up_proj(x_bth))
-        return found
-
-
-class _Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(_MODEL.hidden_size, eps=_MODEL.norm_eps)
-        self.self_attn = _Attention()
-        self.post_attention_layernorm = nn.RMSNorm(_MODEL.hidden_size, eps=_MODEL.norm_eps)
-        self.mlp = _Mlp()
-
-    def forward(self, x_bth: Tensor) -> Tensor:
-        x_bth = x_bth + self.self_attn(self.input_layernorm(x_bth))
-        found: Tensor = x_bth + self.mlp(self.post_attention_layernorm(x_bth))
-        return found
 
 
 def _input(number: int) -> Tensor:
@@ -86,7 +40,7 @@ def _input(number: int) -> Tensor:
 
 def _stock(rank: int) -> Step:
     mesh = init_device_mesh("cpu", (SIZE,))
-    layers = nn.ModuleList(_Layer() for _ in range(_MODEL.num_layers))
+    layers = nn.ModuleList(StockLayer(_MODEL, _SEQ_LEN) for _ in range(_MODEL.num_layers))
     whole = stage_parts(_MODEL, [(0, _MODEL.num_layers)], shards(_MODEL, 1)[0], False, False)
     layers.load_state_dict({part.name.removeprefix("model.layers."): drawn(0, part) for part in whole})
     to_whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))

@@ -1,21 +1,21 @@
 """Two ways of doing the same, on the same processes in turns, so that what else the machine does meets both."""
 
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from hexiopt.problem.model import ModelSpec
+from runtime.network import join_world
 
 TIMEOUT_S = 120.0
 Step = Callable[[int], float]  # of a number of the step, to its loss
@@ -53,7 +53,6 @@ class StepComparison:
 
 def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int) -> StepComparison:
     """Run the ways of every rank, `steps` steps of each in every round, of which the first one is not counted."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -75,8 +74,8 @@ def _rank(
     rank: int, size: int, store: Path, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int, to: Any
 ) -> None:
     torch.set_num_threads(1)
-    limit = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+    meeting = FileStore(str(store), size)
+    join_world(torch.device("cpu"), rank, size, TIMEOUT_S, store=meeting, interface="lo")
     ways = ways_of(rank)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     first: dict[str, float] = {}

@@ -73,6 +73,7 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
             initial=partial(drawn, 1),
             timeout_s=TIMEOUT_S,
             cluster=problem.cluster,
+            loss_chunk_tokens=workload.loss_chunk_tokens,
         )
 
         def sequences(first: int, end: int) -> torch.Tensor:

@@ -3,13 +3,16 @@
 import gc
 import os
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.network import Outbox, ProcessGroups, set_nccl_defaults
+from runtime import network
+from runtime.network import Outbox, ProcessGroups
 from tests.runtime.ranks import TIMEOUT_S, run_ranks
 from tests.runtime.stream_order import run_in_order
 
@@ -69,6 +72,54 @@ def test_nccl_runs_as_stated_unless_the_user_says_otherwise(monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that it is removed afterwards
         monkeypatch.delenv(name)
-    set_nccl_defaults()
+    network._set_nccl_defaults()
     assert [os.environ[n] for n in ("NCCL_LAUNCH_ORDER_IMPLICIT", "TORCH_NCCL_DUMP_ON_TIMEOUT")] == ["1", "1"]
     assert os.environ["TORCH_FR_BUFFER_SIZE"] == "7"
+
+
+def test_pairs_are_warmed_as_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL makes a communicator for messages of its own: a collective over the pair would make another one."""
+    used: list[list[tuple[str, int]]] = [[], [], []]  # by rank
+    for name in ("isend", "irecv"):
+        original = getattr(dist, name)
+
+        def noted(part: Any, peer: int, *, group: Any = None, name: str = name, of: Any = original) -> Any:
+            used[dist.get_rank()].append((name, peer))
+            return of(part, peer, group=group)
+
+        monkeypatch.setattr(dist, name, noted)
+    run_in_order(3, lambda rank: ProcessGroups([(0, 1, 2), (0, 2)], TIMEOUT_S, PAIRS))
+    assert used == [[("irecv", 1)], [("isend", 0), ("isend", 2)], [("irecv", 1)]]
+
+
+def test_the_first_step_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs; that the limit changes is seen over gloo."""
+    assert network._first_s(60.0, torch.device("cuda", 1)) == 600.0
+    assert network._first_s(900.0, torch.device("cuda", 1)) == 900.0
+    assert network._first_s(60.0, torch.device("cpu")) == 60.0
+
+    def work(rank: int) -> list[float]:
+        monkeypatch.setattr(network, "_first_s", lambda timeout_s, device: 2 * timeout_s)
+        groups, found = ProcessGroups([(0, 1), (1, 2)], TIMEOUT_S), []
+        own = dist.group.WORLD if rank == 2 else groups.of((0, 1))
+        for _ in range(2):
+            assert own is not None
+            found.append(own._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+            groups.step_ended()
+        return found
+
+    assert run_ranks(3, work) == [[2 * TIMEOUT_S, TIMEOUT_S]] * 2 + [[TIMEOUT_S, TIMEOUT_S]]
+
+
+def test_communicators_of_pairs_have_few_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Options:
+        """As of torch with CUDA, which this one need not have."""
+
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(max_ctas=0)
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    assert network._options_of_pairs(torch.device("cuda", 0)).config.max_ctas == 4
+    assert network._options_of_pairs(torch.device("cpu")) is None
+    stub = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
+    assert "max_ctas: int" in stub.read_text(encoding="utf-8")

@@ -60,7 +60,8 @@ class Activations(Generic[Amount]):
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
         statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
-        norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, width))
+        head_reads = width if workload.loss_chunk_tokens is None else 0
+        norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, head_reads))
         # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
         # where queries and keys are normed, what they were before. The output of attention over other tokens than the
         # device's own is one of attention's internals; its own come back. In FP8 the projection keeps its own copy.
@@ -81,6 +82,13 @@ class Activations(Generic[Amount]):
         buffers = held.tokens * width * 2.0 * hidden * (shard.tp > 1) + held.between * width * 4.0 * hidden
         if not model.learned_positions:
             buffers = buffers + held.positions * (width * 2.0 * dim)
+        # The loss keeps probabilities, in FP32; or, in chunks, the gradients of what the head reads and of the head.
+        loss = held.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
+        logits = held.tokens * float(shard.vocab * width)
+        if workload.loss_chunk_tokens is not None:
+            chunk = -at_least(-float(workload.loss_chunk_tokens), -held.tokens)
+            loss = (held.between + float(shard.vocab)) * float(hidden * width)
+            logits = chunk * float(shard.vocab * (2 * width + c.LOSS_BYTES))
         return cls(
             layer=layer,
             internals=internals,
@@ -88,9 +96,10 @@ class Activations(Generic[Amount]):
             final_norm=final_norm,
             # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
             token_ids=held.tokens * float(c.TOKEN_ID_BYTES + (shard.tp > 1)),
-            loss=held.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES),
-            # Until the loss has read them, and then their gradient, of one micro-batch at a time.
-            logits=held.tokens * float(shard.vocab * width),
+            loss=loss,
+            # Until the loss has read them, and then their gradient, of one micro-batch or chunk at a time; of a chunk
+            # also both at once, and the scores between.
+            logits=logits,
             buffers=buffers + held.travelling,
         )
 

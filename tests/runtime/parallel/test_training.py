@@ -12,7 +12,6 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.trainee import Trainee, drawn
-from runtime.mapping.times import StepTimes
 from runtime.parallel.optimizer import AdamW
 from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
@@ -38,7 +37,7 @@ def trainee(
     gradient_dtype: torch.dtype = torch.float64,
     *,
     seq_len: int = SEQ_LEN,
-    times: StepTimes | None = None,
+    **more: Any,
 ) -> Trainee:
     return Trainee(
         plan,
@@ -52,7 +51,7 @@ def trainee(
         initial=partial(drawn, 1),
         timeout_s=TIMEOUT_S,
         cluster=CLUSTER,
-        times=times,
+        **more,
     )
 
 

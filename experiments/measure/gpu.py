@@ -1,0 +1,189 @@
+"""What this machine's GPUs make of hexiopt, in at most ten minutes: `python -m experiments.measure.gpu` (`make gpu`).
+
+It measures the GPUs and their links, prices plans with that, trains with each for a few steps, and prints what was
+predicted beside what was measured. On one GPU it trains models of 8B and 1B shapes; on several also with every way of
+communicating, and with plans of two stages and more. A plan that gives no answer is ended, and said to have given none.
+
+It writes `cluster.yaml`, which other commands take as `cluster=PATH`, a plan file for each trial, and `gpu.json`, of
+which `hexiopt validate data=gpu.json` makes a table of errors. Without a GPU it does the same at toy size on the CPU.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.app.configurations import named_model
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import read_cluster
+from hexiopt.readers.plan_file import plan_file_to_dict, write_plan, write_text
+from hexiopt.readers.trial_files import FORMAT, VERSION
+from hexiopt.report.tabular import plain_table
+from hexiopt.units import GIB
+from runtime.device import num_gpus
+from runtime.measure.local import measured_here
+from runtime.measure.points import Measurement
+from runtime.measure.rank import Request
+from runtime.measure.result import result_of
+from runtime.measure.summary import summary_tables
+from runtime.trials.plans import TrialPlan, trial_plans
+from runtime.trials.trial import Trial, TrialRequest, tried
+
+_ON_CPU = "No GPU: the same on two processes of the CPU, at toy size. Its figures say nothing about GPUs."
+_SHOWN_KERNELS = 8
+
+
+@dataclass(frozen=True)
+class TrialScale:
+    """How large everything is: seconds of each kind of measurement, the models, the workload, steps that count, and
+    seconds: of all in all, and after which a plan is given up."""
+
+    seconds: float
+    processes: int | None
+    single: list[ModelSpec]
+    several: ModelSpec
+    workload: Workload
+    steps: int
+    all_s: float
+    limit_s: float
+
+
+def of_gpus(precision: str) -> TrialScale:
+    """Models of 8B and 1B shapes (Llama 3 and 3.2, arXiv 2407.21783) at 4,096 tokens."""
+    large = named_model("llama3_8b")
+    small = replace(
+        large, name="llama3_1b", num_layers=16, hidden_size=2048, ffn_size=8192, head_dim=64, tied_embeddings=True
+    )
+    workload = Workload(8, 4096, precision=precision, loss_chunk_tokens=1024)
+    return TrialScale(1.0, None, [large, small], small, workload, 5, all_s=540.0, limit_s=150.0)
+
+
+def of_cpu(precision: str) -> TrialScale:
+    """A model that a CPU computes in milliseconds."""
+    toy = replace(
+        named_model("llama3_8b"),
+        name="toy",
+        num_layers=4,
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        ffn_size=128,
+        vocab_size=512,
+    )
+    return TrialScale(0.02, 2, [toy], toy, Workload(4, 64, precision=precision, loss_chunk_tokens=32), 3, 540.0, 150.0)
+
+
+def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
+    """This machine's profile, shown and written."""
+    found = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell, lambda devices: None)
+    result = result_of(found, "here", None)
+    write_text(folder / "cluster.yaml", result.text("Written by make gpu."))
+    for title, header, rows in summary_tables(found, result):
+        console.print(f"\n{title}", plain_table(header, rows))
+    return found
+
+
+def attempted(one: TrialPlan, number: int, folder: Path, scale: TrialScale, is_compiled: bool) -> tuple[Cost, Trial]:
+    """The price of a plan, and what came of training with it."""
+    cost, path = PlanPricer(one.problem).price(one.plan), folder / f"plan-{number}.json"
+    write_plan(path, one.problem, one.plan, cost, {})
+    return cost, tried(TrialRequest(path, scale.steps, is_compiled, scale.limit_s))
+
+
+def mfu(problem: Problem, seconds: float, num_devices: int) -> float:
+    """Model FLOP/s, counted as the planner does, over the peaks of the devices that train."""
+    workload, cluster = problem.workload, problem.cluster
+    peak = cluster.total_peak_flops(workload.precision) * num_devices / cluster.num_devices
+    return workload.tokens * problem.model.model_flops_per_token(workload.seq_len) / (seconds * peak)
+
+
+def row(one: TrialPlan, cost: Cost, trial: Trial) -> list[str]:
+    """A plan's line of the table."""
+    devices = len(one.plan.devices())
+    predicted_gib = [
+        (copy.memory.total - copy.memory.reserve) / GIB
+        for line in cost.pipelines
+        for s in line.stages
+        for copy in s.copies
+    ]
+    said = [f"{1e3 * cost.step_time_s:.4g}", f"{max(predicted_gib):.3g}"]
+    if trial.trouble is not None:
+        return [one.name, "–", said[0], "", "", "–", said[1], trial.trouble.splitlines()[0]]
+    return [
+        one.name,
+        f"{1e3 * trial.step_s:.4g}",
+        said[0],
+        f"{one.problem.workload.tokens / trial.step_s / devices:.4g}",
+        f"{100 * mfu(one.problem, trial.step_s, devices):.1f} %",
+        f"{max(trial.peak_bytes) / GIB:.3g}",
+        said[1],
+        f"{trial.losses[0]:.4f} → {trial.losses[-1]:.4f}",
+    ]
+
+
+HEADER = ("Plan", "Step, ms", "priced", "Tokens/s a device", "MFU", "GiB at most", "priced", "Loss")
+
+
+def kernel_rows(trial: Trial) -> list[list[str]]:
+    """What took longest of a step."""
+    return [
+        [one.name if len(one.name) <= 60 else f"{one.name[:59]}…", str(one.calls), f"{1e3 * one.seconds:.3g}"]
+        for one in trial.kernels[:_SHOWN_KERNELS]
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns 1 if a plan could not be trained."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu"))
+    parser.add_argument("--eager", action="store_true", help="do not compile layers")
+    options = parser.parse_args(argv)
+    console, folder, began_s = Console(highlight=False), options.out, time.monotonic()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler notes its own beginning and end
+    folder.mkdir(parents=True, exist_ok=True)
+    is_gpu = num_gpus() > 0
+    if not is_gpu:
+        console.print(_ON_CPU)
+    with console.status("measuring") as status:
+        scale = of_gpus("bf16") if is_gpu else of_cpu("fp32")
+        found = measured(folder, scale, lambda line: status.update(f"measuring: {line}"), console)
+        precision = found.devices[0].precision
+        workload = replace(scale.workload, precision="fp32" if precision == "fp16" else precision)
+        plans = trial_plans(read_cluster(folder / "cluster.yaml"), scale.single, scale.several, workload)
+        rows, trials, kernels, left_out = [], list[dict[str, Any]](), [], []
+        for number, one in enumerate(plans):
+            if time.monotonic() - began_s > scale.all_s - scale.limit_s:
+                left_out.append(one.name)
+                continue
+            status.update(f"training: {one.name} ({number + 1} of {len(plans)})")
+            cost, trial = attempted(one, number, folder, scale, is_gpu and not options.eager)
+            rows.append(row(one, cost, trial))
+            plan = plan_file_to_dict(one.problem, one.plan, cost, {})
+            trials.append({"name": one.name, "plan": plan, "measured": trial.to_dict()})
+            if number < len(scale.single) and trial.kernels:
+                kernels.append((one.name, kernel_rows(trial)))
+    console.print("\nTraining", plain_table(HEADER, rows, left=("Plan", "Loss")))
+    for name, used in kernels:
+        console.print(f"\nA step of {name}", plain_table(("Kernel", "Calls", "ms"), used, left=("Kernel",)))
+    for name in left_out:
+        console.print(f"not tried, as ten minutes would not suffice: {name}")
+    content = {"format": FORMAT, "version": VERSION, "torch": found.torch_version, "is_gpu": is_gpu, "trials": trials}
+    write_text(folder / "gpu.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    console.print(f"\n{folder / 'gpu.json'}\n{folder / 'cluster.yaml'}")
+    return int(any(one["measured"]["trouble"] is not None for one in trials))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

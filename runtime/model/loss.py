@@ -1,0 +1,111 @@
+"""The cross entropy of a last stage, over a vocabulary whose rows lie on several ranks: only maxima and sums travel.
+
+Shapes: T tokens, t a rank's own of them, B samples, H hidden, V rows of the vocabulary on the rank.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.mapping.parts import Range
+from runtime.memory import saved_as
+from runtime.model.functions import applied
+from runtime.model.tensor_parallel import RankTpGroup, gathered, scattered
+
+
+def cross_entropy(logits_tbv: Tensor, labels_tb: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
+    """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
+    with saved_as("logits", beside=logits_tbv.nbytes):
+        found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
+    return found
+
+
+def chunked_cross_entropy(
+    x_tbh: Tensor, weight_vh: Tensor, labels_tb: Tensor, rows: Range, tp: RankTpGroup, chunk_tokens: int
+) -> Tensor:
+    """The same from normed hidden states of the rank's own tokens [t, B, H], with logits of `chunk_tokens` at a time.
+
+    The forward makes the gradients too and keeps them instead of probabilities, as `F.linear_cross_entropy` of torch
+    does, which knows no ranks. Those of the weight are summed over chunks in its own precision.
+    """
+    logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
+    beside = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
+    with saved_as("logits", beside):
+        found: Tensor = applied(_ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens)
+    return found
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _probabilities(
+    logits: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of cross entropies; the probabilities of the rank's rows; each label's row among them, or -1."""
+    scores = logits.to(_exact(logits), copy=True)
+    most = scores.amax(dim=-1) if scores.shape[-1] else scores.new_full(labels.shape, -torch.inf)
+    if group is not None:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    scores -= most.unsqueeze(-1)
+    mine = (labels >= rows[0]) & (labels < rows[1])
+    row = (labels - rows[0]).masked_fill_(~mine, -1)
+    target = scores.new_zeros(labels.shape)
+    if scores.shape[-1]:
+        target = scores.gather(-1, row.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0.0)
+    powers = scores.exp_()
+    sums = torch.stack([powers.sum(dim=-1), target])
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    return (sums[0].log() - sums[1]).sum(), powers.div_(sums[0].unsqueeze(-1)), row
+
+
+def _of_logits(probabilities: Tensor, row: Tensor) -> Tensor:
+    """The gradient of the logits, in the place of the probabilities: there is one backward."""
+    if probabilities.shape[-1]:
+        mine = (row >= 0).unsqueeze(-1).to(probabilities.dtype)
+        probabilities.scatter_add_(-1, row.clamp(min=0).unsqueeze(-1), -mine)
+    return probabilities
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
+        loss, probabilities, row = _probabilities(logits, labels, rows, group)
+        ctx.save_for_backward(probabilities, row)
+        ctx.dtype = logits.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _of_logits(*ctx.saved_tensors).mul_(grads[0]).to(ctx.dtype), None, None, None
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, rows: Range, tp: RankTpGroup, chunk_tokens: int
+    ) -> Tensor:
+        whole = x if tp.group is None else gathered(x, tp)
+        of_whole = torch.empty_like(whole, memory_format=torch.contiguous_format)
+        of_weight, loss = torch.zeros_like(weight), x.new_zeros((), dtype=_exact(x))
+        read, into, wanted = whole.flatten(0, 1), of_whole.flatten(0, 1), labels.flatten()
+        for first in range(0, len(read), chunk_tokens):
+            some = slice(first, first + chunk_tokens)
+            lost, probabilities, row = _probabilities(
+                functional.linear(read[some], weight), wanted[some], rows, tp.group
+            )
+            loss += lost
+            of_logits = _of_logits(probabilities, row).to(x.dtype)
+            torch.mm(of_logits, weight, out=into[some])
+            of_weight.addmm_(of_logits.T, read[some])
+        ctx.save_for_backward(of_whole if tp.group is None else scattered(of_whole, tp), of_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        of_x, of_weight = ctx.saved_tensors  # scaled in their place: there is one backward
+        return of_x.mul_(grads[0]), of_weight.mul_(grads[0]), None, None, None, None

@@ -1,0 +1,100 @@
+"""A training step of one process so small that the host's own time is most of it: torch's modules, and ours."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.launch.trainee import Trainee, drawn
+from runtime.mapping.layout import layout_of
+from runtime.parallel.optimizer import AdamW
+from runtime.stock.layer import StockLayer
+from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
+
+SIZE = 1  # process
+_MODEL = compared(32, 4, 64)
+_SEQ_LEN, _MICRO_BATCHES = 8, 4
+_SETTINGS = AdamW(lr=1e-3)
+
+
+def plan() -> Plan:
+    """One stage."""
+    return Plan((Pipeline((Stage.of((0,), 0, _MODEL.num_layers),), _MICRO_BATCHES),), ONE_F_ONE_B, Sharding(0))
+
+
+class _Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(_MODEL.vocab_size, _MODEL.hidden_size)
+        self.layers = nn.ModuleList(StockLayer(_MODEL, _SEQ_LEN) for _ in range(_MODEL.num_layers))
+        self.norm = nn.RMSNorm(_MODEL.hidden_size, eps=_MODEL.norm_eps)
+        self.lm_head = nn.Linear(_MODEL.hidden_size, _MODEL.vocab_size, bias=False)
+
+    def forward(self, tokens_bt: Tensor) -> Tensor:
+        """Logits [B, T, V]."""
+        x = self.embed_tokens(tokens_bt)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.lm_head(self.norm(x))
+        return logits
+
+
+def _tokens(number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(_MODEL.vocab_size, (_MICRO_BATCHES, _SEQ_LEN + 1), generator=generator)
+
+
+def _stock() -> Step:
+    decoder = _Decoder()
+    parts = layout_of(plan(), _MODEL).executor_of[0].parts(_MODEL, 0)
+    decoder.load_state_dict({part.name.removeprefix("model."): drawn(0, part) for part in parts})
+    kinds = {decays: [p for p in decoder.parameters() if (p.ndim > 1) == decays] for decays in (True, False)}
+    groups = [{"params": own, "weight_decay": _SETTINGS.weight_decay * decays} for decays, own in kinds.items()]
+    betas = _SETTINGS.beta1, _SETTINGS.beta2
+    adam = torch.optim.AdamW(groups, _SETTINGS.lr, betas, _SETTINGS.eps, fused=True)
+    assert _SETTINGS.max_norm is not None
+    most = _SETTINGS.max_norm
+
+    def step(number: int) -> float:
+        adam.zero_grad()
+        total = torch.zeros(())
+        for tokens in torch.split(_tokens(number), 1):
+            logits = decoder(tokens[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / _MICRO_BATCHES
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(decoder.parameters(), most)
+        adam.step()
+        return float(total)
+
+    return step
+
+
+def _ours(is_compiled: bool) -> Step:
+    trainee = Trainee(
+        plan(),
+        _MODEL,
+        _SEQ_LEN,
+        _MICRO_BATCHES,
+        dtype=torch.float32,
+        gradient_dtype=torch.float32,
+        device=torch.device("cpu"),
+        settings=_SETTINGS,
+        initial=partial(drawn, 0),
+        timeout_s=TIMEOUT_S,
+        is_compiled=is_compiled,
+    )
+
+    def step(number: int) -> float:
+        tokens = _tokens(number)
+        return trainee.step(lambda first, end: tokens[first:end], _SETTINGS.lr)[0]
+
+    return step
+
+
+def ways_of(rank: int, *, is_compiled: bool = False) -> dict[str, Step]:
+    """Both ways of the one rank; ours may be compiled, as it is on GPUs."""
+    return {OURS: _ours(is_compiled), STOCK: _stock()}

@@ -1,0 +1,85 @@
+"""`make gpu` for real, on the CPU where there is no GPU; and what `validate` makes of its file."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import plan_file_to_dict
+from hexiopt.readers.trial_files import FORMAT, read_trials
+from tests.conftest import Run
+from tests.solvers.problems import cluster
+
+torch = pytest.importorskip("torch")
+
+
+def content(*measured: dict[str, Any]) -> dict[str, Any]:
+    """A file of trials of one plan, which has gone as each of `measured` says."""
+    from tests.runtime.memory_cases import LLAMA
+
+    problem = Problem(cluster(("a", "fast", 1)), LLAMA, Workload(1, 64, precision="fp32"))
+    plan = Plan((Pipeline((Stage.of((0,), 0, LLAMA.num_layers),), 1),))
+    file = plan_file_to_dict(problem, plan, PlanPricer(problem).price(plan), {})
+    trials = [{"name": f"trial {k}", "plan": file, "measured": one} for k, one in enumerate(measured)]
+    return {"format": FORMAT, "version": 1, "torch": "2", "is_gpu": True, "trials": trials}
+
+
+TRAINED = {"seconds": [0.3, 0.1, 0.2], "losses": [6.0], "peak_bytes": [2**30, 2**31], "kernels": [], "trouble": None}
+
+
+def test_validate_shows_errors_and_what_was_not_trained(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "gpu.json").write_text(json.dumps(content(TRAINED, {"trouble": "no answer of rank 0"})))
+    (one, other) = read_trials(tmp_path / "gpu.json")
+    assert (one.step_s, one.peak_bytes, one.trouble) == (0.2, 2**31, None)
+    assert other.trouble == "no answer of rank 0"
+    ran = hexiopt("validate", "data=gpu.json", "hydra.run.dir=out")
+    assert ran.code == 0, ran.err
+    assert "not trained: trial 1: no answer of rank 0" in ran.out
+    assert "1 of 2 plans: mean error" in ran.out
+    assert (tmp_path / "out" / "validation.csv").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "other"}, "format"),
+        ({"version": 2}, "version"),
+        ({"trials": [{"name": "x", "plan": {}, "measured": {}}]}, "trials"),
+        (content(TRAINED | {"seconds": []}), "seconds: [] is empty"),
+        (content(TRAINED | {"peak_bytes": ["many"]}), "peak_bytes"),
+        (content({"trouble": "hung"}), "none of its 1 plans could be trained"),
+    ],
+)
+def test_bad_files_are_refused_in_a_line(hexiopt: Run, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    (tmp_path / "gpu.json").write_text(json.dumps(content(TRAINED) | change))
+    ran = hexiopt("validate", "data=gpu.json", "hydra.run.dir=out")
+    assert ran.code == 2
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs it takes minutes, and is no test")
+def test_make_gpu_runs_on_a_cpu(hexiopt: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments.measure.gpu", "--out", str(tmp_path / "gpu")]
+    ran_here = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran_here.returncode == 0, ran_here.stderr
+    said = " ".join(ran_here.stdout.split())
+    assert said.startswith("No GPU")
+    assert "A step of toy" in said
+    trials = read_trials(tmp_path / "gpu" / "gpu.json")
+    assert len(trials) == 7
+    losses = [one["measured"]["losses"] for one in json.loads((tmp_path / "gpu" / "gpu.json").read_text())["trials"]]
+    for own in losses:
+        assert own == pytest.approx(losses[0], rel=1e-5)
+    assert all(one.trouble is None for one in trials)
+    ran = hexiopt("validate", "data=gpu/gpu.json", "hydra.run.dir=out")
+    assert ran.code == 0, ran.err
+    assert "7 of 7 plans" in ran.out

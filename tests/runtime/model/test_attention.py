@@ -1,0 +1,102 @@
+"""Flash attention is asked for where a device has it, as its kernels want it; what it computes is the same."""
+
+import inspect
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+from runtime import device as devices
+from runtime.mapping.parts import RankShard, shards
+from runtime.model import attention
+from runtime.model.attention import WholeAttention
+from tests.runtime.memory_cases import LLAMA
+
+CPU = torch.device("cpu")
+TOKENS, SAMPLES = 7, 3
+
+
+def varlen_double(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **more: Any) -> Tensor:
+    """What torch's kernel for GPUs is documented to do: of sequences between `cu_seq`, a token sees so many before."""
+    given = inspect.signature(varlen_attn).bind(q, k, v, *arguments, **more).arguments
+    ends, (before, after) = given["cu_seq_q"], given["window_size"]
+    assert (ends.dtype, after, given["cu_seq_k"] is ends) == (torch.int32, 0, True)
+    assert given["enable_gqa"] or q.shape[1] == k.shape[1]
+    assert given["max_q"] == given["max_k"] == int(ends.diff().max())
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    found = []
+    for first, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        back = torch.arange(end - first)[:, None] - torch.arange(end - first)
+        sees = (back >= 0) & (back <= before)
+        one, two, three = (x[first:end].transpose(0, 1) for x in (q, k, v))
+        found.append(functional.scaled_dot_product_attention(one, two, three, attn_mask=sees).transpose(0, 1))
+    return torch.cat(found)
+
+
+def drawn(shard: RankShard) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, kv = (end - first for first, end in (shard.heads, shard.kv_heads))
+    return [
+        torch.randn(TOKENS, SAMPLES, n, LLAMA.head_dim, dtype=torch.float64, generator=generator).requires_grad_()
+        for n in (q, kv, kv)
+    ]
+
+
+@pytest.mark.parametrize("window", [1, 3, TOKENS - 1])
+@pytest.mark.parametrize("heads", [None, (3, 1)])  # all of one rank, or those of a rank that share others unevenly
+def test_windows_of_any_length_are_those_of_a_mask(
+    window: int, heads: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(LLAMA, architecture="mistral", attention_window=window)
+    shard = shards(model, len(heads or (0,)), heads)[0]
+    masked = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
+    assert len(masked.tensors()) == 1
+    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    monkeypatch.setattr(attention, "varlen_attn", varlen_double)
+    flash = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
+    assert flash.tensors() == []
+    inputs = drawn(shard)
+    found, expected = (one(*inputs) for one in (flash, masked))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
+    for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_slower_runs_in_the_place_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device is said to have it, what its kernels cannot do is an error of torch."""
+    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    one = WholeAttention(
+        replace(LLAMA, num_kv_heads=4), shards(replace(LLAMA, num_kv_heads=4), 1)[0], 7, torch.float64, CPU
+    )
+    with torch.no_grad():
+        q = drawn(shards(LLAMA, 1)[0])[0]
+        assert one(q, q, q).shape == (TOKENS, SAMPLES, LLAMA.q_size)
+        with warnings.catch_warnings(action="ignore"), pytest.raises(RuntimeError, match="No available kernel"):
+            one(q.to(torch.int32), q.to(torch.int32), q.to(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "expected"),
+    [
+        ((9, 0), torch.bfloat16, 128, True),
+        ((8, 0), torch.float16, 64, True),
+        ((7, 5), torch.float16, 64, False),
+        ((9, 0), torch.float32, 128, False),
+        ((9, 0), torch.bfloat16, 512, False),
+        ((9, 0), torch.bfloat16, 36, False),
+    ],
+)
+def test_who_has_flash_attention(
+    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert devices.has_flash_attention(torch.device("cuda", 0), dtype, head_dim) == expected
+    assert not devices.has_flash_attention(CPU, dtype, head_dim)
