@@ -37,6 +37,7 @@ from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
 from hexiopt.toolkit.alternatives import alternatives, priced
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
+from hexiopt.toolkit.changes import Added, Slow, changed
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
 from hexiopt.toolkit.fitting import Fit, fitted
 from hexiopt.toolkit.replanning import Replacement, Replanning, replacements
@@ -217,6 +218,8 @@ def replan(
     problem: Problem | None = None,
     *,
     lost: Sequence[str] = (),
+    slow: Slow | None = None,
+    added: Added | None = None,
     horizon_steps: float = 1000.0,
     restart_s: float = 0.0,
     checkpoint_gb_per_s: float | None = None,
@@ -229,15 +232,17 @@ def replan(
     """Plans that can replace `plan` on a changed cluster, each with the bytes and seconds that it moves.
 
     `problem` is the changed problem, of the same model; by default that of `plan`. Machines and devices in `lost` are
-    excluded from it. Devices with the same name hold what they held. Half of `time_limit_s`, and of `max_steps`, goes
-    to the fastest plan, half to one whose moving also pays back within `horizon_steps` steps. `restart_s` seconds are
-    what a change takes beside moving; a machine reads a checkpoint at `checkpoint_gb_per_s` (None: as fast as its
-    network interfaces receive). Raises InputError, also where there is no plan.
+    excluded from it. Those in `slow` run at a share of their type's speed, `{"d:3": 0.7}`, or as a run of `plan`
+    measured, of which it is the folder. `added` are more machines as a cluster file states them: the list, or a file or
+    mapping with `machines` and their own `gpus`. Devices with the same name hold what they held.
+
+    Half of `time_limit_s`, and of `max_steps`, goes to the fastest plan, half to one whose moving also pays back within
+    `horizon_steps` steps. `restart_s` seconds are what a change takes beside moving; a machine reads a checkpoint at
+    `checkpoint_gb_per_s` (None: as fast as its network interfaces receive). Raises InputError, also where there is no
+    plan.
     """
-    changed = plan.problem if problem is None else problem
-    if lost:
-        changed = changed.replace(space=changed.space.replace(exclude=(*changed.space.exclude, *lost)))
-    if changed.model != plan.problem.model:
+    now = changed(plan, plan.problem if problem is None else problem, lost, slow, added)
+    if now.model != plan.problem.model:
         raise InputError("replan: the changed problem has another model; plan again")
     steps = number_in(horizon_steps, "horizon_steps", above=0.0, at_most=1e12)
     rest_s = number_in(restart_s, "restart_s", at_least=0.0, at_most=1e9)
@@ -249,10 +254,10 @@ def replan(
     made = made_solver(current_name(solver) if isinstance(solver, str) else solver, {})
 
     def search(start: Plan | None, pricer: Pricer | None) -> Result:
-        with listening(Interrupt(), changed.workload.tokens, half.time_limit_s, progress) as listen:
-            return made.solve(changed, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
+        with listening(Interrupt(), now.workload.tokens, half.time_limit_s, progress) as listen:
+            return made.solve(now, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
 
-    return replacements(plan, changed, search, steps, rest_s, checkpoint_gb_per_s)
+    return replacements(plan, now, search, steps, rest_s, checkpoint_gb_per_s)
 
 
 def compare(

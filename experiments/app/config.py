@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
@@ -411,9 +411,12 @@ class DiscoverConfig:
 @dataclass
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
-    plan, `summary` what fits a screen; `plan` is the path of a plan file, `lost` the machines and devices that `replan`
-    does without, `data` the path of a file of measured runs. `import` reads the layout `file` of the trainer `format`,
-    and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
+    plan, `summary` what fits a screen; `plan` is the path of a plan file, `data` that of a file of measured runs.
+    `replan` does without `lost` machines and devices, with `slow` ones ({a:3: 0.7}, or the folder of a run that
+    measured them) and with `added` machines (a list as in the cluster file, or a file of it). `import` reads the layout
+    `file` of the trainer `format`, and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs
+    in order).
+    """
 
     cluster: Any = None
     model: Any = None
@@ -427,6 +430,8 @@ class Config:
     print: str = "summary"
     plan: str | None = None
     lost: list[str] = field(default_factory=list)
+    slow: Any = None
+    added: Any = None
     data: str | None = None
     format: str | None = None
     file: str | None = None
@@ -447,6 +452,10 @@ class Config:
     def __post_init__(self) -> None:
         section = Section({"format": self.format}, "import")
         section.text("format", choices=[name for name, own in TRAINERS.items() if own.read], default=None)
+        if self.slow is not None and not isinstance(self.slow, str | Mapping):
+            raise InputError(f"slow: {self.slow!r} is no speeds; write {{machine:index: 0.7}}, or the folder of a run")
+        if self.added is not None and not isinstance(self.added, str | Mapping | Sequence):
+            raise InputError(f"added: {self.added!r} is no machines; write a file, or a list as in the cluster file")
         if not 0 <= self.seed <= MAX_SEED:
             raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
         if self.print not in ("summary", "full"):

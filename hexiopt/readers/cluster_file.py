@@ -65,8 +65,10 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     names = machine_names(machines)
     groups = _read_groups(section, machines, names)
     links = _read_links(section, machines, names)
+    slow = section.section("slow", optional=True)
     section.finish()
-    return Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
+    found = Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
+    return found.with_speeds({device: slow.raw(device) for device in slow.keys()}, slow.where)  # noqa: SIM118
 
 
 def _read_profile(section: Section, folder: Path) -> Profile:
@@ -113,9 +115,17 @@ def gpus_from_section(section: Section) -> dict[str, Gpu]:
     return {name: gpu_from_section(section.section(name), name, known.get(name)) for name in names}
 
 
-def machines_from_section(section: Section, extra: Mapping[str, Gpu]) -> tuple[Machine, ...]:
-    """The machines of a list outside a cluster, which state their own network. Raises InputError naming the key."""
-    return _read_machines(section, extra, math.inf, DEFAULT_INTER_LATENCY_US * MICROSECOND)
+def machines_from_section(
+    section: Section,
+    extra: Mapping[str, Gpu],
+    inter_bandwidth_bytes_per_s: float = math.inf,
+    inter_latency_s: float = DEFAULT_INTER_LATENCY_US * MICROSECOND,
+) -> tuple[Machine, ...]:
+    """The machines of a list outside a cluster, with the network that is given where they state none.
+
+    Raises InputError naming the key.
+    """
+    return _read_machines(section, extra, inter_bandwidth_bytes_per_s, inter_latency_s)
 
 
 def _read_machines(
@@ -306,7 +316,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)
-    known = catalogue()
+    known, full_speed = catalogue(), dict.fromkeys(gpu.at(1.0) for gpu in cluster.types)
     return {
         "name": cluster.name,
         "inter_machine": inter,
@@ -323,7 +333,8 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             for group in cluster.groups
         ],
         "links": [_link_to_dict(link) for link in cluster.links],
-        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in cluster.types if known.get(gpu.name) != gpu},
+        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in full_speed if known.get(gpu.name) != gpu},
+        **({"slow": speeds} if (speeds := cluster.speeds) else {}),
         **({"profile": profile_to_dict(cluster.profile)} if cluster.profile.entries else {}),
     }
 
@@ -331,7 +342,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 def _machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
     return {
         "name": machine.spec_name,
-        "gpu": machine.gpu.name,
+        "gpu": machine.gpu.type_name,
         "num_gpus": machine.num_gpus,
         "count": count,
         **_finite("intra_bandwidth_gb_per_s", machine.intra_bandwidth_bytes_per_s),

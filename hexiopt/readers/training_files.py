@@ -18,16 +18,43 @@ _KINDS = ("forward", "backward")
 
 def read_steps(folder: Path) -> Frame:
     """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU. Raises InputError."""
-    path = folder / METRICS
+    rows = tuple(
+        tuple(event[name] for name in _STEP) for event in _events(folder / METRICS) if event["event"] == "step"
+    )
+    return Frame(_STEP, rows, title=f"{len(rows)} steps")
+
+
+_OF_EVENT: dict[str, tuple[str, ...]] = {"step": _STEP, "rank": ("device", "micro_batch_s")}
+
+
+def _events(path: Path) -> list[Mapping[str, Any]]:
+    """The lines of a run's metrics. Raises InputError."""
     lines = [line for line in read_text(path).splitlines() if line.strip()]
     try:
         events = [json.loads(line) for line in lines]
-        rows = [tuple(event[name] for name in _STEP) for event in events if event["event"] == "step"]
+        for event in events:
+            for name in _OF_EVENT.get(event["event"], ()):
+                event[name]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path}: cannot be read as a run's metrics ({error}); give the folder of hexiopt train"
         ) from None
-    return Frame(_STEP, tuple(rows), title=f"{len(rows)} steps")
+    return events
+
+
+def read_rank_times(run: Path) -> dict[str, float]:
+    """Seconds that each device of a run's last step took for a micro-batch, forward and backward, in all ranges of its
+    layers. `run` is the folder, or its metrics.jsonl. Raises InputError."""
+    path = run / METRICS if run.is_dir() else run
+    found: dict[str, float] = {}
+    for event in _events(path):
+        if event["event"] == "restart":
+            found = {}
+        elif event["event"] == "rank":
+            found[event["device"]] = float(event["micro_batch_s"])
+    if not found:
+        raise InputError(f"{path}: measured no devices; give the metrics.jsonl of a run that has ended")
+    return found
 
 
 def read_operations(folder: Path) -> Frame:

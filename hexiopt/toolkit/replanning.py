@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.moving import Moving, moving
+from hexiopt.cost.moving import Moving, moving, restoring
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
@@ -37,6 +37,11 @@ from hexiopt.value import Value
 LEAST, BETWEEN, FASTEST = "least moved", "in between", "fastest"
 _KEPT = 20_000  # plans whose moving is remembered
 _SAME = 1e-12  # of a step time
+_NEVER = -1e9  # layers, for devices that cannot take each other's place
+
+
+class NoReplacementError(InputError):
+    """There is no plan for the changed cluster."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,15 +137,18 @@ def replacements(
     horizon_steps: float,
     restart_s: float = 0.0,
     checkpoint_gb_per_s: float | None = None,
+    *,
+    restores: bool = False,
 ) -> Replanning:
     """The plans for `problem` that can replace `before`; `search` is run twice.
 
-    A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`.
-    Raises InputError where no plan is found.
+    A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`. With
+    `restores`, training goes back to a checkpoint whatever the plan is, as our executor does after a fault.
+    Raises NoReplacementError where no plan is found.
     """
 
     def moved(plan: Plan) -> tuple[Moving, float]:
-        what = moving(before.problem, before, problem, plan)
+        what = restoring(problem, plan) if restores else moving(before.problem, before, problem, plan)
         goes_on = not what.transfers and len(plan.pipelines) == len(before.pipelines)
         return what, 0.0 if goes_on else restart_s + what.seconds(checkpoint_gb_per_s)
 
@@ -153,7 +161,7 @@ def replacements(
     fastest = search(least, None)
     if fastest.plan is None:
         if not found:
-            raise InputError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
+            raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
         return Replanning(before, tuple(found), horizon_steps)
     near = staying(before, problem, fastest.plan)
     found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
@@ -174,7 +182,7 @@ def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
 
 
 def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
-    """The pipelines of a plan whose devices are all left, with the batch shared among them by their speed.
+    """The pipelines of a plan whose devices are all left, with the batch shared among them by their speed, or as it was.
 
     None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
     """
@@ -184,42 +192,48 @@ def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
         for k, pipeline in enumerate(before.pipelines)
         if all(old.device_name(device) in names for stage in pipeline.stages for device in stage.all_devices())
     ]
-    counts = _shared_batch(before, whole, problem.workload.global_batch)
-    if counts is None:
+    if not whole:
         return None
-    pipelines = tuple(replace(before.pipelines[k], num_micro_batches=counts[k]) for k in whole)
+    pipelines = tuple(before.pipelines[k] for k in whole)
     groups = before.sharding.groups
     if not isinstance(groups, str):
         used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.all_devices()}
         groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
+    pricer = PlanPricer(problem)
     try:
         plan = Plan(pipelines, before.schedule, Sharding(before.sharding.stage, groups))
         plan = plan_from_section(Section(plan_to_dict(plan, old), "plan"), problem.cluster)
-        return plan if not check(problem, plan) and PlanPricer(problem).price(plan).fits else None
-    except InputError:  # such as counts that the schedule does not take
+        ends_s = [own.end_s for own in pricer.price(plan).pipelines]
+    except InputError:  # such as a schedule that has too few pipelines left
         return None
+    shared = _shared_batch(plan.pipelines, ends_s, problem.workload.global_batch)
+    found = [plan] if shared is None else [plan, replace(plan, pipelines=shared)]
+    prices = [(pricer.price(one), one) for one in found if not check(problem, one)]
+    fitting = [(cost.step_time_s, k, one) for k, (cost, one) in enumerate(prices) if cost.fits]
+    return min(fitting)[2] if fitting else None
 
 
-def _shared_batch(before: PlacedPlan, whole: Sequence[int], batch: int) -> Mapping[int, int] | None:
-    """Micro-batches of each pipeline, so that all end at about the same time; None where they cannot sum to `batch`."""
-    if not whole:
-        return None
-    pipelines: dict[int, Pipeline] = {k: before.pipelines[k] for k in whole}
-    per_sequence_s = {k: before.cost.pipelines[k].end_s / pipelines[k].num_sequences for k in whole}
-    counts = dict.fromkeys(whole, 1)
-    left = batch - sum(pipeline.micro_batch_size for pipeline in pipelines.values())
-    smallest = gcd(*(pipeline.micro_batch_size for pipeline in pipelines.values()))
-    if left < 0 or left % smallest:
+def _shared_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch: int) -> tuple[Pipeline, ...] | None:
+    """The pipelines with as many micro-batches as let all end at about the same time, where they end at `ends_s` with
+    those that they have; None where they cannot sum to `batch`."""
+    # interleaved stages take micro-batches in turns of as many as there are stages
+    turns = [len(pipeline.stages) if pipeline.num_chunks > 1 else 1 for pipeline in pipelines]
+    sizes = [turn * pipeline.micro_batch_size for turn, pipeline in zip(turns, pipelines, strict=True)]
+    per_sequence_s = [end_s / pipeline.num_sequences for end_s, pipeline in zip(ends_s, pipelines, strict=True)]
+    counts = [1] * len(sizes)
+    left = batch - sum(sizes)
+    if left < 0 or left % gcd(*sizes):
         return None
     while left:
         # the pipeline that would end first with one more, of those whose micro-batch still leaves a sum
-        sizes = {k: p.micro_batch_size for k, p in pipelines.items() if p.micro_batch_size <= left}
-        k = min(sizes, key=lambda k: ((counts[k] + 1) * sizes[k] * per_sequence_s[k], k), default=None)
+        fitting = [k for k, size in enumerate(sizes) if size <= left]
+        k = min(fitting, key=lambda k: ((counts[k] + 1) * sizes[k] * per_sequence_s[k], k), default=None)
         if k is None:
             return None
         counts[k] += 1
         left -= sizes[k]
-    return counts
+    each = zip(pipelines, turns, counts, strict=True)
+    return tuple(replace(pipeline, num_micro_batches=turn * count) for pipeline, turn, count in each)
 
 
 def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
@@ -248,7 +262,9 @@ def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
     found: dict[int, int] = {}
     for machines in alike.values():
         pairs = {
-            (a, b): _matched(used[a], problem.usable_by_machine[b], needed, held) for a in machines for b in machines
+            (a, b): _matched(used[a], problem.usable_by_machine[b], needed, held, cluster.type_of)
+            for a in machines
+            for b in machines
         }
         kept_by = np.array([[pairs[a, b][0] for b in machines] for a in machines])
         rows, columns = linear_sum_assignment(kept_by, maximize=True)
@@ -280,12 +296,15 @@ def _matched(
     places: Sequence[int],
     needed: Mapping[int, _Weights],
     held: Mapping[int | None, _Weights],
+    type_of: NDArray[np.int64],
 ) -> tuple[float, dict[int, int]]:
     """The layers that stay at best if `devices` take `places`, and who takes which."""
 
     from scipy.optimize import linear_sum_assignment
 
     def common(device: int, place: int) -> float:
+        if type_of[device] != type_of[place]:
+            return _NEVER
         if place not in held:
             return 0.0
         (layers, start, end), (others, first, last) = needed[device], held[place]
