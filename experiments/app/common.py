@@ -137,9 +137,12 @@ class Job:
         """The solver's budget."""
         return Budget(self.config.solver.time_limit_s, self.config.solver.max_steps)
 
-    def plan_file(self) -> PlanFile:
-        """The plan file `plan=...`. Raises InputError, also where an override concerns what the file holds."""
-        return self._plan_file(_PROBLEM_KEYS)
+    def plan_file(self, *own: str) -> PlanFile:
+        """The plan file `plan=...`; `own` are keys that concern the verb, not the file.
+
+        Raises InputError, also where an override concerns what the file holds.
+        """
+        return self._plan_file([key for key in _PROBLEM_KEYS if key not in own])
 
     def changed_plan_file(self, *own: str) -> tuple[PlanFile, Problem]:
         """The plan file `plan=...`, and its problem with the overrides of `cluster` and `workload`.

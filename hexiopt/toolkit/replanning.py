@@ -182,7 +182,7 @@ def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
 
 
 def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
-    """The pipelines of a plan whose devices are all left, with the batch shared among them by their speed, or as it was.
+    """The pipelines of a plan whose devices are all left, with the batch shared by their speed, or as it was.
 
     None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
     """

@@ -65,7 +65,7 @@ class Session:
                     self.on_restart(event["reason"])
                 case "restart":
                     self.plan = Path(event["plan"])
-                    resumed = 0 if event["from"] is None else _step_of(event["from"])
+                    resumed = 0 if event["from"] is None else step_of(event["from"])
                     self.steps = [step for step in self.steps if step.step <= resumed]
                     self.on_restart(f"{event['reason']}; going on from {event['from'] or 'the start'}")
             print(json.dumps(event), file=self.metrics, flush=True)
@@ -78,5 +78,6 @@ def _micro_batch_s(timeline: Event) -> float:
     return busy_s / len({micro_batch for _, _, micro_batch, _, _ in operations})
 
 
-def _step_of(checkpoint: str) -> int:
+def step_of(checkpoint: str | Path) -> int:
+    """The number of steps that a checkpoint has behind it."""
     return int(Path(checkpoint).name.removeprefix("step-"))
