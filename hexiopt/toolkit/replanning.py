@@ -1,15 +1,14 @@
 """New plans for a cluster that has changed, each weighed against what it moves.
 
-Three plans are made: the one that moves least (pipelines that are still whole go on as they are and share the batch),
-the fastest one, and one in between, whose search minimises the step time plus the seconds of moving spread over the
-steps until the next change. What is on no other's frontier of step time and moving time is dropped.
+Plans are made that move least (pipelines that are still whole go on as they are and share the batch) and little (broken
+ones go on without what was lost), the fastest one, and one in between, whose search minimises the step time plus the
+seconds of moving spread over the steps until the next change. What another beats in step and moving time is dropped.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
 from types import MappingProxyType
 from typing import Any
 
@@ -22,19 +21,18 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.memo import Memo
-from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Sharding
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, solver_to_dict
-from hexiopt.reading import Section
+from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
+from hexiopt.toolkit.mending import kept, mended
 from hexiopt.toolkit.naming import renumbered
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost
 from hexiopt.units import GIB
 from hexiopt.value import Value
 
-LEAST, BETWEEN, FASTEST = "least moved", "in between", "fastest"
+LEAST, MENDED, BETWEEN, FASTEST = "least moved", "mended", "in between", "fastest"
 _KEPT = 20_000  # plans whose moving is remembered
 _SAME = 1e-12  # of a step time
 _NEVER = -1e9  # layers, for devices that cannot take each other's place
@@ -156,13 +154,13 @@ def replacements(
         placed = PlacedPlan.of(problem, plan, solver)
         return Replacement(name, placed, placed.cost, *moved(plan))
 
-    least = kept(before, problem)
-    found = [] if least is None else [replacement(LEAST, least)]
-    fastest = search(least, None)
+    known = {LEAST: kept(before, problem), MENDED: mended(before, problem)}
+    found = [replacement(name, plan) for name, plan in known.items() if plan is not None]
+    fastest = search(min(found, key=lambda one: one.cost.step_time_s).plan if found else None, None)
     if fastest.plan is None:
         if not found:
             raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
-        return Replanning(before, tuple(found), horizon_steps)
+        return Replanning(before, tuple(_frontier(found)), horizon_steps)
     near = staying(before, problem, fastest.plan)
     found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
     pricer = MovingPricer(problem, lambda plan: moved(plan)[1], horizon_steps)
@@ -179,61 +177,6 @@ def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
         if not left or one.cost.step_time_s < left[-1].cost.step_time_s * (1 - 1e-9):
             left.append(one)
     return left
-
-
-def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
-    """The pipelines of a plan whose devices are all left, with the batch shared by their speed, or as it was.
-
-    None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
-    """
-    old, names = before.problem.cluster, {problem.cluster.device_name(device) for device in problem.usable_devices}
-    whole = [
-        k
-        for k, pipeline in enumerate(before.pipelines)
-        if all(old.device_name(device) in names for stage in pipeline.stages for device in stage.all_devices())
-    ]
-    if not whole:
-        return None
-    pipelines = tuple(before.pipelines[k] for k in whole)
-    groups = before.sharding.groups
-    if not isinstance(groups, str):
-        used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.all_devices()}
-        groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
-    pricer = PlanPricer(problem)
-    try:
-        plan = Plan(pipelines, before.schedule, Sharding(before.sharding.stage, groups))
-        plan = plan_from_section(Section(plan_to_dict(plan, old), "plan"), problem.cluster)
-        ends_s = [own.end_s for own in pricer.price(plan).pipelines]
-    except InputError:  # such as a schedule that has too few pipelines left
-        return None
-    shared = _shared_batch(plan.pipelines, ends_s, problem.workload.global_batch)
-    found = [plan] if shared is None else [plan, replace(plan, pipelines=shared)]
-    prices = [(pricer.price(one), one) for one in found if not check(problem, one)]
-    fitting = [(cost.step_time_s, k, one) for k, (cost, one) in enumerate(prices) if cost.fits]
-    return min(fitting)[2] if fitting else None
-
-
-def _shared_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch: int) -> tuple[Pipeline, ...] | None:
-    """The pipelines with as many micro-batches as let all end at about the same time, where they end at `ends_s` with
-    those that they have; None where they cannot sum to `batch`."""
-    # interleaved stages take micro-batches in turns of as many as there are stages
-    turns = [len(pipeline.stages) if pipeline.num_chunks > 1 else 1 for pipeline in pipelines]
-    sizes = [turn * pipeline.micro_batch_size for turn, pipeline in zip(turns, pipelines, strict=True)]
-    per_sequence_s = [end_s / pipeline.num_sequences for end_s, pipeline in zip(ends_s, pipelines, strict=True)]
-    counts = [1] * len(sizes)
-    left = batch - sum(sizes)
-    if left < 0 or left % gcd(*sizes):
-        return None
-    while left:
-        # the pipeline that would end first with one more, of those whose micro-batch still leaves a sum
-        fitting = [k for k, size in enumerate(sizes) if size <= left]
-        k = min(fitting, key=lambda k: ((counts[k] + 1) * sizes[k] * per_sequence_s[k], k), default=None)
-        if k is None:
-            return None
-        counts[k] += 1
-        left -= sizes[k]
-    each = zip(pipelines, turns, counts, strict=True)
-    return tuple(replace(pipeline, num_micro_batches=turn * count) for pipeline, turn, count in each)
 
 
 def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:

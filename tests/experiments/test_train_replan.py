@@ -1,4 +1,4 @@
-"""`train.on_failure=replan`: after a loss, the plan that reaches the last step first; the losses stay what they were."""
+"""`train.on_failure=replan`: after a loss, the plan that reaches the last step first; losses stay what they were."""
 
 import json
 import signal
