@@ -194,8 +194,9 @@ class Job:
         return Section(overlay(read_mapping(file), over), str(file))
 
     def _profile_folder(self) -> Path:
-        """The folder that the path of the cluster's profile is relative to: the file's, unless an override gives it."""
-        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and "profile" not in self.config.cluster
+        """The folder that paths in the cluster file are relative to: the file's, unless an override gives one."""
+        stated = {"profile", "calibration"} & set(self.config.cluster or ())
+        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and not stated
         return Path(self.config.cluster["path"]).parent if own else Path()
 
     def _model_name(self) -> str | None:

@@ -411,7 +411,8 @@ class DiscoverConfig:
 @dataclass
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
-    plan, `summary` what fits a screen; `plan` is the path of a plan file, `data` that of a file of measured runs.
+    plan, `summary` what fits a screen; `plan` is the path of a plan file, `data` that of a file of measured runs, `run`
+    a folder of `train` or another trainer's log, or a list of them, for `calibrate`.
     `replan` does without `lost` machines and devices, with `slow` ones ({a:3: 0.7}, or the folder of a run that
     measured them) and with `added` machines (a list as in the cluster file, or a file of it). `import` reads the layout
     `file` of the trainer `format`, and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs
@@ -433,6 +434,7 @@ class Config:
     slow: Any = None
     added: Any = None
     data: str | None = None
+    run: Any = None
     format: str | None = None
     file: str | None = None
     ranks: str | None = None
@@ -452,6 +454,8 @@ class Config:
     def __post_init__(self) -> None:
         section = Section({"format": self.format}, "import")
         section.text("format", choices=[name for name, own in TRAINERS.items() if own.read], default=None)
+        if self.run is not None and not isinstance(self.run, str | Sequence):
+            raise InputError(f"run: {self.run!r} is no run; write a folder of hexiopt train, a log, or a list of them")
         if self.slow is not None and not isinstance(self.slow, str | Mapping):
             raise InputError(f"slow: {self.slow!r} is no speeds; write {{machine:index: 0.7}}, or the folder of a run")
         if self.added is not None and not isinstance(self.added, str | Mapping | Sequence):

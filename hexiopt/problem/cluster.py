@@ -41,7 +41,8 @@ class Cluster(Value):
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
     `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite where it is
-    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times.
+    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times. `calibrated` has
+    the factors that a `Calibration` put into GPU types and rates, by name, `calibrated_by` what they were fitted to.
     Raises InputError where a value breaks its rule.
     """
 
@@ -52,6 +53,8 @@ class Cluster(Value):
     groups: tuple[Group, ...] = ()
     links: tuple[Link, ...] = ()
     profile: Profile = NOTHING_MEASURED
+    calibrated: tuple[tuple[str, float], ...] = ()
+    calibrated_by: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_TITLE or not self.name.isprintable():

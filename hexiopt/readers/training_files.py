@@ -7,10 +7,10 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
-from hexiopt.reading import read_mapping, read_text
+from hexiopt.reading import Section, read_mapping, read_text
 from hexiopt.units import MICROSECOND
 
-METRICS, TIMELINE = "metrics.jsonl", "timeline.json"
+METRICS, TIMELINE, RUN = "metrics.jsonl", "timeline.json", "run.json"
 _STEP = ("step", "loss", "norm", "seconds", "tokens_per_s", "mfu")
 _OPERATION = ("measured", "pipeline", "stage", "kind", "micro_batch", "start_s", "end_s")
 _KINDS = ("forward", "backward")
@@ -24,7 +24,7 @@ def read_steps(folder: Path) -> Frame:
     return Frame(_STEP, rows, title=f"{len(rows)} steps")
 
 
-_OF_EVENT: dict[str, tuple[str, ...]] = {"step": _STEP, "rank": ("device", "micro_batch_s")}
+_OF_EVENT: dict[str, tuple[str, ...]] = {"step": _STEP, "rank": ("device", "micro_batch_s"), "restart": ("plan",)}
 
 
 def _events(path: Path) -> list[Mapping[str, Any]]:
@@ -40,6 +40,12 @@ def _events(path: Path) -> list[Mapping[str, Any]]:
             f"{path}: cannot be read as a run's metrics ({error}); give the folder of hexiopt train"
         ) from None
     return events
+
+
+def trained_plan(folder: Path) -> Path:
+    """The plan file that a run trained to its end. Raises InputError."""
+    plans = [event["plan"] for event in _events(folder / METRICS) if event["event"] == "restart"]
+    return Path(plans[-1] if plans else Section(read_mapping(folder / RUN), str(folder / RUN)).text("plan"))
 
 
 def read_rank_times(run: Path) -> dict[str, float]:
