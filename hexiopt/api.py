@@ -4,10 +4,12 @@ All seconds are of one training step. Bad input raises `InputError`, a `ValueErr
 are immutable and display themselves in Jupyter.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from hexiopt import plot
@@ -15,6 +17,8 @@ from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
+from hexiopt.exports.exporting import Exported, exported, imported, program_of, trainer_of
+from hexiopt.exports.formats import LaunchOptions
 from hexiopt.frame import Frame
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
@@ -27,7 +31,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import model_from_config, read_model
-from hexiopt.readers.plan_file import read_plan
+from hexiopt.readers.plan_file import plan_file_to_dict, read_plan, write_text
 from hexiopt.readers.price_list import prices_for
 from hexiopt.readers.shipped import is_shipped, shipped
 from hexiopt.readers.sweep_files import counted, sweep_frame
@@ -50,6 +54,7 @@ from hexiopt.toolkit.whatif import SearchSetup, WhatIf, planned, processes_for
 __all__ = [
     "Cluster",
     "Comparison",
+    "Exported",
     "Fit",
     "Frame",
     "InputError",
@@ -70,7 +75,9 @@ __all__ = [
     "check",
     "cluster",
     "compare",
+    "export",
     "fit",
+    "import_plan",
     "load_plan",
     "lower_bound",
     "model",
@@ -258,6 +265,59 @@ def replan(
             return made.solve(now, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
 
     return replacements(plan, now, search, steps, rest_s, checkpoint_gb_per_s)
+
+
+def export(
+    plan: PlacedPlan,
+    format: str,
+    folder: str | Path,
+    trainer: str | None = None,
+    *,
+    master: str | None = None,
+    job: str = "plan",
+    image: str = "pytorch/pytorch:latest",
+    minutes: int = 60,
+    gpu_names: Mapping[str, str] = MappingProxyType({}),
+) -> Exported:
+    """Write a plan into `folder` in the files of another system, with `plan.json` and the rank table.
+
+    `format` is a launcher (`torchrun`, `slurm`, `jobset`, `skypilot`), which starts the processes of `trainer` (by
+    default our executor); a trainer alone (`megatron`, `flagscale`, `torchtitan`, ...); or `ranks`, the rank table. The
+    other arguments are a launcher's: `master` is the host:port where ranks meet, `job` and `image` are names of the job
+    and the container, `minutes` is the time limit, `gpu_names` has the scheduler's names of GPU types. The result has
+    the files, the command to type, and what differs from the plan. Raises InputError where the format cannot express
+    the plan; the message names the switch under which it can.
+    """
+    program = program_of(plan.problem, plan, trainer_of(format, trainer))
+    where = Path(folder)
+    options = LaunchOptions(str(where.absolute()), job, master, image, minutes, gpu_names)
+    found = exported(plan.problem, plan, format, program, options)
+    own = {"plan.json": json.dumps(plan_file_to_dict(plan.problem, plan, plan.cost, plan.solver), indent=1)}
+    where.mkdir(parents=True, exist_ok=True)
+    for name, text in (own | dict(found.files)).items():
+        write_text(where / name, text)
+    return found
+
+
+def import_plan(
+    format: str,
+    file: str | Path,
+    cluster: Cluster,
+    model: ModelSpec | None = None,
+    workload: Workload | None = None,
+    *,
+    ranks: str | Path | None = None,
+) -> PlacedPlan:
+    """The layout in the `file` of another trainer (`megatron`, `flagscale`, `torchtitan`, ...), as a plan on `cluster`.
+
+    `model` is needed where the file does not state it; `workload` has what the file does not state. `ranks` is a rank
+    table, with the GPU of each rank; without it, ranks are the cluster's GPUs in order. `solver["notes"]` of the plan
+    says what was left out or assumed. Raises InputError.
+    """
+    table = None if ranks is None else str(ranks)
+    layout = imported(format, Path(file), cluster, model, workload or Workload(), Space(), table)
+    made_by = {"name": f"{format} (imported)", "notes": list(layout.notes)}
+    return PlacedPlan.of(layout.problem, layout.plan, made_by)
 
 
 def compare(

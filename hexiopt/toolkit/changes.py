@@ -61,6 +61,11 @@ def with_machines(cluster: Cluster, added: Added) -> Cluster:
     rates = cluster.inter_bandwidth_bytes_per_s, cluster.inter_latency_s
     more = machines_from_section(section, types, *rates)
     section.finish()
+    taken = {name for machine in cluster.machines for name in (machine.name, machine.spec_name)}
+    for machine in more:
+        if {machine.name, machine.spec_name} & taken:
+            said = f"{section.at('machines')}: {machine.spec_name!r} is a machine of the cluster"
+            raise InputError(f"{said} already; give it another name")
     return cluster.replace(machines=(*cluster.machines, *more))
 
 
