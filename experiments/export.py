@@ -42,7 +42,7 @@ def _export_plan(job: Job) -> float:
         master=config.master,
         image=config.image,
         minutes=config.minutes,
-        gpu_names=config.gpu_names,
+        gpu_names=config.gpu_names or {},
     )
     found = exported(file.problem, file.plan, config.format, program, options)
     job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))

@@ -313,7 +313,7 @@ class ExportConfig:
     job: str = "plan"
     minutes: int = 60
     image: str = "pytorch/pytorch:latest"
-    gpu_names: dict[str, str] = field(default_factory=dict)
+    gpu_names: Any = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "export")
@@ -323,6 +323,9 @@ class ExportConfig:
         section.integer("minutes", at_least=1, at_most=10**6)
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", self.job):
             section.fail("job", "is not a name; use up to 30 lower-case letters, digits and '-', a letter first")
+        names = {} if self.gpu_names is None else self.gpu_names
+        if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in (*names, *names.values())):
+            section.fail("gpu_names", "is no mapping of GPU types to names; write {a100_80gb_sxm: NAME}")
         if self.master is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+:[0-9]{1,5}", self.master):
             section.fail("master", "is not host:port; write the host and the port where ranks meet")
         for key in ("folder", "image"):
