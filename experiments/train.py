@@ -88,10 +88,9 @@ def _replanned(
     """The plan for `problem` without `lost` devices that reaches the last step first, after the plan `before` and from
     `checkpoint`, which all devices read; written as `name`. Raises NoPlanError."""
     from hexiopt.toolkit.replanned import replanned_table
-    from runtime.launch.admission import trainable
     from runtime.launch.session import step_of
 
-    left = trainable(replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost))))
+    left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
     file, reached = read_plan(before), 0 if checkpoint is None else step_of(checkpoint)
     steps = float(max(1, job.config.train.steps - reached))
     found = replanned(job, PlacedPlan.of(file.problem, file.plan, file.solver), left, steps, restores=True)

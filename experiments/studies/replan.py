@@ -38,7 +38,7 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class Place:
+class Trained:
     """A cluster, by name, and what is trained on it."""
 
     cluster: str
@@ -51,12 +51,12 @@ class Place:
 
 
 PLACES = (
-    Place("hexiscale_setting_1", "llama2_7b", Workload()),
-    Place("hexiscale_setting_2", "llama2_13b", Workload()),
-    Place("hexiscale_setting_3", "llama_30b", Workload()),
-    Place("campus", "llama2_13b", Workload()),
+    Trained("hexiscale_setting_1", "llama2_7b", Workload()),
+    Trained("hexiscale_setting_2", "llama2_13b", Workload()),
+    Trained("hexiscale_setting_3", "llama_30b", Workload()),
+    Trained("campus", "llama2_13b", Workload()),
 )
-QUICK = (Place("small_mixed", "tiny", Workload(32, 512)),)
+QUICK = (Trained("small_mixed", "tiny", Workload(32, 512)),)
 
 
 def changes(problem: Problem, number: int, seed: int) -> Iterator[tuple[str, str, Problem]]:
