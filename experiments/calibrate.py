@@ -25,6 +25,7 @@ from rich.table import Table
 from scipy.optimize import least_squares
 
 from experiments.app.common import Job
+from experiments.calibrate_runs import calibrate_runs
 from experiments.validation.cases import case_of
 from experiments.validation.layers import MeasuredLayer, fitted_layers, predicted_s
 from experiments.validation.metrics import in_metric
@@ -36,6 +37,7 @@ from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.calibration.constants import CALIBRATION, constant_values
 from hexiopt.calibration.frameworks import fitted_constants
 from hexiopt.calibration.gpus import fitted_efficiency
+from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import write_text
 from hexiopt.report.tabular import plain_table
 
@@ -200,7 +202,14 @@ def _touches(one: Case | MeasuredLayer) -> tuple[str, ...]:
 
 
 def run(job: Job) -> float:
-    """`hexiopt calibrate`: fit to the shipped runs and those of a file; write the constants."""
+    """`hexiopt calibrate`: fit to the shipped runs and those of a file, or the factors of a cluster to its own runs.
+
+    Raises InputError.
+    """
+    if job.config.run is not None:
+        if job.config.data:
+            raise InputError("run: does not go with data=...; fit the one, or the other")
+        return calibrate_runs(job)
     paths = [RUNS] + ([Path(job.config.data)] if job.config.data else [])
     cases, layers = [case for path in paths for case in _cases(path)], fitted_layers()
     with Progress(transient=True, disable=job.in_sweep) as progress:

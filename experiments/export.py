@@ -14,11 +14,9 @@ from experiments.app.common import Job
 from experiments.app.config import HUGGING_FACE
 from experiments.price import priced
 from hexiopt.errors import InputError
+from hexiopt.exports.exporting import exported, program_of, trainer_of
 from hexiopt.exports.formats import LaunchOptions, Program, Trainer
-from hexiopt.exports.launchers.registry import LAUNCHERS
-from hexiopt.exports.rank_table import FILE as RANKS
-from hexiopt.exports.rank_table import rank_rows, table_text
-from hexiopt.exports.trainers.registry import OWN, TRAINERS
+from hexiopt.exports.trainers.registry import OWN
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict
 
 
@@ -37,43 +35,25 @@ def run(job: Job) -> float:
 def _export_plan(job: Job) -> float:
     config, file = job.config.export, job.plan_file()
     cost = priced(file, str(job.config.plan))
-    trainer = _trainer(job)
-    program = _program(trainer, file)
-    rows = rank_rows(file.problem.cluster, file.plan, program.devices)
-    written, notes, start = dict(program.files), [*program.notes], ""
-    if config.format in LAUNCHERS:
-        options = LaunchOptions(
-            folder=config.folder or str(job.folder.absolute()),
-            job=config.job,
-            master=config.master,
-            image=config.image,
-            minutes=config.minutes,
-            gpu_names=config.gpu_names,
-        )
-        launch = LAUNCHERS[config.format].write(file.problem.cluster, rows, program, options)
-        written |= launch.files
-        notes += launch.notes
-        start = launch.start
+    program = _program(trainer_of(config.format, config.trainer), file)
+    options = LaunchOptions(
+        folder=config.folder or str(job.folder.absolute()),
+        job=config.job,
+        master=config.master,
+        image=config.image,
+        minutes=config.minutes,
+        gpu_names=config.gpu_names or {},
+    )
+    found = exported(file.problem, file.plan, config.format, program, options)
     job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
-    job.write(RANKS, table_text(rows))
-    for name, text in written.items():
+    for name, text in found.files.items():
         job.write(name, text)
-    for note in notes:
+    for note in found.notes:
         job.show(f"Note: {note}.")
-    job.show_files("plan.json", RANKS, *written)
-    if start:
-        job.show("", f"Start: {start}")
+    job.show_files("plan.json", *found.files)
+    if found.start:
+        job.show("", f"Start: {found.start}")
     return cost.step_time_s
-
-
-def _trainer(job: Job) -> Trainer:
-    config = job.config.export
-    if config.format in TRAINERS and config.trainer not in (None, config.format):
-        raise InputError(
-            f"export.trainer: {config.trainer} does not go with export.format={config.format}, which is a trainer too; "
-            f"take export.format=torchrun, or another launcher, with export.trainer={config.trainer}"
-        )
-    return TRAINERS[config.format if config.format in TRAINERS else config.trainer or OWN]
 
 
 def _program(trainer: Trainer, file: PlanFile) -> Program:
@@ -82,11 +62,9 @@ def _program(trainer: Trainer, file: PlanFile) -> Program:
         from runtime.mapping.layout import untrainable
 
         wrong = untrainable(file.problem.model, file.problem.workload, file.plan)
-    else:
-        wrong = trainer.unsuitable(file.problem)
-    if wrong is not None:
-        raise InputError(f"export.format: {trainer.name}: {wrong}")
-    return trainer.write(file.problem, file.plan)
+        if wrong is not None:
+            raise InputError(f"export.format: {trainer.name}: {wrong}")
+    return program_of(file.problem, file.plan, trainer)
 
 
 def _export_weights(job: Job) -> float:

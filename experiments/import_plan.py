@@ -16,13 +16,12 @@ from experiments.app.reports import plan_reports, show_plan
 from experiments.price import priced
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Trainer
+from hexiopt.exports.exporting import imported
+from hexiopt.exports.formats import ImportedPlan, Trainer
 from hexiopt.exports.presets import restricted
-from hexiopt.exports.rank_table import devices_of_table
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, solver_to_dict
-from hexiopt.reading import read_text
 from hexiopt.report.style import count, seconds
 
 
@@ -35,14 +34,14 @@ def run(job: Job) -> float:
     if config.plan is not None:
         raise InputError(f"plan: {config.plan!r} does not apply to import; give the trainer's file as file=...")
     trainer, path = TRAINERS[config.format], Path(config.file)
-    imported = _imported(job, trainer, path)
-    problem, plan = imported.problem, imported.plan
+    layout = _imported(job, trainer, path)
+    problem, plan = layout.problem, layout.plan
     made_by = {"name": f"{trainer.name} (imported)", "seed": job.config.seed}
     cost = priced(PlanFile(problem, plan, made_by), str(path))
     job.write_json("plan.json", plan_file_to_dict(problem, plan, cost, made_by))
     pictures = plan_reports(job, problem, plan, cost, made_by) if job.pictures else []
     show_plan(job, problem, plan, cost, made_by)
-    for note in imported.notes:
+    for note in layout.notes:
         job.show(f"Note: {note}.")
     written = ["plan.json", *pictures, *_better(job, trainer, problem, cost)]
     job.show_files(*written)
@@ -54,16 +53,10 @@ def run(job: Job) -> float:
 
 
 def _imported(job: Job, trainer: Trainer, path: Path) -> ImportedPlan:
-    config, cluster, space = job.config, job.cluster, job.config.plan_space()
-    if config.ranks is None:
-        excluded = {device for name in space.exclude for device in cluster.devices_named(name, "constraints.exclude")}
-        devices = tuple(device for device in range(cluster.num_devices) if device not in excluded)
-    else:
-        devices = devices_of_table(read_text(Path(config.ranks)), cluster, config.ranks)
+    config = job.config
     model = None if config.model is None else job.model
-    context = ImportContext(str(path), cluster, devices, model, config.workload.workload(), space)
-    assert trainer.read is not None, "the schema admits only formats that are read"
-    return trainer.read(read_text(path), context)
+    workload, space = config.workload.workload(), config.plan_space()
+    return imported(trainer.name, path, job.cluster, model, workload, space, config.ranks)
 
 
 def _better(job: Job, trainer: Trainer, problem: Problem, cost: Cost) -> list[str]:

@@ -1,40 +1,32 @@
 """`hexiopt replan plan=path/plan.json lost=[a:3]`: new plans for a changed cluster, weighed against what they move.
 
-The cluster changes by `lost` machines or devices, by overrides of `cluster`, or by another cluster with machines of the
-same names.
+The cluster changes by `lost` machines or devices; by slow ones, as `slow={a:3: 0.7}` or as the metrics.jsonl of a run
+of this plan (`slow=FOLDER`) has them; by `added` machines, in a file or as in the cluster file; by overrides of
+`cluster`, or by another cluster with machines of the same names.
 """
 
+import math
 import sys
 
 from experiments.app.cli import main
-from experiments.app.common import Job, listener, solver_of
+from experiments.app.common import Job, NoPlanError, listener, solver_of
 from experiments.app.reports import show_plan
-from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
-from hexiopt.toolkit.replanning import replacements
+from hexiopt.toolkit.changes import changed
+from hexiopt.toolkit.replanning import NoReplacementError, Replanning, replacements
 from hexiopt.toolkit.solution import PlacedPlan
 
 
 def run(job: Job) -> float:
-    """Plan again; returns the step time of the chosen plan in seconds. Raises InputError, also without a plan."""
+    """Plan again; returns the step time of the chosen plan in seconds. Raises InputError, and NoPlanError."""
     file, problem = job.changed_plan_file("solver", "seed")
-    config, lost = job.config.replan, tuple(job.config.lost)
-    if lost:
-        problem = problem.replace(space=problem.space.replace(exclude=(*problem.space.exclude, *lost)))
-    if problem == file.problem:
-        raise InputError("replan: nothing has changed; state lost=[machine:index], or override cluster")
-    solver, whole = solver_of(job), job.budget
-    half = Budget(whole.time_limit_s / 2, None if whole.max_steps is None else max(1, whole.max_steps // 2))
-
-    def search(start: Plan | None, pricer: Pricer | None) -> Result:
-        with listener(job, problem) as listen:
-            return solver.solve(problem, half, seed=job.config.seed, pricer=pricer, on_progress=listen, start=start)
-
     before = PlacedPlan.of(file.problem, file.plan, file.solver)
-    found = replacements(before, problem, search, config.horizon_steps, config.restart_s, config.checkpoint_gb_per_s)
+    problem = changed(before, problem, job.config.lost, job.config.slow, job.config.added)
+    found = replanned(job, before, problem)
     best = found.best
     job.write_json("plan.json", plan_file_to_dict(problem, best.plan, best.cost, best.plan.solver))
     from hexiopt.report.table import headline
@@ -49,6 +41,29 @@ def run(job: Job) -> float:
     job.show("", replanned_table(found))
     job.show_files(*written)
     return best.cost.step_time_s
+
+
+def replanned(
+    job: Job, before: PlacedPlan, problem: Problem, horizon_steps: float = math.inf, *, restores: bool = False
+) -> Replanning:
+    """The plans for `problem` that can replace `before`, for the lesser of `replan.horizon_steps` and `horizon_steps`.
+
+    `restores` as in `replacements`. Raises InputError, and NoPlanError where there is no plan.
+    """
+    config, solver, whole = job.config.replan, solver_of(job), job.budget
+    half = Budget(whole.time_limit_s / 2, None if whole.max_steps is None else max(1, whole.max_steps // 2))
+
+    def search(start: Plan | None, pricer: Pricer | None) -> Result:
+        with listener(job, problem) as listen:
+            return solver.solve(problem, half, seed=job.config.seed, pricer=pricer, on_progress=listen, start=start)
+
+    steps = min(config.horizon_steps, horizon_steps)
+    try:
+        return replacements(
+            before, problem, search, steps, config.restart_s, config.checkpoint_gb_per_s, restores=restores
+        )
+    except NoReplacementError as error:
+        raise NoPlanError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -4,15 +4,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, search, solver_of
 from experiments.app.reports import show_plan, show_training, write_plan
+from experiments.replan import replanned
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import PlanFile, read_plan
+from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan
+from hexiopt.toolkit.solution import PlacedPlan
 
 if TYPE_CHECKING:
     from runtime.launch.settings import TrainingRun
@@ -33,7 +36,8 @@ def run(job: Job) -> float:
     if config.launch == "machine" and config.machine is not None:
         return _join(config.master, config.machine)
     if job.config.plan:
-        plan, plan_file = Path(job.config.plan).absolute(), job.plan_file()
+        replans = ("solver", "seed") if config.on_failure == "replan" else ()
+        plan, plan_file = Path(job.config.plan).absolute(), job.plan_file(*replans)
     else:
         check_problem(job.problem)
         plan = _planned(job, job.problem, "plan.json")
@@ -79,6 +83,25 @@ def _planned(job: Job, problem: Problem, name: str) -> Path:
     return job.folder.absolute() / name
 
 
+def _replanned(
+    job: Job, problem: Problem, lost: Sequence[str], before: Path, checkpoint: Path | None, name: str
+) -> Path:
+    """The plan for `problem` without `lost` devices that reaches the last step first, after the plan `before` and from
+    `checkpoint`, which all devices read; written as `name`. Raises NoPlanError."""
+    from hexiopt.toolkit.replanned import replanned_table
+    from runtime.launch.session import step_of
+
+    left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
+    file, reached = read_plan(before), 0 if checkpoint is None else step_of(checkpoint)
+    steps = float(max(1, job.config.train.steps - reached))
+    found = replanned(job, PlacedPlan.of(file.problem, file.plan, file.solver), left, steps, restores=True)
+    best = found.best
+    job.write_json(name, plan_file_to_dict(left, best.plan, best.cost, best.plan.solver))
+    show_plan(job, left, best.plan, best.cost, best.plan.solver)
+    job.show("", replanned_table(found))
+    return job.folder.absolute() / name
+
+
 def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     """Be the head of a run, whose processes are on this machine or on those of the plan; returns the last loss."""
     from hexiopt.report.progress import TrainingProgress
@@ -101,12 +124,10 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         run, place = replace(started, device=device), MeetingPlace()
         if fallback is not None:
             job.show(fallback)
-    plans = [started.plan]
+    numbers = count(1)
 
-    def replan(lost: Sequence[str]) -> Path:
-        left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
-        plans.append(_planned(job, left, f"replanned-{len(plans)}.json"))
-        return plans[-1]
+    def replan(lost: Sequence[str], before: Path, checkpoint: Path | None) -> Path:
+        return _replanned(job, problem, lost, before, checkpoint, f"replanned-{next(numbers)}.json")
 
     goes_on = started.resume is not None and started.resume.parent == started.checkpoints
     boards = [Board(job.folder / "tensorboard")] if config.tensorboard else []

@@ -4,10 +4,12 @@ All seconds are of one training step. Bad input raises `InputError`, a `ValueErr
 are immutable and display themselves in Jupyter.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from hexiopt import plot
@@ -15,6 +17,8 @@ from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
+from hexiopt.exports.exporting import Exported, exported, imported, program_of, trainer_of
+from hexiopt.exports.formats import LaunchOptions
 from hexiopt.frame import Frame
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
@@ -27,7 +31,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import model_from_config, read_model
-from hexiopt.readers.plan_file import read_plan
+from hexiopt.readers.plan_file import plan_file_to_dict, read_plan, write_text
 from hexiopt.readers.price_list import prices_for
 from hexiopt.readers.shipped import is_shipped, shipped
 from hexiopt.readers.sweep_files import counted, sweep_frame
@@ -37,6 +41,7 @@ from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
 from hexiopt.toolkit.alternatives import alternatives, priced
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
+from hexiopt.toolkit.changes import Added, Slow, changed
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
 from hexiopt.toolkit.fitting import Fit, fitted
 from hexiopt.toolkit.replanning import Replacement, Replanning, replacements
@@ -49,6 +54,7 @@ from hexiopt.toolkit.whatif import SearchSetup, WhatIf, planned, processes_for
 __all__ = [
     "Cluster",
     "Comparison",
+    "Exported",
     "Fit",
     "Frame",
     "InputError",
@@ -69,7 +75,9 @@ __all__ = [
     "check",
     "cluster",
     "compare",
+    "export",
     "fit",
+    "import_plan",
     "load_plan",
     "lower_bound",
     "model",
@@ -217,6 +225,8 @@ def replan(
     problem: Problem | None = None,
     *,
     lost: Sequence[str] = (),
+    slow: Slow | None = None,
+    added: Added | None = None,
     horizon_steps: float = 1000.0,
     restart_s: float = 0.0,
     checkpoint_gb_per_s: float | None = None,
@@ -229,15 +239,17 @@ def replan(
     """Plans that can replace `plan` on a changed cluster, each with the bytes and seconds that it moves.
 
     `problem` is the changed problem, of the same model; by default that of `plan`. Machines and devices in `lost` are
-    excluded from it. Devices with the same name hold what they held. Half of `time_limit_s`, and of `max_steps`, goes
-    to the fastest plan, half to one whose moving also pays back within `horizon_steps` steps. `restart_s` seconds are
-    what a change takes beside moving; a machine reads a checkpoint at `checkpoint_gb_per_s` (None: as fast as its
-    network interfaces receive). Raises InputError, also where there is no plan.
+    excluded from it. Those in `slow` run at a share of their type's speed, `{"d:3": 0.7}`, or as a run of `plan`
+    measured, of which it is the folder. `added` are more machines as a cluster file states them: the list, or a file or
+    mapping with `machines` and their own `gpus`. Devices with the same name hold what they held.
+
+    Half of `time_limit_s`, and of `max_steps`, goes to the fastest plan, half to one whose moving also pays back within
+    `horizon_steps` steps. `restart_s` seconds are what a change takes beside moving; a machine reads a checkpoint at
+    `checkpoint_gb_per_s` (None: as fast as its network interfaces receive). Raises InputError, also where there is no
+    plan.
     """
-    changed = plan.problem if problem is None else problem
-    if lost:
-        changed = changed.replace(space=changed.space.replace(exclude=(*changed.space.exclude, *lost)))
-    if changed.model != plan.problem.model:
+    now = changed(plan, plan.problem if problem is None else problem, lost, slow, added)
+    if now.model != plan.problem.model:
         raise InputError("replan: the changed problem has another model; plan again")
     steps = number_in(horizon_steps, "horizon_steps", above=0.0, at_most=1e12)
     rest_s = number_in(restart_s, "restart_s", at_least=0.0, at_most=1e9)
@@ -249,10 +261,63 @@ def replan(
     made = made_solver(current_name(solver) if isinstance(solver, str) else solver, {})
 
     def search(start: Plan | None, pricer: Pricer | None) -> Result:
-        with listening(Interrupt(), changed.workload.tokens, half.time_limit_s, progress) as listen:
-            return made.solve(changed, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
+        with listening(Interrupt(), now.workload.tokens, half.time_limit_s, progress) as listen:
+            return made.solve(now, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
 
-    return replacements(plan, changed, search, steps, rest_s, checkpoint_gb_per_s)
+    return replacements(plan, now, search, steps, rest_s, checkpoint_gb_per_s)
+
+
+def export(
+    plan: PlacedPlan,
+    format: str,
+    folder: str | Path,
+    trainer: str | None = None,
+    *,
+    master: str | None = None,
+    job: str = "plan",
+    image: str = "pytorch/pytorch:latest",
+    minutes: int = 60,
+    gpu_names: Mapping[str, str] = MappingProxyType({}),
+) -> Exported:
+    """Write a plan into `folder` in the files of another system, with `plan.json` and the rank table.
+
+    `format` is a launcher (`torchrun`, `slurm`, `jobset`, `skypilot`), which starts the processes of `trainer` (by
+    default our executor); a trainer alone (`megatron`, `flagscale`, `torchtitan`, ...); or `ranks`, the rank table. The
+    other arguments are a launcher's: `master` is the host:port where ranks meet, `job` and `image` are names of the job
+    and the container, `minutes` is the time limit, `gpu_names` has the scheduler's names of GPU types. The result has
+    the files, the command to type, and what differs from the plan. Raises InputError where the format cannot express
+    the plan; the message names the switch under which it can.
+    """
+    program = program_of(plan.problem, plan, trainer_of(format, trainer))
+    where = Path(folder)
+    options = LaunchOptions(str(where.absolute()), job, master, image, minutes, gpu_names)
+    found = exported(plan.problem, plan, format, program, options)
+    own = {"plan.json": json.dumps(plan_file_to_dict(plan.problem, plan, plan.cost, plan.solver), indent=1)}
+    where.mkdir(parents=True, exist_ok=True)
+    for name, text in (own | dict(found.files)).items():
+        write_text(where / name, text)
+    return found
+
+
+def import_plan(
+    format: str,
+    file: str | Path,
+    cluster: Cluster,
+    model: ModelSpec | None = None,
+    workload: Workload | None = None,
+    *,
+    ranks: str | Path | None = None,
+) -> PlacedPlan:
+    """The layout in the `file` of another trainer (`megatron`, `flagscale`, `torchtitan`, ...), as a plan on `cluster`.
+
+    `model` is needed where the file does not state it; `workload` has what the file does not state. `ranks` is a rank
+    table, with the GPU of each rank; without it, ranks are the cluster's GPUs in order. `solver["notes"]` of the plan
+    says what was left out or assumed. Raises InputError.
+    """
+    table = None if ranks is None else str(ranks)
+    layout = imported(format, Path(file), cluster, model, workload or Workload(), Space(), table)
+    made_by = {"name": f"{format} (imported)", "notes": list(layout.notes)}
+    return PlacedPlan.of(layout.problem, layout.plan, made_by)
 
 
 def compare(

@@ -35,11 +35,12 @@ PARTS = {
     "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
     "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),
+    "Other systems": ("export", "import_plan"),
 }
 RESULTS = {
     "Plans and their prices": ("Solution", "PlacedPlan", "PlanCost", "Plan"),
     "Tables": ("Frame", "Comparison", "SolverCatalogue", "SolverInfo"),
-    "Answers": ("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "InputError"),
+    "Answers": ("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "Exported", "InputError"),
 }
 
 

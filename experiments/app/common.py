@@ -137,9 +137,12 @@ class Job:
         """The solver's budget."""
         return Budget(self.config.solver.time_limit_s, self.config.solver.max_steps)
 
-    def plan_file(self) -> PlanFile:
-        """The plan file `plan=...`. Raises InputError, also where an override concerns what the file holds."""
-        return self._plan_file(_PROBLEM_KEYS)
+    def plan_file(self, *own: str) -> PlanFile:
+        """The plan file `plan=...`; `own` are keys that concern the verb, not the file.
+
+        Raises InputError, also where an override concerns what the file holds.
+        """
+        return self._plan_file([key for key in _PROBLEM_KEYS if key not in own])
 
     def changed_plan_file(self, *own: str) -> tuple[PlanFile, Problem]:
         """The plan file `plan=...`, and its problem with the overrides of `cluster` and `workload`.
@@ -191,8 +194,9 @@ class Job:
         return Section(overlay(read_mapping(file), over), str(file))
 
     def _profile_folder(self) -> Path:
-        """The folder that the path of the cluster's profile is relative to: the file's, unless an override gives it."""
-        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and "profile" not in self.config.cluster
+        """The folder that paths in the cluster file are relative to: the file's, unless an override gives one."""
+        stated = {"profile", "calibration"} & set(self.config.cluster or ())
+        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and not stated
         return Path(self.config.cluster["path"]).parent if own else Path()
 
     def _model_name(self) -> str | None:

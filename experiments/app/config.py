@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
@@ -316,7 +316,7 @@ class ExportConfig:
     job: str = "plan"
     minutes: int = 60
     image: str = "pytorch/pytorch:latest"
-    gpu_names: dict[str, str] = field(default_factory=dict)
+    gpu_names: Any = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "export")
@@ -326,6 +326,9 @@ class ExportConfig:
         section.integer("minutes", at_least=1, at_most=10**6)
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", self.job):
             section.fail("job", "is not a name; use up to 30 lower-case letters, digits and '-', a letter first")
+        names = {} if self.gpu_names is None else self.gpu_names
+        if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in (*names, *names.values())):
+            section.fail("gpu_names", "is no mapping of GPU types to names; write {a100_80gb_sxm: NAME}")
         if self.master is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+:[0-9]{1,5}", self.master):
             section.fail("master", "is not host:port; write the host and the port where ranks meet")
         for key in ("folder", "image"):
@@ -414,9 +417,13 @@ class DiscoverConfig:
 @dataclass
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
-    plan, `summary` what fits a screen; `plan` is the path of a plan file, `lost` the machines and devices that `replan`
-    does without, `data` the path of a file of measured runs. `import` reads the layout `file` of the trainer `format`,
-    and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
+    plan, `summary` what fits a screen; `plan` is the path of a plan file, `data` that of a file of measured runs, `run`
+    a folder of `train` or another trainer's log, or a list of them, for `calibrate`.
+    `replan` does without `lost` machines and devices, with `slow` ones ({a:3: 0.7}, or the folder of a run that
+    measured them) and with `added` machines (a list as in the cluster file, or a file of it). `import` reads the layout
+    `file` of the trainer `format`, and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs
+    in order).
+    """
 
     cluster: Any = None
     model: Any = None
@@ -430,7 +437,10 @@ class Config:
     print: str = "summary"
     plan: str | None = None
     lost: list[str] = field(default_factory=list)
+    slow: Any = None
+    added: Any = None
     data: str | None = None
+    run: Any = None
     format: str | None = None
     file: str | None = None
     ranks: str | None = None
@@ -450,6 +460,12 @@ class Config:
     def __post_init__(self) -> None:
         section = Section({"format": self.format}, "import")
         section.text("format", choices=[name for name, own in TRAINERS.items() if own.read], default=None)
+        if self.run is not None and not isinstance(self.run, str | Sequence):
+            raise InputError(f"run: {self.run!r} is no run; write a folder of hexiopt train, a log, or a list of them")
+        if self.slow is not None and not isinstance(self.slow, str | Mapping):
+            raise InputError(f"slow: {self.slow!r} is no speeds; write {{machine:index: 0.7}}, or the folder of a run")
+        if self.added is not None and not isinstance(self.added, str | Mapping | Sequence):
+            raise InputError(f"added: {self.added!r} is no machines; write a file, or a list as in the cluster file")
         if not 0 <= self.seed <= MAX_SEED:
             raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
         if self.print not in ("summary", "full"):

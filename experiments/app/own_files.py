@@ -1,5 +1,8 @@
-"""`cluster=FILE` and `model=FILE`, which Hydra would take for names of configurations, as overrides that it reads."""
+"""What Hydra would take for something else, as overrides that it reads: `cluster=FILE` and `model=FILE`, which look
+like names of configurations, and devices as keys, as in `slow={a:3: 0.7}`, whose colons look like those after keys.
+"""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +13,8 @@ FILE_CHOICES = {"cluster": "file", "model": "hf"}
 """The configuration of each group that reads the file at `GROUP.path`."""
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_BY_DEVICE = ("slow",)
+_DEVICE_KEY = re.compile(r"([A-Za-z0-9_.-]+):([0-9]+)\s*:")
 
 
 def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
@@ -24,6 +29,9 @@ def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> l
 
 def _rewritten(override: str, config_dir: str | None) -> Iterator[str]:
     group, _, value = override.partition("=")
+    if group in _BY_DEVICE:
+        yield group + "=" + _DEVICE_KEY.sub(r"\1\\:\2:", value)
+        return
     if group not in FILE_CHOICES or not value:
         yield override
         return

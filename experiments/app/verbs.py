@@ -16,7 +16,7 @@ VERBS = {
     "import": "prices the layout file=... of another trainer format=..., and plans a better one; writes plan.json",
     "explain": "shows where every value of a plan's cost comes from, and what binds",
     "validate": "predicts the measured runs of data=FILE.csv; writes validation.csv, validation.png",
-    "calibrate": "fits the cost model's constants to published runs and those of data=FILE.csv; writes constants.yaml",
+    "calibrate": "fits a cluster's factors to run=FOLDER, or the cost model's constants to data=FILE.csv",
     "profile": "measures this machine's GPUs and links, or its CPU; writes cluster.yaml, profile.json",
     "discover": "reads outputs of nvidia-smi or Slurm, or a hostfile; writes cluster.yaml, unknowns null",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",

@@ -23,6 +23,7 @@ NAMES = (
     "bounds",
     "gaps",
     "proofs",
+    "replan",
 )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -67,7 +67,8 @@ class Efficiency:
 class Gpu:
     """A GPU type. Rates are dense, with FP32 accumulation, in FLOP/s and bytes/s; None where it has none.
 
-    `flops_fp16` may use tensor cores; `usable_memory_bytes` is what a process can allocate.
+    `flops_fp16` may use tensor cores; `usable_memory_bytes` is what a process can allocate. `full_speed` is the type of
+    one that runs at a share of its speed (`at`), else None.
     """
 
     name: str
@@ -86,11 +87,35 @@ class Gpu:
     flops_fp8: float | None = None
     flops_mxfp8: float | None = None
     flops_nvfp4: float | None = None
+    full_speed: "Gpu | None" = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
         value: float | None = getattr(self, f"flops_{precision}")
         return value
+
+    @property
+    def type_name(self) -> str:
+        """The name of its type, also where it runs at a share of its speed."""
+        return (self.full_speed or self).name
+
+    @property
+    def speed(self) -> float:
+        """The share of its type's speed at which it runs."""
+        return 1.0 if self.full_speed is None else self.flops_fp32 / self.full_speed.flops_fp32
+
+    def at(self, speed: float) -> "Gpu":
+        """The type at that share of its full speed: all its rates, and the launch of operators."""
+        full = self.full_speed or self
+        if speed == 1.0:
+            return full
+        rates: dict[str, Any] = {
+            f"flops_{one}": None if (rate := full.peak_flops(one)) is None else rate * speed for one in PRECISIONS
+        }
+        efficiency = replace(full.efficiency, launch_s=full.efficiency.launch_s / speed)
+        hbm = full.hbm_bytes_per_s * speed
+        name = f"{full.name}@{speed:g}"
+        return replace(full, name=name, hbm_bytes_per_s=hbm, efficiency=efficiency, full_speed=full, **rates)
 
     @property
     def is_module(self) -> bool:
@@ -228,7 +253,9 @@ def _read(
         peer_to_peer=section.flag("peer_to_peer", peer),
         efficiency=_efficiency(section.section("efficiency", optional=True), efficiency, values),
         source=source,
-        **{f"flops_{precision}": rates[precision] for precision in QUANTIZED_BYTES},
+        flops_fp8=rates["fp8"],
+        flops_mxfp8=rates["mxfp8"],
+        flops_nvfp4=rates["nvfp4"],
     )
     section.finish()
     return gpu

@@ -108,6 +108,11 @@ def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Mov
     return Moving(problem, tuple(_assigned(problem, fetched)), from_checkpoint=False)
 
 
+def restoring(problem: Problem, plan: Plan) -> Moving:
+    """What `plan` reads from a checkpoint, where training goes back to one."""
+    return _restored(problem, _holdings(problem, plan), _unit_bytes(problem))
+
+
 Key = tuple[int, bool]  # number of the unit (layers, then embedding and head); weights, or master weights and moments
 
 

@@ -19,6 +19,7 @@ from hexiopt.problem.machine import (
     DEFAULT_INTRA_LATENCY_US,
     MAX_BANDWIDTH_GB_PER_S,
     MAX_GPUS_PER_MACHINE,
+    MIN_SPEED,
     Machine,
     check_latency,
     check_rate,
@@ -40,7 +41,8 @@ class Cluster(Value):
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
     `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite where it is
-    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times.
+    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times. `calibrated` has
+    the factors that a `Calibration` put into GPU types and rates, by name, `calibrated_by` what they were fitted to.
     Raises InputError where a value breaks its rule.
     """
 
@@ -51,6 +53,8 @@ class Cluster(Value):
     groups: tuple[Group, ...] = ()
     links: tuple[Link, ...] = ()
     profile: Profile = NOTHING_MEASURED
+    calibrated: tuple[tuple[str, float], ...] = ()
+    calibrated_by: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_TITLE or not self.name.isprintable():
@@ -82,7 +86,7 @@ class Cluster(Value):
             first = self.machines[span[0]]
             for i, m in enumerate(span):
                 machine = self.machines[m]
-                if len(span) > 1 and (machine.name != f"{name}-{i}" or machine.kind != first.kind):
+                if len(span) > 1 and (machine.name != f"{name}-{i}" or not _alike(machine, first)):
                     said = f"{where}: machine {machine.name}: spec_name: {name!r} is shared by {len(span)} machines"
                     raise InputError(f"{said}; make them equal but for the names {name}-0, {name}-1, ...")
             own = {name, *(self.machines[m].name for m in span)}
@@ -186,8 +190,18 @@ class Cluster(Value):
 
     @cached_property
     def types(self) -> tuple[Gpu, ...]:
-        """The distinct GPU types, in the order of the machines."""
-        return tuple(dict.fromkeys(machine.gpu for machine in self.machines))
+        """The distinct GPU types, slow ones by themselves, in the order of the machines."""
+        return tuple(dict.fromkeys(gpu for machine in self.machines for gpu in machine.types))
+
+    @cached_property
+    def type_of(self) -> NDArray[np.int64]:
+        """The number in `types` of each device's type [num_devices]."""
+        number = {gpu: k for k, gpu in enumerate(self.types)}
+        found = np.array([number[machine.gpu] for machine in self.machines], dtype=np.int64)[self.machine_of]
+        for m, machine in enumerate(self.machines):
+            for index, _ in machine.slow:
+                found[self.first_device[m] + index] = number[machine.gpus[index]]
+        return _frozen(found)
 
     @cached_property
     def network(self) -> Network:
@@ -200,7 +214,7 @@ class Cluster(Value):
 
     def gpu_of(self, device: int) -> Gpu:
         """The type of a device."""
-        return self.machines[int(self.machine_of[device])].gpu
+        return self.types[int(self.type_of[device])]
 
     def device_name(self, device: int) -> str:
         """`machine:index` of a device."""
@@ -244,9 +258,40 @@ class Cluster(Value):
         first, last = int(self.first_device[span[0]]), int(self.first_device[span[-1]])
         return range(first, last + self.machines[span[-1]].num_gpus)
 
+    @property
+    def speeds(self) -> dict[str, float]:
+        """The machines and devices that run at a share of their type's speed, and that share."""
+        found = {machine.name: machine.gpu.speed for machine in self.machines if machine.gpu.full_speed is not None}
+        return found | {f"{machine.name}:{i}": speed for machine in self.machines for i, speed in machine.slow}
+
+    def with_speeds(self, speeds: Mapping[str, float], where: str = "slow") -> "Cluster":
+        """The cluster with these machines and devices (`machine:index`) at these shares of their type's full speed.
+
+        Raises InputError naming `where` for unknown names, and for shares outside 0.01 to 1.
+        """
+        by_machine: dict[int, dict[int, float]] = {}
+        for name, share in sorted(speeds.items(), key=lambda item: ":" in item[0]):  # single devices prevail
+            speed = number_in(share, f"{where}: {name}", at_least=MIN_SPEED, at_most=1.0)
+            for device in self.devices_named(name, where):
+                machine = by_machine.setdefault(int(self.machine_of[device]), {})
+                machine[int(self.index_in_machine[device])] = speed
+        if not by_machine:
+            return self
+        machines = (one.with_speeds(by_machine[m]) if m in by_machine else one for m, one in enumerate(self.machines))
+        return self.replace(machines=tuple(machines))
+
     def total_peak_flops(self, precision: str) -> float:
         """Σ dense peak of all devices in FLOP/s; devices without the precision count as zero."""
         return math.fsum(machine.num_gpus * (machine.gpu.peak_flops(precision) or 0.0) for machine in self.machines)
+
+
+def _alike(one: Machine, other: Machine) -> bool:
+    """Whether two machines are equal but for their names and the speed of their devices."""
+    return one.kind == other.kind or _at_full_speed(one).kind == _at_full_speed(other).kind
+
+
+def _at_full_speed(machine: Machine) -> Machine:
+    return machine.with_speeds(dict.fromkeys(range(machine.num_gpus), 1.0))
 
 
 def _frozen(array: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ DEFAULT_INTRA_LATENCY_US = 10.0
 MAX_GPUS_PER_MACHINE = 1024
 MAX_INTERFACES = 1024
 MAX_PRICE_PER_HOUR = 1e6
+MIN_SPEED = 0.01  # of a type's
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a machine or group
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
@@ -65,7 +66,8 @@ class Machine(Value):
 
     Bandwidths are per direction: inside the machine per device, point to point (infinite with one device); between
     machines per network interface. `spec_name` is the name in the file, which `count` extends by a number. `host`, if
-    stated, is the name of the host that it is: no price depends on it, but training refuses another one.
+    stated, is the name of the host that it is: no price depends on it, but training refuses another one. `slow` has the
+    devices that run at a share of the speed of `gpu`, and that share; see `with_speeds`.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Machine(Value):
     nic_latency_s: float
     price_per_hour: float | None = None
     host: str | None = None
+    slow: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "machine")
@@ -97,6 +100,9 @@ class Machine(Value):
             raise InputError(
                 f"{where}: host: {quoted(self.host)} is not a host name; write what `hostname` prints there"
             )
+        for index, speed in self.slow:
+            whole_in(index, f"{where}: slow", at_least=0, at_most=self.num_gpus - 1)
+            number_in(speed, f"{where}: slow: {index}", at_least=MIN_SPEED, at_most=1.0)
         seen = set[tuple[int, int]]()
         for link in self.intra_links:
             wrong = broken_pair((link.a, link.b), self.num_gpus, seen)
@@ -118,8 +124,33 @@ class Machine(Value):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether its devices are interchangeable: they have equal links and share one interface."""
-        return not self.intra_links and self.num_interfaces == 1
+        """Whether its devices are interchangeable: they have equal speeds and links, and share one interface."""
+        return not self.intra_links and not self.slow and self.num_interfaces == 1
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The type of each device, at its speed."""
+        slow = dict(self.slow)
+        return tuple(self.gpu.at(slow[i]) if i in slow else self.gpu for i in range(self.num_gpus))
+
+    @property
+    def types(self) -> tuple[Gpu, ...]:
+        """The distinct types of its devices and `gpu`, slow ones by themselves."""
+        return tuple(dict.fromkeys((self.gpu, *self.gpus))) if self.slow else (self.gpu,)
+
+    def with_speeds(self, speeds: Mapping[int, float]) -> "Machine":
+        """The machine with these devices at these shares of their type's full speed, the others as they are.
+
+        Where all are equally slow, `gpu` is that slow type; else `slow` says which are.
+        """
+        now = [speeds.get(i, gpu.speed) for i, gpu in enumerate(self.gpus)]
+        if len(set(now)) == 1:
+            return replace(self, gpu=self.gpu.at(now[0]), slow=())
+        return replace(self, gpu=self.gpu.at(1.0), slow=tuple((i, one) for i, one in enumerate(now) if one != 1.0))
+
+    def slowest(self, indices: Iterable[int]) -> Gpu:
+        """The type of the slowest of some devices, whose speed is that of a group which computes together."""
+        return self.gpu if not self.slow else min((self.gpus[i] for i in indices), key=lambda gpu: gpu.speed)
 
     def interface(self, index: int) -> int:
         """The network interface that the device `index` uses."""

@@ -8,6 +8,8 @@ from typing import Any
 
 from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
 from hexiopt.errors import InputError
+from hexiopt.problem.calibration import Calibration
+from hexiopt.problem.calibration import of as calibration_of
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,
@@ -27,6 +29,7 @@ from hexiopt.problem.machine import (
 )
 from hexiopt.problem.network import Group, Link, broken_end, broken_group
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
+from hexiopt.readers.calibration_file import calibration_from_section, calibration_to_dict
 from hexiopt.readers.profile_files import profile_from_section, profile_to_dict, read_profile
 from hexiopt.readers.synthetic import resolve_synthetic
 from hexiopt.reading import Section, read_mapping
@@ -45,7 +48,8 @@ def read_cluster(path: str | Path) -> Cluster:
 def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """The cluster that a mapping in the file format describes. Raises InputError naming the key.
 
-    A `profile` is a path relative to `folder`, or the content of a profile file.
+    A `profile` and a `calibration` are paths relative to `folder`, or the content of such a file; `calibrated` is a
+    record of the calibration that the figures have in them already.
     """
     if "synthetic" in section:
         section = resolve_synthetic(section)
@@ -65,8 +69,15 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     names = machine_names(machines)
     groups = _read_groups(section, machines, names)
     links = _read_links(section, machines, names)
+    slow = section.section("slow", optional=True)
+    calibration, record = _read_calibration(section, folder), section.section("calibrated", optional=True)
     section.finish()
-    return Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
+    found = Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
+    found = found.with_speeds({device: slow.raw(device) for device in slow.keys()}, slow.where)  # noqa: SIM118
+    if record.keys():
+        had = calibration_from_section(record)
+        found = found.replace(calibrated=tuple(had.factors.items()), calibrated_by=had.source)
+    return found if calibration is None else calibration.applied(found)
 
 
 def _read_profile(section: Section, folder: Path) -> Profile:
@@ -79,6 +90,18 @@ def _read_profile(section: Section, folder: Path) -> Profile:
         except InputError as error:
             raise InputError(f"{section.at('profile')}: {error}") from None
     return profile_from_section(section.section("profile"))
+
+
+def _read_calibration(section: Section, folder: Path) -> Calibration | None:
+    found = section.raw("calibration", None)
+    if found is None:
+        return None
+    if not isinstance(found, str):
+        return calibration_from_section(section.section("calibration"))
+    try:
+        return calibration_from_section(Section(read_mapping(folder / found), str(folder / found)))
+    except InputError as error:
+        raise InputError(f"{section.at('calibration')}: {error}") from None
 
 
 def _bandwidth(section: Section, key: str, default: float | None = None) -> float:
@@ -113,9 +136,17 @@ def gpus_from_section(section: Section) -> dict[str, Gpu]:
     return {name: gpu_from_section(section.section(name), name, known.get(name)) for name in names}
 
 
-def machines_from_section(section: Section, extra: Mapping[str, Gpu]) -> tuple[Machine, ...]:
-    """The machines of a list outside a cluster, which state their own network. Raises InputError naming the key."""
-    return _read_machines(section, extra, math.inf, DEFAULT_INTER_LATENCY_US * MICROSECOND)
+def machines_from_section(
+    section: Section,
+    extra: Mapping[str, Gpu],
+    inter_bandwidth_bytes_per_s: float = math.inf,
+    inter_latency_s: float = DEFAULT_INTER_LATENCY_US * MICROSECOND,
+) -> tuple[Machine, ...]:
+    """The machines of a list outside a cluster, with the network that is given where they state none.
+
+    Raises InputError naming the key.
+    """
+    return _read_machines(section, extra, inter_bandwidth_bytes_per_s, inter_latency_s)
 
 
 def _read_machines(
@@ -306,7 +337,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)
-    known = catalogue()
+    known, full_speed = catalogue(), dict.fromkeys(gpu.at(1.0) for gpu in cluster.types)
     return {
         "name": cluster.name,
         "inter_machine": inter,
@@ -323,7 +354,9 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             for group in cluster.groups
         ],
         "links": [_link_to_dict(link) for link in cluster.links],
-        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in cluster.types if known.get(gpu.name) != gpu},
+        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in full_speed if known.get(gpu.name) != gpu},
+        **({"slow": speeds} if (speeds := cluster.speeds) else {}),
+        **({} if (had := calibration_of(cluster)) is None else {"calibrated": calibration_to_dict(had)}),
         **({"profile": profile_to_dict(cluster.profile)} if cluster.profile.entries else {}),
     }
 
@@ -331,7 +364,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 def _machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
     return {
         "name": machine.spec_name,
-        "gpu": machine.gpu.name,
+        "gpu": machine.gpu.type_name,
         "num_gpus": machine.num_gpus,
         "count": count,
         **_finite("intra_bandwidth_gb_per_s", machine.intra_bandwidth_bytes_per_s),

@@ -47,7 +47,7 @@ def prices_for(problem: Problem, source: str | Path | Mapping[str, Any] | None) 
     """The price list in a file or a mapping, for a problem; an empty one where there is none. Raises InputError."""
     if source is None:
         return NO_PRICES
-    types = {gpu.name: gpu for gpu in problem.cluster.types}
+    types = {gpu.type_name: gpu.at(1.0) for gpu in problem.cluster.types}
     read, where = (source, "prices") if isinstance(source, Mapping) else (read_mapping(source), str(source))
     return price_list(Section(read, where), types)
 

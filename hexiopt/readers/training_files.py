@@ -7,10 +7,10 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
-from hexiopt.reading import read_mapping, read_text
+from hexiopt.reading import Section, read_mapping, read_text
 from hexiopt.units import MICROSECOND
 
-METRICS, TIMELINE = "metrics.jsonl", "timeline.json"
+METRICS, TIMELINE, RUN = "metrics.jsonl", "timeline.json", "run.json"
 _STEP = ("step", "loss", "norm", "seconds", "tokens_per_s", "mfu")
 _OPERATION = ("measured", "pipeline", "stage", "kind", "micro_batch", "start_s", "end_s")
 _KINDS = ("forward", "backward")
@@ -19,17 +19,49 @@ _KINDS = ("forward", "backward")
 def read_steps(folder: Path) -> Frame:
     """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU. A step trained again, after a
     restart or from a checkpoint, counts as it was the last time. Raises InputError."""
-    path = folder / METRICS
+    steps = (event for event in _events(folder / METRICS) if event["event"] == "step")
+    by_step = {event["step"]: tuple(event[name] for name in _STEP) for event in steps}
+    rows = tuple(by_step[step] for step in sorted(by_step))
+    return Frame(_STEP, rows, title=f"{len(rows)} steps")
+
+
+_OF_EVENT: dict[str, tuple[str, ...]] = {"step": _STEP, "rank": ("device", "micro_batch_s"), "restart": ("plan",)}
+
+
+def _events(path: Path) -> list[Mapping[str, Any]]:
+    """The lines of a run's metrics. Raises InputError."""
     lines = [line for line in read_text(path).splitlines() if line.strip()]
     try:
         events = [json.loads(line) for line in lines]
-        by_step = {event["step"]: tuple(event[name] for name in _STEP) for event in events if event["event"] == "step"}
-        rows = [by_step[step] for step in sorted(by_step)]
+        for event in events:
+            for name in _OF_EVENT.get(event["event"], ()):
+                event[name]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path}: cannot be read as a run's metrics ({error}); give the folder of hexiopt train"
         ) from None
-    return Frame(_STEP, tuple(rows), title=f"{len(rows)} steps")
+    return events
+
+
+def trained_plan(folder: Path) -> Path:
+    """The plan file that a run trained to its end. Raises InputError."""
+    plans = [event["plan"] for event in _events(folder / METRICS) if event["event"] == "restart"]
+    return Path(plans[-1] if plans else Section(read_mapping(folder / RUN), str(folder / RUN)).text("plan"))
+
+
+def read_rank_times(run: Path) -> dict[str, float]:
+    """Seconds that each device of a run's last step took for a micro-batch, forward and backward, in all ranges of its
+    layers. `run` is the folder, or its metrics.jsonl. Raises InputError."""
+    path = run / METRICS if run.is_dir() else run
+    found: dict[str, float] = {}
+    for event in _events(path):
+        if event["event"] == "restart":
+            found = {}
+        elif event["event"] == "rank":
+            found[event["device"]] = float(event["micro_batch_s"])
+    if not found:
+        raise InputError(f"{path}: measured no devices; give the metrics.jsonl of a run that has ended")
+    return found
 
 
 def read_operations(folder: Path) -> Frame:

@@ -200,7 +200,8 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
 
 
 def _efficiency_source(gpu: Gpu) -> str:
-    known = catalogue().get(gpu.name)
+    known = catalogue().get(gpu.type_name)
+    gpu = gpu.full_speed or gpu
     if known is None or known.efficiency != gpu.efficiency:
         return gpu.source
     fitted = [f"{field} fitted on {constants()[name].fitted_on}" for field, name in fitted_efficiency(gpu.name).items()]
@@ -258,6 +259,11 @@ def link_rows(problem: Problem, source: str) -> Iterator[Row]:
     for group in cluster.groups:
         said = f"{rate(group.uplink_bytes_per_s)} GB/s, {group.latency_s / MICROSECOND:g} µs more"
         yield f"{group.name}: uplink", said, source
+    for name, factor in cluster.calibrated:
+        what = "links inside machines" if name == "inside" else "links between machines"
+        if name.startswith("compute."):
+            what = f"operators of {name.partition('.')[2]}"
+        yield f"calibrated: {name}", f"× {factor:g}", f"{what}, in the figures above; fitted to {cluster.calibrated_by}"
     for link in cluster.links:
         latency = "" if link.latency_s is None else f", {link.latency_s / MICROSECOND:g} µs"
         arrow = "and" if link.both else "to"

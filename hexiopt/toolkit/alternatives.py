@@ -34,7 +34,7 @@ def priced(problem: Problem, prices: PriceList) -> Problem:
     """`problem` with the machines' prices by their GPUs, where they state none."""
 
     def stated(machine: Machine) -> Machine:
-        per_gpu = prices.gpu_prices.get(machine.gpu.name)
+        per_gpu = prices.gpu_prices.get(machine.gpu.type_name)
         if machine.price_per_hour is not None or per_gpu is None:
             return machine
         return machine.replace(price_per_hour=per_gpu * machine.num_gpus)

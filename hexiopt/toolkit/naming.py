@@ -78,4 +78,4 @@ def _numbers(problem: Problem, plan: Plan, alike_only: bool) -> dict[int, int]:
 
 
 def _alike(machine: Machine) -> bool:
-    return not machine.intra_links and machine.num_interfaces in (1, machine.num_gpus)
+    return not machine.intra_links and not machine.slow and machine.num_interfaces in (1, machine.num_gpus)

@@ -80,12 +80,15 @@ def replanned_figure(found: Replanning, title: str) -> Figure:
     figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _draw_frontier(found, left)
-    _draw_fetched(found.best, right)
+    # Where the chosen plan moves nothing, what the fastest would have fetched.
+    _draw_fetched(next((one for one in (found.best, found.replacements[-1]) if one.moving.transfers), None), right)
     figure.suptitle(clipped(title, 110), x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 
 
 def _draw_frontier(found: Replanning, ax: Axes) -> None:
+    points = [(one.moving_s, one.cost.step_time_s) for one in found.replacements]
+    ax.step(*zip(*points, strict=True), where="post", color=FAINT, zorder=1)
     for k, one in enumerate(found.replacements):
         chosen = one is found.best
         ax.scatter(one.moving_s, one.cost.step_time_s, s=90 if chosen else 50, color=PIPELINE_HUES[k], zorder=3)
@@ -101,7 +104,11 @@ def _draw_frontier(found: Replanning, ax: Axes) -> None:
     _plain(ax)
 
 
-def _draw_fetched(one: Replacement, ax: Axes) -> None:
+def _draw_fetched(one: Replacement | None, ax: Axes) -> None:
+    if one is None:
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, "Nothing has to move", ha="center", color=MUTED, fontsize=9.5)
+        return
     cluster = one.plan.problem.cluster
     fetched: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     by_spec = len({int(cluster.machine_of[transfer.device]) for transfer in one.moving.transfers}) > _MOST_MACHINES
@@ -126,10 +133,8 @@ def _draw_fetched(one: Replacement, ax: Axes) -> None:
             ends = {name: ends[name] + sizes[name] for name in names}
     ax.invert_yaxis()
     ax.set_xlabel("fetched (GiB)", color=INK)
-    what = f"What each machine fetches for the plan '{one.name}'" if names else f"'{one.name}' moves nothing"
-    ax.set_title(what, loc="left", fontsize=9.5, color=MUTED)
-    if names:
-        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    ax.set_title(f"What each machine fetches for the plan '{one.name}'", loc="left", fontsize=9.5, color=MUTED)
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _plain(ax)
 
 

@@ -1,15 +1,14 @@
 """New plans for a cluster that has changed, each weighed against what it moves.
 
-Three plans are made: the one that moves least (pipelines that are still whole go on as they are and share the batch),
-the fastest one, and one in between, whose search minimises the step time plus the seconds of moving spread over the
-steps until the next change. What is on no other's frontier of step time and moving time is dropped.
+Plans are made that move least (pipelines that are still whole go on as they are and share the batch) and little (broken
+ones go on without what was lost), the fastest one, and one in between, whose search minimises the step time plus the
+seconds of moving spread over the steps until the next change. What another beats in step and moving time is dropped.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
 from types import MappingProxyType
 from typing import Any
 
@@ -17,26 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.moving import Moving, moving
+from hexiopt.cost.moving import Moving, moving, restoring
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.memo import Memo
-from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Sharding
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, solver_to_dict
-from hexiopt.reading import Section
+from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
+from hexiopt.toolkit.mending import kept, mended
 from hexiopt.toolkit.naming import renumbered
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost
 from hexiopt.units import GIB
 from hexiopt.value import Value
 
-LEAST, BETWEEN, FASTEST = "least moved", "in between", "fastest"
+LEAST, MENDED, BETWEEN, FASTEST = "least moved", "mended", "in between", "fastest"
 _KEPT = 20_000  # plans whose moving is remembered
 _SAME = 1e-12  # of a step time
+_NEVER = -1e9  # layers, for devices that cannot take each other's place
+
+
+class NoReplacementError(InputError):
+    """There is no plan for the changed cluster."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,15 +135,18 @@ def replacements(
     horizon_steps: float,
     restart_s: float = 0.0,
     checkpoint_gb_per_s: float | None = None,
+    *,
+    restores: bool = False,
 ) -> Replanning:
     """The plans for `problem` that can replace `before`; `search` is run twice.
 
-    A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`.
-    Raises InputError where no plan is found.
+    A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`. With
+    `restores`, training goes back to a checkpoint whatever the plan is, as our executor does after a fault.
+    Raises NoReplacementError where no plan is found.
     """
 
     def moved(plan: Plan) -> tuple[Moving, float]:
-        what = moving(before.problem, before, problem, plan)
+        what = restoring(problem, plan) if restores else moving(before.problem, before, problem, plan)
         goes_on = not what.transfers and len(plan.pipelines) == len(before.pipelines)
         return what, 0.0 if goes_on else restart_s + what.seconds(checkpoint_gb_per_s)
 
@@ -148,13 +154,13 @@ def replacements(
         placed = PlacedPlan.of(problem, plan, solver)
         return Replacement(name, placed, placed.cost, *moved(plan))
 
-    least = kept(before, problem)
-    found = [] if least is None else [replacement(LEAST, least)]
-    fastest = search(least, None)
+    known = {LEAST: kept(before, problem), MENDED: mended(before, problem)}
+    found = [replacement(name, plan) for name, plan in known.items() if plan is not None]
+    fastest = search(min(found, key=lambda one: one.cost.step_time_s).plan if found else None, None)
     if fastest.plan is None:
         if not found:
-            raise InputError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
-        return Replanning(before, tuple(found), horizon_steps)
+            raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
+        return Replanning(before, tuple(_frontier(found)), horizon_steps)
     near = staying(before, problem, fastest.plan)
     found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
     pricer = MovingPricer(problem, lambda plan: moved(plan)[1], horizon_steps)
@@ -171,55 +177,6 @@ def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
         if not left or one.cost.step_time_s < left[-1].cost.step_time_s * (1 - 1e-9):
             left.append(one)
     return left
-
-
-def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
-    """The pipelines of a plan whose devices are all left, with the batch shared among them by their speed.
-
-    None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
-    """
-    old, names = before.problem.cluster, {problem.cluster.device_name(device) for device in problem.usable_devices}
-    whole = [
-        k
-        for k, pipeline in enumerate(before.pipelines)
-        if all(old.device_name(device) in names for stage in pipeline.stages for device in stage.all_devices())
-    ]
-    counts = _shared_batch(before, whole, problem.workload.global_batch)
-    if counts is None:
-        return None
-    pipelines = tuple(replace(before.pipelines[k], num_micro_batches=counts[k]) for k in whole)
-    groups = before.sharding.groups
-    if not isinstance(groups, str):
-        used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.all_devices()}
-        groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
-    try:
-        plan = Plan(pipelines, before.schedule, Sharding(before.sharding.stage, groups))
-        plan = plan_from_section(Section(plan_to_dict(plan, old), "plan"), problem.cluster)
-        return plan if not check(problem, plan) and PlanPricer(problem).price(plan).fits else None
-    except InputError:  # such as counts that the schedule does not take
-        return None
-
-
-def _shared_batch(before: PlacedPlan, whole: Sequence[int], batch: int) -> Mapping[int, int] | None:
-    """Micro-batches of each pipeline, so that all end at about the same time; None where they cannot sum to `batch`."""
-    if not whole:
-        return None
-    pipelines: dict[int, Pipeline] = {k: before.pipelines[k] for k in whole}
-    per_sequence_s = {k: before.cost.pipelines[k].end_s / pipelines[k].num_sequences for k in whole}
-    counts = dict.fromkeys(whole, 1)
-    left = batch - sum(pipeline.micro_batch_size for pipeline in pipelines.values())
-    smallest = gcd(*(pipeline.micro_batch_size for pipeline in pipelines.values()))
-    if left < 0 or left % smallest:
-        return None
-    while left:
-        # the pipeline that would end first with one more, of those whose micro-batch still leaves a sum
-        sizes = {k: p.micro_batch_size for k, p in pipelines.items() if p.micro_batch_size <= left}
-        k = min(sizes, key=lambda k: ((counts[k] + 1) * sizes[k] * per_sequence_s[k], k), default=None)
-        if k is None:
-            return None
-        counts[k] += 1
-        left -= sizes[k]
-    return counts
 
 
 def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
@@ -248,7 +205,9 @@ def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
     found: dict[int, int] = {}
     for machines in alike.values():
         pairs = {
-            (a, b): _matched(used[a], problem.usable_by_machine[b], needed, held) for a in machines for b in machines
+            (a, b): _matched(used[a], problem.usable_by_machine[b], needed, held, cluster.type_of)
+            for a in machines
+            for b in machines
         }
         kept_by = np.array([[pairs[a, b][0] for b in machines] for a in machines])
         rows, columns = linear_sum_assignment(kept_by, maximize=True)
@@ -280,12 +239,15 @@ def _matched(
     places: Sequence[int],
     needed: Mapping[int, _Weights],
     held: Mapping[int | None, _Weights],
+    type_of: NDArray[np.int64],
 ) -> tuple[float, dict[int, int]]:
     """The layers that stay at best if `devices` take `places`, and who takes which."""
 
     from scipy.optimize import linear_sum_assignment
 
     def common(device: int, place: int) -> float:
+        if type_of[device] != type_of[place]:
+            return _NEVER
         if place not in held:
             return 0.0
         (layers, start, end), (others, first, last) = needed[device], held[place]

@@ -71,7 +71,7 @@ class EmulationBench:
         run = TrainingRun("emulated", folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
         seconds: list[float] = []
         timelines: list[Event] = []
-        for event in trained(run, folder, AfterFaults("stop", lambda lost: run.plan, 0)):
+        for event in trained(run, folder, AfterFaults("stop", lambda *_: run.plan, 0)):
             if event["event"] == "step":
                 seconds.append(event["seconds"])
             elif event["event"] == "timeline":

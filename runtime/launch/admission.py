@@ -118,7 +118,7 @@ def admitted_machine(
     own = [int(problem.cluster.index_in_machine[device]) for device in devices]
     if kind == "cuda":
         for gpu, device in zip(own, devices, strict=True):
-            _check_type(gpu, problem.cluster.device_name(device), problem.cluster.gpu_of(device).name)
+            _check_type(gpu, problem.cluster.device_name(device), problem.cluster.gpu_of(device).type_name)
     if ranks:
         check_machine(plan_file, ranks, kind, own)
     return kind, fallback

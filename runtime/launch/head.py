@@ -33,11 +33,12 @@ _MOST_FAILURES = 100  # of processes that do not even meet
 class AfterFaults:
     """What follows the loss or hang of a process or machine: see `experiments.app.config.TrainConfig`.
 
-    `replan(lost devices)` writes a plan without them and returns its path.
+    `replan(lost devices, plan so far, checkpoint)` writes a plan without them, to go on from the checkpoint if there is
+    one, and returns its path.
     """
 
     on_failure: str
-    replan: Callable[[list[str]], Path]
+    replan: Callable[[list[str], Path, Path | None], Path]
     max_restarts: int
 
 
@@ -257,7 +258,7 @@ class _Head:
             if self._restarts > self._faults.max_restarts:
                 end = f"{self._faults.max_restarts} restarts brought no new checkpoint"
                 raise TrainingFailedError(f"{told['reason']}; {end}")
-        path, used = self._plan_for(lost)
+        path, used = self._plan_for(lost, last)
         self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
         self._run.write(self._folder / "run.json")
         if told is not None:
@@ -268,12 +269,12 @@ class _Head:
         answer = {"round": met.token, "run": self._run.to_dict(), "plan": text, "ranks": met.ranks}
         self._place.answer(met.asked, answer)
 
-    def _plan_for(self, lost: frozenset[str]) -> tuple[Path, Sequence[str]]:
+    def _plan_for(self, lost: frozenset[str], checkpoint: Path | None) -> tuple[Path, Sequence[str]]:
         """A plan without these devices, and its own: of the plans that there are, the one made for the most devices."""
         for known in sorted(self._plans, key=len):
             if known <= lost and lost.isdisjoint(self._plans[known][1]):
                 return self._plans[known]
-        path = self._faults.replan(sorted(lost))
+        path = self._faults.replan(sorted(lost), self._run.plan, checkpoint)
         self._plans[lost] = path, _read(path)[1]
         return self._plans[lost]
 

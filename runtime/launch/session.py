@@ -36,7 +36,8 @@ class Session:
 
     Each of `on_step` is called with each step, `on_restart` with one line on each restart, and on whatever else is to
     be known. Steps that a restart takes back leave `steps`; `timelines` holds the last event of each rank, with the
-    operations of its last step; `plan` is that of the last restart, if any.
+    operations of its last step, of which `metrics` has the seconds of a micro-batch; `plan` is that of the last
+    restart, if any.
     """
 
     problem: Problem
@@ -53,7 +54,7 @@ class Session:
             match event["event"]:
                 case "timeline":
                     self.timelines.append(event)
-                    continue
+                    event = {"event": "rank", "device": event["device"], "micro_batch_s": _micro_batch_s(event)}
                 case "step":
                     step = TrainedStep.of(event, self.problem)
                     self.steps.append(step)
@@ -64,11 +65,19 @@ class Session:
                     self.on_restart(event["reason"])
                 case "restart":
                     self.plan = Path(event["plan"])
-                    resumed = 0 if event["from"] is None else _step_of(event["from"])
+                    resumed = 0 if event["from"] is None else step_of(event["from"])
                     self.steps = [step for step in self.steps if step.step <= resumed]
                     self.on_restart(f"{event['reason']}; going on from {event['from'] or 'the start'}")
             print(json.dumps(event), file=self.metrics, flush=True)
 
 
-def _step_of(checkpoint: str) -> int:
+def _micro_batch_s(timeline: Event) -> float:
+    """Seconds of a forward and a backward of a micro-batch of a rank, in all ranges of its layers."""
+    operations = timeline["operations"]
+    busy_s: float = sum(ended_s - began_s for *_, began_s, ended_s in operations)
+    return busy_s / len({micro_batch for _, _, micro_batch, _, _ in operations})
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """The number of steps that a checkpoint has behind it."""
     return int(Path(checkpoint).name.removeprefix("step-"))

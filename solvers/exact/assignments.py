@@ -185,6 +185,8 @@ def _flat(placement: PipelinePlacement) -> list[int]:
 def _equal_devices(problem: Problem, a: int, b: int) -> bool:
     """Whether two devices of a machine are interchangeable."""
     network = problem.cluster.network
+    if problem.cluster.type_of[a] != problem.cluster.type_of[b]:
+        return False
     if network.transmit_interface(a) != network.transmit_interface(b):
         return False
     machine = int(problem.cluster.machine_of[a])

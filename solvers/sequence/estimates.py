@@ -68,7 +68,8 @@ class SequenceEstimates:
         )
         self.speed: Floats = self._speed[0]
         self._limit = np.array([cluster.gpu_of(d).usable_memory_bytes for d in examples])
-        most = {m.gpu.name: m.num_gpus for m in sorted(cluster.machines, key=lambda m: m.num_gpus)}
+        by_size = sorted(cluster.machines, key=lambda m: m.num_gpus)
+        most = {gpu.name: m.num_gpus for m in by_size for gpu in m.types}
         self._per_machine = np.array([most[name] for name in self.types])
         self.zero = zero
         alone = MemoryModel(spec, workload, cluster.gpu_of(examples[0]), 1, 1)

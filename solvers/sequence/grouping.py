@@ -156,7 +156,7 @@ class Signatures:
         kinds: dict[object, int] = {}
         number = np.array([kinds.setdefault(machine.kind, len(kinds)) for machine in cluster.machines])
         place = [
-            i if machine.intra_links else machine.interface(i)
+            i if machine.intra_links or machine.slow else machine.interface(i)
             for machine in cluster.machines
             for i in range(machine.num_gpus)
         ]

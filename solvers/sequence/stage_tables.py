@@ -126,7 +126,8 @@ class TensorTable:
             kind = problem.cluster.machines[machine]
             for degree in problem.space.allowed_tp(kind.num_gpus):
                 if degree <= len(own):
-                    self._examples.setdefault((types.index(kind.gpu.name), degree), own[:degree])
+                    name = problem.cluster.gpu_of(own[0]).name
+                    self._examples.setdefault((types.index(name), degree), own[:degree])
         self._most = max(degree for _, degree in self._examples)
         self._shape = (len(model.policies()), len(types), self._most + 1)
         self._kept: dict[object, tuple[Floats, Floats]] = {}

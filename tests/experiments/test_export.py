@@ -184,3 +184,12 @@ def test_somebodys_script_is_priced_and_drawn(hexiopt: Run, tmp_path: Path) -> N
     assert whole["problem"]["workload"]["seq_len"] == 2048
     assert {"plan.png", "report.html", "better.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert "50257, that of GPT-2's tokenizer, is assumed" in " ".join(ran.out.split())
+
+
+def test_names_of_the_scheduler(hexiopt: Run, tmp_path: Path, uneven: str) -> None:
+    export(hexiopt, uneven, "slurm", "export.gpu_names={rtx_4090: ada, rtx_3090: ampere-24}")
+    script = (tmp_path / "out" / "job.sbatch").read_text()
+    assert "--gpus-per-node=ada:2" in script
+    assert "--gpus-per-node=ampere-24:4" in script
+    ran = hexiopt("export", uneven, "export.format=slurm", "export.gpu_names=ada", "hydra.run.dir=none")
+    assert (ran.code, "is no mapping of GPU types to names" in ran.err) == (2, True)

@@ -71,3 +71,31 @@ def test_replans_without_a_lost_device(hexiopt: Run, tmp_path: Path, plan: str) 
     assert (ran.code, "nothing has changed" in ran.err) == (2, True)
     ran = hexiopt("replan", plan, "lost=[x:9]", "hydra.run.dir=third")
     assert (ran.code, "exclude: 'x:9'" in ran.err) == (2, True)
+
+
+def test_replans_with_slow_devices_and_more_machines(hexiopt: Run, tmp_path: Path, plan: str) -> None:
+    cluster = json.loads((tmp_path / "first" / "plan.json").read_text())["problem"]["cluster"]
+    name = cluster["machines"][1]["name"]
+    changes = {f"slow={{{name}:0: 0.5, {name}:2: 0.7}}": "slow", "added=more.yaml": "machines"}
+    (tmp_path / "more.yaml").write_text("machines: [{name: more, gpu: rtx_4090, num_gpus: 1}]")
+    for change, key in changes.items():
+        ran = hexiopt("replan", plan, change, "solver.max_steps=40", "hydra.run.dir=changed")
+        assert ran.code == 0, ran.err
+        now = json.loads((tmp_path / "changed" / "plan.json").read_text())["problem"]["cluster"]
+        assert now.get(key) != cluster.get(key), change
+        if key == "slow":
+            assert now["slow"] == {f"{name}:0": 0.5, f"{name}:2": 0.7}
+        found = json.loads((tmp_path / "changed" / "replan.json").read_text())["replacements"]
+        assert found[0]["moving_s"] == 0.0
+    listed = "added=[{name: more, gpu: rtx_4090, num_gpus: 1}]"
+    assert hexiopt("replan", plan, listed, "solver.max_steps=40", "report=false", "hydra.run.dir=listed").code == 0
+    for change, said in (
+        ("slow=0.5", "slow: 0.5 is no speeds"),
+        ("slow={x: 0.5}", "slow: 'x' is not a machine"),
+        ("slow=nowhere", "nowhere: the file does not exist"),
+        ("added=nothing.yaml", "nothing.yaml: the file does not exist"),
+        ("added=[{name: more}]", "gpu: is missing"),
+    ):
+        ran = hexiopt("replan", plan, change, "hydra.run.dir=third")
+        assert (ran.code, said in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
+        assert not (tmp_path / "third").exists()

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from multiprocessing.connection import Connection
@@ -24,10 +24,13 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from hexiopt.readers.plan_file import read_plan, solver_to_dict, write_plan
 from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.reading import sha256_of
+from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
+from hexiopt.toolkit.replanning import replacements
+from hexiopt.toolkit.solution import PlacedPlan
 from solvers.core.search import Search
 from solvers.registry import make_solver, solver_class
 
@@ -51,7 +54,8 @@ class SearchSpec:
 
     `pricer` makes the cost model that the search minimises instead of ours; `judge` adds columns about the plan. Both
     are functions of a module, so that another process can import them and their names identify the search. With
-    `cpu_time` the time limit is one of CPU time, for each process of the search.
+    `cpu_time` the time limit is one of CPU time, for each process of the search. With `replaces`, another search, the
+    problem is that one's after a change, and its plan is replaced as `hexiopt replan` does, by the fastest one.
     """
 
     problem: Problem
@@ -64,6 +68,7 @@ class SearchSpec:
     judge: Callable[[Problem, Plan], Mapping[str, float]] | None = None
     max_steps: int | None = None
     cpu_time: bool = False
+    replaces: "SearchSpec | None" = None
 
     @cached_property
     def sha256(self) -> str:
@@ -76,6 +81,7 @@ class SearchSpec:
             "seed": self.seed,
             "functions": [f"{f.__module__}.{f.__qualname__}" for f in (self.pricer, self.judge) if f is not None],
             **({"cpu_time": True} if self.cpu_time else {}),
+            **({"replaces": self.replaces.sha256} if self.replaces else {}),
         }
         return sha256_of(inputs if self.max_steps is None else {**inputs, "max_steps": self.max_steps})
 
@@ -111,9 +117,11 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
     Returns the columns of its row. `status` is that of a result, `bound`, or `refused` where the solver refuses the
     problem; `trajectory` is a list of (seconds since the start, best step time then).
     """
-    began, used_s = time.perf_counter(), _cpu_s()
     if spec.cpu_time:
         Search.clock = cpu_seconds
+    if spec.replaces is not None and not (old := path_of(spec.replaces, plan_path.parent)).exists():
+        measure(spec.replaces, old)
+    began, used_s = time.perf_counter(), _cpu_s()
     found: Measured = {"status": "bound", "bound_s": 0.0, "reason": "", "trajectory": []}
     try:
         if spec.solver == BOUND:
@@ -131,6 +139,29 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
     }
 
 
+def path_of(spec: SearchSpec, folder: Path) -> Path:
+    """The file of the plan that a search has found."""
+    return folder / f"{spec.sha256[:16]}.plan.json"
+
+
+def _replaced(spec: SearchSpec, old: Path) -> Result:
+    """The fastest plan of those that replace the one in `old`, within the budget: half goes to the fastest, half to one
+    whose moving pays back."""
+    read, solver, began = read_plan(old), make_solver(spec.solver, **spec.options), time.perf_counter()
+    half = Budget(spec.time_limit_s / 2, None if spec.max_steps is None else max(1, spec.max_steps // 2))
+    steps: list[Result] = []
+
+    def search(start: Plan | None, pricer: Pricer | None) -> Result:
+        steps.append(solver.solve(spec.problem, half, seed=spec.seed, pricer=pricer, start=start))
+        return steps[-1]
+
+    before = PlacedPlan.of(read.problem, read.plan, read.solver)
+    best = replacements(before, spec.problem, search, horizon_steps=1000.0).replacements[-1]
+    cost = PlanPricer(spec.problem).price(best.plan)
+    took_s = time.perf_counter() - began
+    return replace(steps[0], plan=best.plan, cost=cost, runtime_s=took_s, steps=sum(one.steps for one in steps))
+
+
 def _cpu_s() -> float:
     """CPU seconds of this process and of those that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -140,7 +171,10 @@ def _cpu_s() -> float:
 def _searched(spec: SearchSpec, plan_path: Path) -> Measured:
     solver = make_solver(spec.solver, **spec.options)
     pricer = None if spec.pricer is None else spec.pricer(spec.problem)
-    result = solver.solve(spec.problem, Budget(spec.time_limit_s, spec.max_steps), seed=spec.seed, pricer=pricer)
+    if spec.replaces is not None:
+        result = _replaced(spec, path_of(spec.replaces, plan_path.parent))
+    else:
+        result = solver.solve(spec.problem, Budget(spec.time_limit_s, spec.max_steps), seed=spec.seed, pricer=pricer)
     found: Measured = {"status": str(result.status), "bound_s": result.bound_s, "runtime_s": result.runtime_s}
     if result.plan is None or result.cost is None:
         return found | {"reason": result.reason}

@@ -170,7 +170,7 @@ def measured(
 
     def one(key: str) -> tuple[str, Measured]:
         try:
-            result, _ = cached.call(key, unique[key], isolated, plans / f"{key[:16]}.plan.json")
+            result, _ = cached.call(key, unique[key], isolated, search.path_of(unique[key], plans))
             return key, result
         except _FailedError as error:
             return key, error.measured

@@ -189,22 +189,19 @@ class SequenceStage:
     # ---------------------------------------------------------------- phases
 
     @cached_property
-    def _machines(self) -> Ints:
-        """The machine of each device [devices]."""
-        return self.problem.cluster.machine_of[self.own.device]
+    def _numbered_types(self) -> tuple[Ints, Ints]:
+        found, numbers = np.unique(self.problem.cluster.type_of[self.own.device], return_inverse=True)
+        return found, numbers
 
     @cached_property
     def _types(self) -> tuple[Gpu, ...]:
         """The GPU types of the devices."""
-        machines = self.problem.cluster.machines
-        return tuple(dict.fromkeys(machines[m].gpu for m in np.unique(self._machines).tolist()))
+        return tuple(self.problem.cluster.types[k] for k in self._numbered_types[0].tolist())
 
-    @cached_property
+    @property
     def _type_of(self) -> Ints:
         """The number of each device's type [devices]."""
-        machines, number = self.problem.cluster.machines, {gpu.name: k for k, gpu in enumerate(self._types)}
-        kinds, where = np.unique(self._machines, return_inverse=True)
-        return np.array([number[machines[m].gpu.name] for m in kinds.tolist()])[where]
+        return self._numbered_types[1]
 
     def _clock(self, places: Ints) -> OperatorTimes:
         """The clock of some of the devices."""

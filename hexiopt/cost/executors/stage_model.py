@@ -103,13 +103,13 @@ class StageModel:
     def _find_tp_group(self, devices: tuple[int, ...]) -> TpGroup:
         machine = self._first_alike[self._machine_of[devices[0]]]
         if len(devices) == 1:
-            return self._site_by_value[self.problem.cluster.machines[machine].gpu.name, 1, float("inf"), 0.0]
+            return self._site_by_value[self.problem.cluster.gpu_of(devices[0]).name, 1, float("inf"), 0.0]
         return self._site_by_place[machine, tuple(self._index_of[d] for d in devices)]
 
     def _site_at(self, place: tuple[int, tuple[int, ...]]) -> TpGroup:
         machine, indices = self.problem.cluster.machines[place[0]], place[1]
         bandwidth, latency_s = machine.ring(indices)
-        return self._site_by_value[machine.gpu.name, len(indices), bandwidth, latency_s]
+        return self._site_by_value[machine.slowest(indices).name, len(indices), bandwidth, latency_s]
 
     def _new_site(self, value: tuple[str, int, float, float]) -> TpGroup:
         return TpGroup(self._gpus[value[0]], *value[1:])
@@ -129,7 +129,9 @@ class StageModel:
         """What the cluster's profile has of the problem's layers in a TP group."""
         problem = self.problem
         shape = Shape.of(problem.model, problem.workload)
-        return problem.cluster.profile.times(shape, tp_group.gpu.name, tp_group.tp, micro_batch_size)
+        gpu = tp_group.gpu
+        found = problem.cluster.profile.times(shape, gpu.type_name, tp_group.tp, micro_batch_size)
+        return found if found is None or gpu.full_speed is None else found.slower(gpu.speed)
 
     def _layer(self, tp_group: TpGroup, micro_batch_size: int) -> "_Layer":
         problem, framework, context = self.problem, self.framework, self.context

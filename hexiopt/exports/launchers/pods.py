@@ -36,7 +36,7 @@ def pod_groups(cluster: Cluster, rows: Sequence[RankRow]) -> list[PodGroup]:
         agent = item[1]
         machine = spec_of[agent.machine]
         pinned = agent.machine if agent.machine in several else None
-        return machine.gpu.name, agent.num_processes, pinned, machine.spec_name
+        return machine.gpu.type_name, agent.num_processes, pinned, machine.spec_name
 
     found: list[PodGroup] = []
     names: dict[str, int] = {}

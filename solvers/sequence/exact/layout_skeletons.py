@@ -34,11 +34,11 @@ class LayoutSkeleton:
 
 
 def alike(problem: Problem, a: int, b: int) -> bool:
-    """Whether exchanging two devices changes nothing: they share a network interface of a machine."""
+    """Whether exchanging two devices changes nothing: equal GPUs that share an interface of a machine."""
     cluster = problem.cluster
     m, index = int(cluster.machine_of[a]), cluster.index_in_machine
     machine = cluster.machines[m]
-    if m != int(cluster.machine_of[b]) or machine.intra_links:
+    if m != int(cluster.machine_of[b]) or machine.intra_links or cluster.type_of[a] != cluster.type_of[b]:
         return False
     return machine.interface(int(index[a])) == machine.interface(int(index[b]))
 

@@ -71,7 +71,7 @@ def train(
     pids: dict[int, int] = {}
     left = list(kills)
 
-    def replanned(lost: Sequence[str]) -> Path:
+    def replanned(lost: Sequence[str], before: Path, checkpoint: Path | None) -> Path:
         assert len(lost) == 1
         return written(folder, "replanned.json", narrow())
 

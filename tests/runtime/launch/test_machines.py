@@ -57,7 +57,7 @@ class Machines:
     def kill_rank(self, device: str) -> None:
         os.kill(self.pids[device], signal.SIGKILL)
 
-    def replanned(self, lost: list[str]) -> Path:
+    def replanned(self, lost: list[str], before: Path, checkpoint: Path | None) -> Path:
         """Two stages on the two devices of whichever machine is left."""
         (gone,) = {name.partition(":")[0] for name in lost if name[0] in "ab"} or {"c"}
         self.plans.append(tuple(lost))
@@ -190,7 +190,7 @@ def test_who_may_come(
     place = MeetingPlace()
     place.is_local = False
     MeetingClient(place.address).tell({"event": "hello", "machine": machine, "host": host, "token": "asked"})
-    events = trained(run, tmp_path, AfterFaults("restart", lambda lost: tmp_path, 3), place)
+    events = trained(run, tmp_path, AfterFaults("restart", lambda *_: tmp_path, 3), place)
     meeting = MeetingClient(place.address)
     MeetingClient(place.address).tell({"event": "note", "reason": "heard"})
     assert next(events) == {"event": "note", "reason": "heard"}

@@ -1,0 +1,84 @@
+"""`hexiopt calibrate run=FOLDER`: factors of a cluster, fitted to what its runs measured.
+
+`run` is a folder of `hexiopt train`, or a log of Megatron-LM or torchtitan with the plan that it ran as `plan=`; a list
+fits several. `calibration.yaml` is what `calibration:` of a cluster file names.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.app.common import Job
+from hexiopt.errors import InputError
+from hexiopt.problem.calibration import Calibration
+from hexiopt.readers.calibration_file import calibration_text
+from hexiopt.readers.plan_file import read_plan
+from hexiopt.readers.training_files import read_rank_times, read_steps, trained_plan
+from hexiopt.readers.training_logs import logged_step_times
+from hexiopt.report.style import count, seconds
+from hexiopt.report.tabular import plain_table
+from hexiopt.toolkit.calibrating import MeasuredRun, fitted, predicted, step_of
+from hexiopt.toolkit.solution import PlacedPlan
+
+FILE = "calibration.yaml"
+_NONE = Calibration({})
+_MEANING = {"between": "rate of links between machines", "inside": "rate of links inside machines"}
+
+
+def calibrate_runs(job: Job) -> float:
+    """Fit, show the runs before and after, write the factors; returns no number. Raises InputError."""
+    stated = job.config.run
+    runs = [_measured(Path(str(one)), job.config.plan) for one in (stated if isinstance(stated, list) else [stated])]
+    if len({run.plan.problem.cluster.calibrated for run in runs}) > 1:
+        raise InputError("run: the runs' clusters have different calibrations; give runs of one cluster file")
+    said = f"{count(len(runs), 'run')}: {', '.join(run.name for run in runs)}"
+    found = fitted(runs, said)
+    job.write(FILE, calibration_text(found, _head(said)))
+    job.show(_factor_table(found))
+    job.show("", _run_table(runs, found))
+    job.show_files(FILE)
+    return float("nan")
+
+
+def _measured(path: Path, plan: str | None) -> MeasuredRun:
+    """What a run measured; `plan` is the file of what it ran, which only a folder of our own executor knows itself."""
+    if path.is_dir():
+        file = read_plan(plan or trained_plan(path))
+        times_s, device_s = list(read_steps(path)["seconds"]), read_rank_times(path)
+        if not times_s:
+            raise InputError(f"{path}: has no step; give the folder of a run that has trained")
+    elif plan is None:
+        raise InputError(
+            f"run: {path} does not say what it ran; give its plan too: plan=path/plan.json (hexiopt import)"
+        )
+    else:
+        file, device_s = read_plan(plan), {}
+        times_s = logged_step_times(path, file.problem.workload.tokens, len(file.plan.devices()))
+    placed = PlacedPlan.of(file.problem, file.plan, file.solver)
+    return MeasuredRun(path.name, placed, step_of(times_s), device_s)
+
+
+def _head(said: str) -> list[str]:
+    return [
+        f"Fitted by hexiopt calibrate to {said}.",
+        "A cluster file names this file as `calibration: PATH`; hexiopt explain says where the factors are used.",
+    ]
+
+
+def _factor_table(found: Calibration) -> object:
+    rows = [
+        (name, f"{factor:.4g}", _MEANING.get(name, f"speed of operators on {name.partition('.')[2]}"))
+        for name, factor in found.factors.items()
+    ]
+    return plain_table(
+        ("Factor", "Value", "Of what the cost model has"), rows, left=("Factor", "Of what the cost model has")
+    )
+
+
+def _run_table(runs: Sequence[MeasuredRun], found: Calibration) -> object:
+    rows = []
+    for run in runs:
+        own = run.plan.problem.cluster
+        before_s, after_s = (predicted(run, one)[0] for one in (_NONE, found.over(own)))
+        errors = [f"{one_s / run.step_s - 1:+.1%}" for one_s in (before_s, after_s)]
+        rows.append((run.name, seconds(run.step_s), seconds(before_s), errors[0], seconds(after_s), errors[1]))
+    return plain_table(("Run", "Measured", "Before", "Error", "After", "Error"), rows, left=("Run",))

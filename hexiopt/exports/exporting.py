@@ -1,0 +1,89 @@
+"""A plan in the files of other systems, and the layout of another system as a plan: formats by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hexiopt.errors import InputError, did_you_mean
+from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, Program, Trainer
+from hexiopt.exports.launchers.registry import LAUNCHERS
+from hexiopt.exports.rank_table import FILE as RANKS
+from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
+from hexiopt.exports.trainers.registry import OWN, TRAINERS
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.reading import read_text
+
+ONLY_RANKS = "ranks"
+FORMATS = (ONLY_RANKS, *LAUNCHERS, *(name for name in TRAINERS if name != OWN))
+READ = tuple(name for name, trainer in TRAINERS.items() if trainer.read is not None)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The `files` of a plan by name, the `start` command to type where a launcher has one, and `notes` on what differs
+    from the plan."""
+
+    files: Mapping[str, str]
+    start: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def trainer_of(format: str, trainer: str | None) -> Trainer:
+    """The trainer whose program is exported. Raises InputError where the names do not go together."""
+    if format not in FORMATS:
+        raise InputError(f"export.format: {format!r} is not known; {did_you_mean(format, FORMATS)}")
+    if trainer is not None and trainer not in TRAINERS:
+        raise InputError(f"export.trainer: {trainer!r} is not known; {did_you_mean(trainer, TRAINERS)}")
+    if format in TRAINERS and trainer not in (None, format):
+        raise InputError(
+            f"export.trainer: {trainer} does not go with export.format={format}, which is a trainer too; "
+            f"take export.format=torchrun, or another launcher, with export.trainer={trainer}"
+        )
+    return TRAINERS[format if format in TRAINERS else trainer or OWN]
+
+
+def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
+    """The plan in the trainer's terms. Raises InputError where it cannot train the model, or express the plan."""
+    wrong = trainer.unsuitable(problem)
+    if wrong is not None:
+        raise InputError(f"export.format: {trainer.name}: {wrong}")
+    return trainer.write(problem, plan)
+
+
+def exported(problem: Problem, plan: Plan, format: str, program: Program, options: LaunchOptions) -> Exported:
+    """The files of a launcher, of a trainer, or of the rank table alone. Raises InputError."""
+    rows = rank_rows(problem.cluster, plan, program.devices)
+    files = {RANKS: table_text(rows), **program.files}
+    if format not in LAUNCHERS:
+        return Exported(files, notes=program.notes)
+    launch = LAUNCHERS[format].write(problem.cluster, rows, program, options)
+    return Exported({**files, **launch.files}, launch.start, (*program.notes, *launch.notes))
+
+
+def imported(
+    format: str,
+    file: Path,
+    cluster: Cluster,
+    model: ModelSpec | None,
+    workload: Workload,
+    space: Space,
+    ranks: str | None,
+) -> ImportedPlan:
+    """The layout in a trainer's `file`; the GPU of each rank is in the table `ranks`, or else ranks are the usable GPUs
+    in order. `workload` has what the file does not state. Raises InputError."""
+    if format not in READ:
+        raise InputError(f"format: {format!r} is not read; {did_you_mean(format, READ)}")
+    if ranks is None:
+        excluded = {device for name in space.exclude for device in cluster.devices_named(name, "constraints.exclude")}
+        devices = tuple(device for device in range(cluster.num_devices) if device not in excluded)
+    else:
+        devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
+    context = ImportContext(str(file), cluster, devices, model, workload, space)
+    read = TRAINERS[format].read
+    assert read is not None, "only formats that are read"
+    return read(read_text(file), context)

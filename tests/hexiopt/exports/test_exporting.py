@@ -1,0 +1,50 @@
+"""`hx.export` and `hx.import_plan`: what is written is read back as the plan, and refusals write nothing."""
+
+from pathlib import Path
+
+import pytest
+
+import hexiopt as hx
+from hexiopt.exports.presets import restricted
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from tests.models import TINY
+from tests.solvers.problems import cluster
+
+GPUS = cluster(("a", "fast", 2), ("b", "fast", 2))
+
+
+def test_a_plan_comes_back_from_the_files_of_another_trainer(tmp_path: Path) -> None:
+    problem = restricted(Problem(GPUS, TINY, Workload(4, 512)), TRAINERS["megatron"])
+    plan = hx.solve(problem, max_steps=40, time_limit_s=600, progress=False).found()
+    written = hx.export(plan, "slurm", tmp_path / "job", "megatron", minutes=90)
+    assert {path.name for path in (tmp_path / "job").iterdir()} == {"plan.json", *written.files}
+    assert "sbatch" in written.start
+    assert "--time=90" in written.files["job.sbatch"]
+    ranks = tmp_path / "job" / "ranks.tsv"
+    again = hx.import_plan("megatron", tmp_path / "job" / "megatron.sh", GPUS, TINY, ranks=ranks)
+    assert again.pipelines == plan.pipelines
+    assert again.cost.step_time_s == pytest.approx(plan.cost.step_time_s)
+    assert again.solver["name"] == "megatron (imported)"
+
+
+def test_what_cannot_be_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
+    problem, last = Problem(GPUS, TINY, Workload(4, 512)), TINY.num_layers
+    uneven = (Pipeline((Stage.of((0, 1), 0, last),), 3), Pipeline((Stage.of((2,), 0, last),), 1))
+    plan = hx.PlacedPlan.of(problem, Plan(uneven, sharding=Sharding(1)))
+    for format, trainer, said in (
+        ("megatron", None, r"megatron cannot express the plan.*space\.preset=megatron"),
+        ("slrum", None, "'slrum' is not known; did you mean slurm"),
+        ("slurm", "megatorn", "'megatorn' is not known; did you mean megatron"),
+        ("megatron", "flagscale", "does not go with export.format=megatron"),
+    ):
+        with pytest.raises(hx.InputError, match=said):
+            hx.export(plan, format, tmp_path / "job", trainer)
+        assert not (tmp_path / "job").exists()
+    with pytest.raises(hx.InputError, match="'slurm' is not read"):
+        hx.import_plan("slurm", "job.sbatch", GPUS, TINY)
+    (tmp_path / "layout.json").write_text("{}")
+    with pytest.raises(hx.InputError, match="model: is missing"):
+        hx.import_plan("galvatron", tmp_path / "layout.json", GPUS)
