@@ -201,6 +201,9 @@ class TrainConfig:
     `device`: `auto` gives each process a GPU if the machine has enough, else all of them compute on the CPU. `force`
     skips the check that the machine's cores and memory suffice.
 
+    `profile` is the cluster file that `profile` wrote of this machine, measured with as many processes as the plan has
+    devices; the measured step then stands beside one predicted for this machine, and not for the plan's GPUs.
+
     `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
@@ -227,6 +230,7 @@ class TrainConfig:
     master: str | None = None
     device: str = "auto"
     force: bool = False
+    profile: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
