@@ -113,13 +113,14 @@ hx.plot.bars(gains, unit="throughput above even layouts (%)").figure
 
 # %% [markdown]
 # Uneven **tokens** are worth everything on this cluster of two machines. Uneven heads alone help a little at 256K; with
-# uneven tokens, they and uneven groups have nothing left to balance. [Layouts](../../docs/results/layouts.md) asks the same on larger clusters.
+# uneven tokens, they and uneven groups have nothing left to balance. [Layouts](../../docs/results/layouts.md) asks the
+# same on larger clusters.
 #
 # ## Together with pipelines
 #
 # HexiSeq takes data, tensor and pipeline parallelism as given. Here the search decides stage by stage whether a stage
-# divides its matrices (TP) or its sequences. On HexiScale's second mixed cluster (32 GPUs of four types) at 128K tokens,
-# three searches compete: pipelines with TP only, one stage with a sequence layout only, and both together.
+# divides its matrices (TP) or its sequences. On HexiScale's second mixed cluster (32 GPUs of four types) at 128K
+# tokens, three searches compete: pipelines with TP only, one stage with a sequence layout only, and both together.
 
 # %%
 mixed = hx.Problem(
@@ -147,9 +148,9 @@ joint.plan.stages()
 
 # %% [markdown]
 # Neither way alone is best. The joint plan is a pipeline of three stages, each with a sequence layout that suits its
-# links: the A800 exchange heads over NVLink (an all-to-all of eight), the GeForce cards pass keys and values round rings,
-# and the two slowest machines share one stage of sixteen GPUs of two types. Between the stages only activations cross
-# the network, as in any pipeline.
+# links: the A800 exchange heads over NVLink (an all-to-all of eight), the GeForce cards pass keys and values round
+# rings, and the two slowest machines share one stage of sixteen GPUs of two types. Between the stages only activations
+# cross the network, as in any pipeline.
 #
 # `hexiopt plan` hints at `space.sequence=true` where a sequence is long. [Long
 # contexts](../../docs/results/long_context.md) and [joint plans](../../docs/results/joint.md) have longer searches on

@@ -97,9 +97,9 @@ for setting, (mixed, alike, models) in SETTINGS.items():
 hx.plot.bars(mfu, unit="MFU (%)").figure
 
 # %% [markdown]
-# Predicted MFU is higher throughout: a prediction knows nothing of stragglers, data loading and the overheads of a young
-# runtime, and the published runs on A800 went over TCP. It is so for *both* clusters, so the ratio of the two can be
-# compared:
+# Predicted MFU is higher throughout: a prediction knows nothing of stragglers, data loading and the overheads of a
+# young runtime, and the published runs on A800 went over TCP. It is so for *both* clusters, so the ratio of the two can
+# be compared:
 
 # %%
 hx.plot.bars(ratios, unit="throughput of the mixed cluster over the homogeneous one").figure
@@ -123,15 +123,15 @@ beside(
 )
 
 # %% [markdown]
-# The paper's 0.83 × and 1.01 × are over Megatron, Galvatron and FSDP; the bars above are over Megatron alone. The smallest
-# gap of 0.30 points is the one in the abstract of the paper's first version, which is called FlashFlex; its other one,
-# 11.61 points against a cluster with RDMA, has no MFU beside it that could be compared.
+# The paper's 0.83 × and 1.01 × are over Megatron, Galvatron and FSDP; the bars above are over Megatron alone. The
+# smallest gap of 0.30 points is the one in the abstract of the paper's first version, which is called FlashFlex; its
+# other one, 11.61 points against a cluster with RDMA, has no MFU beside it that could be compared.
 #
 # ## HexiScale: against planners that know mixed GPUs
 #
 # Published: 1.5 × to 2.4 × the throughput of Metis, AMP and Espresso on the same clusters. Our re-implementations of
-# these planners search their published plan spaces under *our* cost model, and their plans run in our predicted runtime,
-# with all of its overlap. That makes them stronger than the originals.
+# these planners search their published plan spaces under *our* cost model, and their plans run in our predicted
+# runtime, with all of its overlap. That makes them stronger than the originals.
 
 # %%
 RIVALS = {"Metis (ATC 24)": "metis_atc24", "AMP": "amp", "Espresso": "espresso"}
@@ -181,7 +181,8 @@ beside(
 )
 
 # %% [markdown]
-# The order of the curves is as published. How large the distance is depends on how well a random partition is completed.
+# The order of the curves is as published. How large the distance is depends on how well a random partition is
+# completed.
 #
 # ## HexiScale: the case study
 #
@@ -213,8 +214,8 @@ beside(
 # %% [markdown]
 # ## HexiSeq: over the best even layout
 #
-# On its mixed testbed the paper measures 1.11 × over the best of Ring Attention, Ulysses and USP on average and 1.19 × at
-# most; in its simulations on three and four GPU types 1.36 × and 1.72 ×.
+# On its mixed testbed the paper measures 1.11 × over the best of Ring Attention, Ulysses and USP on average and 1.19 ×
+# at most; in its simulations on three and four GPU types 1.36 × and 1.72 ×.
 
 # %%
 LONG = {

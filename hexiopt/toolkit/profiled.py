@@ -36,5 +36,7 @@ def on_profiled(problem: Problem, plan: Plan, profiled: Cluster, where: str = "p
         )
 
     cluster = problem.cluster
-    changed = cluster.replace(machines=tuple(map(replaced, cluster.machines)), groups=(), links=(), profile=NOTHING_MEASURED)
+    changed = cluster.replace(
+        machines=tuple(map(replaced, cluster.machines)), groups=(), links=(), profile=NOTHING_MEASURED
+    )
     return problem.replace(cluster=changed)
