@@ -5,16 +5,22 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-slow lint golden reference notebooks docs bench stress results clean
+.PHONY: install install-plan demo test test-slow lint golden reference notebooks docs bench stress results clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[metis,joblib,train,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[metis,joblib,train,dev]'
 	find hexiopt solvers -name "*.nb[ic]" -delete  # what was compiled for older sources
 	$(BIN)/python -m experiments.app.compile  # once, and kept on disk
 	touch $(STAMP)
+
+# Planning alone: no torch, no transformers, no tools of developers.
+install-plan:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[metis,joblib]'
+	$(BIN)/python -m experiments.app.compile
 
 # Two real plans: HexiScale's second mixed cluster with Llama-2 7B, and a small lab with a config.json on disk. Then
 # a small model is trained on this machine's CPU, with two pipelines of unlike stages: six processes, which are profiled

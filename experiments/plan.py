@@ -11,10 +11,14 @@ from experiments.app.reports import plan_reports, show_plan, write_plan
 from hexiopt.report.style import seconds
 
 
+_WRITTEN = ("plan.json", "plan.png", "timeline.json", "report.html")
+
+
 def run(job: Job) -> float:
     """Find a plan; returns its step time in seconds. Raises InputError and NoPlanError."""
     problem = job.problem
     result = search_and_bound(job, solver_of(job), problem)
+    job.drop(*_WRITTEN)
     plan, cost, made_by = write_plan(job, problem, result)
     show_plan(job, problem, plan, cost, made_by)
     written = []

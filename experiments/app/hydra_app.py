@@ -218,8 +218,9 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
     outcome = sweeps.settled(folder, key) if _resumes(cfg) else None
     known = outcome is not None
     if outcome is None:
+        began_s = time.perf_counter()
         outcome = run_verb(verb, start)
-        status = status_of(outcome, overrides, key)
+        status = status_of(outcome, overrides, time.perf_counter() - began_s, key)
         Job(verb, Config(), folder, {}, overrides, True).write_json(STATUS_FILE, status)
     said = f"{outcome:.6g} s" if not outcome.exit_code else f"exit code {outcome.exit_code}"
     print(f"#{hydra.job.num}: {said}{', known already' if known else ''}", flush=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.app.common import Job, found
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
@@ -23,11 +24,15 @@ def write_plan(
 ) -> tuple[Plan, Cost, dict[str, Any]]:
     """Write the plan that a search has found; returns it, its cost, and the plan file's object `solver`.
 
-    Raises NoPlanError where none was found.
+    Raises NoPlanError where none was found, and InputError where it cannot be written: then it is printed.
     """
     plan, cost = named_in_order(problem, *found(result))
     made_by = solver_to_dict(result)
-    job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    try:
+        job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    except InputError:
+        show_plan(job, problem, plan, cost, made_by)
+        raise
     return plan, cost, made_by
 
 

@@ -1,7 +1,9 @@
 """What verbs write, and with which exit code they end."""
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,25 @@ def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> N
     assert written[1].read_bytes()[:4] == b"\x89PNG"
     assert json.loads(written[2].read_text())["traceEvents"]
     assert "hexiopt plan cluster=small_mixed" in written[3].read_text()
+
+
+def test_a_folder_used_again_never_mixes_two_runs(hexiopt: Run, tmp_path: Path) -> None:
+    assert hexiopt("plan", *TINY, "hydra.run.dir=out").code == 0
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    assert hexiopt("plan", *QUICK, "hydra.run.dir=out", "report=false").code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.txt", "plan.json"]
+
+
+def test_a_plan_that_cannot_be_written_is_printed(
+    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("experiments.app.common.write_text", full)
+    ran = hexiopt("plan", *QUICK, "hydra.run.dir=out")
+    assert "plan.json: cannot be written (No space left on device); choose another hydra.run.dir" in refused(ran)
+    assert "tokens/s" in ran.out
 
 
 def test_price_gives_the_same_price(hexiopt: Run, tmp_path: Path) -> None:
