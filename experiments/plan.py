@@ -14,7 +14,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.report.style import seconds
 from hexiopt.solving import Budget
 
-
 _WRITTEN = ("plan.json", "plan.png", "timeline.json", "report.html")
 
 

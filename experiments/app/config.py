@@ -416,9 +416,9 @@ class DiscoverConfig:
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
     plan, `summary` what fits a screen; `alone` also plans each GPU type of a mixed cluster alone, and says what the
-    mixed one gives over the best of them; `plan` is the path of a plan file, `lost` the machines and devices that `replan`
-    does without, `data` the path of a file of measured runs. `import` reads the layout `file` of the trainer `format`,
-    and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
+    mixed one gives over the best of them; `plan` is the path of a plan file, `lost` the machines and devices that
+    `replan` does without, `data` the path of a file of measured runs. `import` reads the layout `file` of the trainer
+    `format`, and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs in order)."""
 
     cluster: Any = None
     model: Any = None

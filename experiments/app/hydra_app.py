@@ -42,6 +42,7 @@ from experiments.app.common import INTERRUPTED, Job, RunOutcome, failure, run_ve
 from experiments.app.config import Config, register
 from experiments.app.own_files import FILE_CHOICES, with_own_files
 from experiments.app.terminal import plain_warnings
+from experiments.app.verb_help import keys_text
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.sweep_files import STATUS_FILE
@@ -103,6 +104,8 @@ def _run(verb: str, args: Sequence[str]) -> int:
         if parsed.help:
             print(f"hexiopt {verb} [key=value ...]: {VERBS[verb]}\n")
             hydra.app_help(config_name=name, args_parser=get_args_parser(), args=parsed)
+            composed = hydra.compose_config(name, overrides, RunMode.RUN, with_log_configuration=False)
+            print(keys_text(verb, composed))
         elif parsed.hydra_help:
             hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=parsed)
         elif parsed.cfg is not None:

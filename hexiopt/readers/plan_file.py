@@ -137,7 +137,8 @@ def solver_to_dict(result: Result) -> dict[str, Any]:
 def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> dict[str, Any]:
     """The whole content of a plan file.
 
-    Equal searches give equal files: the seconds that a search took are null there. A sweep has them in the job's status.
+    Equal searches give equal files: the seconds that a search took are null there. In a sweep the job's status has
+    them.
     """
     made_by = {key: None if key == "runtime_s" else value for key, value in solver.items()}
     return {

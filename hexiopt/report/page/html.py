@@ -34,7 +34,7 @@ _UNFOLDED_STAGES = 40  # of the pipelines that are shown at first
 _MAX_POINTS, _MAX_DOTS = 500, 100
 _WORDS = (
     ("pipeline", "a copy of the whole model on some GPUs; pipelines share the batch"),
-    ("stage", "consecutive layers of a pipeline, and the GPUs that hold them; TP n: n GPUs divide each layer's matrices"),
+    ("stage", "consecutive layers of a pipeline, and the GPUs that hold them; with TP 2, two GPUs divide each matrix"),
     ("busy", "the share of the step in which a stage computes; the rest it waits, sends and synchronises"),
     ("bubble", "the time in which a stage waits for its neighbours, as pipelines fill and drain or stages are unequal"),
     ("binds", "what limits a plan: the slowest stage sets its pipeline's pace, and a stage full to the last has no "
