@@ -5,26 +5,35 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-slow lint golden reference notebooks docs bench gpu stress results clean
+.PHONY: install install-plan demo test test-slow lint golden reference notebooks docs bench gpu stress results clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[metis,joblib,train,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[metis,joblib,train,dev]'
 	find hexiopt solvers -name "*.nb[ic]" -delete  # what was compiled for older sources
 	$(BIN)/python -m experiments.app.compile  # once, and kept on disk
 	touch $(STAMP)
 
-# Two real plans: HexiScale's second mixed cluster with Llama-2 7B, and a small lab with a config.json on disk. Then
-# a small model is trained on this machine's CPU, with two unlike pipelines.
+# Planning alone: no torch, no transformers, no tools of developers.
+install-plan:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[metis,joblib]'
+	$(BIN)/python -m experiments.app.compile
+
+# Two real plans: a small lab with a config.json on disk, and HexiScale's second mixed cluster with Llama-2 7B, which ends
+# with what the mix gives. Between them a small model is trained on this machine's CPU, with two pipelines of unlike
+# stages: six processes, which are profiled first, so that the measured step stands beside one predicted for this machine.
 demo: install
 	$(BIN)/hexiopt plan cluster=small_mixed model=experiments/data/config.json \
 	  workload.seq_len=2048 solver.time_limit_s=5 hydra.run.dir=outputs/demo/small_mixed
-	$(BIN)/hexiopt plan cluster=hexiscale_setting_2 model=llama2_7b solver.time_limit_s=20 \
-	  hydra.run.dir=outputs/demo/hexiscale_setting_2
+	CUDA_VISIBLE_DEVICES= $(BIN)/hexiopt profile profile.processes=6 profile.seconds=0.1 hydra.run.dir=outputs/demo/profiled
 	$(BIN)/hexiopt train cluster=small_mixed model=tiny constraints.num_pipelines=2 constraints.num_stages=3 \
-	  solver.time_limit_s=5 hydra.run.dir=outputs/demo/trained
+	  solver.time_limit_s=5 train.device=cpu train.profile=outputs/demo/profiled/cluster.yaml \
+	  hydra.run.dir=outputs/demo/trained
+	$(BIN)/hexiopt plan cluster=hexiscale_setting_2 model=llama2_7b solver.time_limit_s=20 alone=true \
+	  hydra.run.dir=outputs/demo/hexiscale_setting_2
 
 PYTEST := $(BIN)/python -m pytest -n 2 --durations=10
 

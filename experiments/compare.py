@@ -28,6 +28,7 @@ def run(job: Job) -> float:
     from hexiopt.report.notes import notes
     from hexiopt.report.table import headline
 
+    job.drop("comparison.csv", "comparison.png", "operators.csv")
     job.write("comparison.csv", comparison_frame(results).to_csv())
     written = ["comparison.csv"]
     if any(result.operators for result in results):

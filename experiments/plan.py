@@ -2,19 +2,26 @@
 
 import sys
 import time
+from dataclasses import replace
 
 from rich.text import Text
 
 from experiments.app.cli import main
-from experiments.app.common import Job, search_and_bound, solver_of
+from experiments.app.common import Job, listener, search_and_bound, solver_of
 from experiments.app.reports import plan_reports, show_plan, write_plan
+from hexiopt.cost.cost import Cost
+from hexiopt.problem.problem import Problem
 from hexiopt.report.style import seconds
+from hexiopt.solving import Budget
+
+_WRITTEN = ("plan.json", "plan.png", "timeline.json", "report.html")
 
 
 def run(job: Job) -> float:
     """Find a plan; returns its step time in seconds. Raises InputError and NoPlanError."""
     problem = job.problem
     result = search_and_bound(job, solver_of(job), problem)
+    job.drop(*_WRITTEN)
     plan, cost, made_by = write_plan(job, problem, result)
     show_plan(job, problem, plan, cost, made_by)
     written = []
@@ -22,8 +29,36 @@ def run(job: Job) -> float:
         began_s = time.perf_counter()
         written = plan_reports(job, problem, plan, cost, made_by, result.trajectory)
         job.show("", Text(f"pictures drawn in {seconds(time.perf_counter() - began_s)}", "dim"))
+    over = _over_the_best_type(job, problem, cost) if job.config.alone else None
     job.show_files("plan.json", *written)
+    if over is not None:
+        job.show("", over)
     return cost.step_time_s
+
+
+def _over_the_best_type(job: Job, problem: Problem, cost: Cost) -> str | None:
+    """What a mixed cluster gives over the machines of its best GPU type alone, in a sentence; None where there is one
+    type. The types share a budget as large as that of the plan."""
+    machines = [problem.cluster.machines[m] for m in problem.usable_by_machine]
+    types = list(dict.fromkeys(machine.gpu.name for machine in machines))
+    if len(types) == 1:
+        return None
+    share, best = 1 / len(types), (0.0, "")
+    steps = job.budget.max_steps
+    budget = Budget(share * job.budget.time_limit_s, None if steps is None else max(1, round(share * steps)))
+    for own in types:
+        others = tuple(machine.name for machine in machines if machine.gpu.name != own)
+        alone = replace(problem, space=problem.space.replace(exclude=(*problem.space.exclude, *others)))
+        with listener(job, alone) as listen:
+            found = solver_of(job).solve(alone, budget, seed=job.config.seed, on_progress=listen)
+        if found.cost is not None:
+            count = sum(machine.num_gpus for machine in machines if machine.gpu.name == own)
+            best = max(best, (found.cost.tokens_per_s, f"{count:,} {own}"))
+    together = f"Together the {len(problem.usable_devices):,} GPUs process {cost.tokens_per_s:,.0f} tokens/s"
+    if not best[1]:
+        return f"{together}; found no plan for any of their {len(types)} types alone."
+    ratio = cost.tokens_per_s / best[0]
+    return f"{together}, {ratio:.2f} × as many as the {best[1]}, the best of their types, alone ({best[0]:,.0f})."
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ from experiments.app.common import FailedError, Job, search, solver_of
 from experiments.app.reports import show_plan, show_training, write_plan
 from experiments.replan import replanned
 from hexiopt.errors import InputError
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan
+from hexiopt.toolkit.profiled import on_profiled
 from hexiopt.toolkit.solution import PlacedPlan
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ def run(job: Job) -> float:
             done = f"{paths['resume']} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
             return float("nan")
+    _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
     settings = Settings.of(vars(config) | {"seed": seed})
     started = prepared_run(plan, plan_file.problem, folder, settings, paths)
     try:
@@ -61,6 +65,13 @@ def run(job: Job) -> float:
         return _follow(job, started, plan_file)
     except TrainingFailedError as error:
         raise FailedError(str(error)) from None
+
+
+def _computing_on(job: Job, problem: Problem, plan: Plan) -> Problem:
+    """The problem that predictions are made for: on the machine of `train.profile` where it is stated. Raises
+    InputError."""
+    file = job.config.train.profile
+    return problem if file is None else on_profiled(problem, plan, read_cluster(file), f"train.profile: {file}")
 
 
 def _join(master: str | None, machine: str) -> float:
@@ -113,6 +124,7 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     from runtime.launch.tensorboard import Board
 
     config, problem = job.config.train, plan_file.problem
+    computing_on = _computing_on(job, problem, plan_file.plan)
     if config.launch == "machine":
         run, master = replace(started, device=config.device), meeting_address(config.master)
         place = MeetingPlace(master)
@@ -135,10 +147,10 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         (job.folder / "metrics.jsonl").open("a" if goes_on else "w", encoding="utf-8") as metrics,
         TrainingProgress(config.steps, quiet=job.in_sweep) as progress,
     ):
-        session = Session(problem, metrics, [progress.step, *boards], progress.tell)
+        session = Session(computing_on, metrics, [progress.step, *boards], progress.tell)
         faults = AfterFaults(config.on_failure, replan, config.max_restarts)
         session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force))
-    show_training(job, problem, read_plan(session.plan or started.plan).plan, session.steps, session.timelines)
+    show_training(job, computing_on, read_plan(session.plan or started.plan).plan, session.steps, session.timelines)
     return session.steps[-1].loss if session.steps else float("nan")
 
 

@@ -204,6 +204,11 @@ class Job:
         file = None if self.choices.get("model") != FILE_CHOICES["model"] else self.config.model.get("path")
         return name_of_file(file) if isinstance(file, str) else None
 
+    def drop(self, *names: str) -> None:
+        """Delete result files that an earlier run left in the folder, so that it never mixes the files of two."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+
     def write(self, name: str, content: str | bytes) -> None:
         """Write a result file atomically. Raises InputError where the folder cannot be written to."""
         if isinstance(content, str):
@@ -378,6 +383,6 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
         return failure(error)
 
 
-def status_of(outcome: RunOutcome, overrides: Sequence[str], key: str) -> dict[str, Any]:
-    """The content of the `status.json` of a job in a sweep."""
-    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome, key)
+def status_of(outcome: RunOutcome, overrides: Sequence[str], runtime_s: float, key: str) -> dict[str, Any]:
+    """The content of the `status.json` of a job in a sweep, which took `runtime_s` seconds."""
+    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome, runtime_s, key)

@@ -203,6 +203,9 @@ class TrainConfig:
 
     `compile_layers` compiles the layers by torch.compile; null means on GPUs only.
 
+    `profile` is the cluster file that `profile` wrote of this machine, measured with as many processes as the plan has
+    devices; the measured step then stands beside one predicted for this machine, and not for the plan's GPUs.
+
     `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
@@ -230,6 +233,7 @@ class TrainConfig:
     master: str | None = None
     device: str = "auto"
     force: bool = False
+    profile: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -417,8 +421,9 @@ class DiscoverConfig:
 @dataclass
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
-    plan, `summary` what fits a screen; `plan` is the path of a plan file, `data` that of a file of measured runs, `run`
-    a folder of `train` or another trainer's log, or a list of them, for `calibrate`.
+    plan, `summary` what fits a screen; `alone` also plans each GPU type of a mixed cluster alone, and says what the
+    mixed one gives over the best of them; `plan` is the path of a plan file, `data` that of a file of measured runs,
+    `run` a folder of `train` or another trainer's log, or a list of them, for `calibrate`.
     `replan` does without `lost` machines and devices, with `slow` ones ({a:3: 0.7}, or the folder of a run that
     measured them) and with `added` machines (a list as in the cluster file, or a file of it). `import` reads the layout
     `file` of the trainer `format`, and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs
@@ -435,6 +440,7 @@ class Config:
     seed: int = 0
     report: bool | None = None
     print: str = "summary"
+    alone: bool = False
     plan: str | None = None
     lost: list[str] = field(default_factory=list)
     slow: Any = None

@@ -42,6 +42,7 @@ from experiments.app.common import INTERRUPTED, Job, RunOutcome, failure, run_ve
 from experiments.app.config import Config, register
 from experiments.app.own_files import FILE_CHOICES, with_own_files
 from experiments.app.terminal import plain_warnings
+from experiments.app.verb_help import keys_text
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.sweep_files import STATUS_FILE
@@ -103,6 +104,8 @@ def _run(verb: str, args: Sequence[str]) -> int:
         if parsed.help:
             print(f"hexiopt {verb} [key=value ...]: {VERBS[verb]}\n")
             hydra.app_help(config_name=name, args_parser=get_args_parser(), args=parsed)
+            composed = hydra.compose_config(name, overrides, RunMode.RUN, with_log_configuration=False)
+            print(keys_text(verb, composed))
         elif parsed.hydra_help:
             hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=parsed)
         elif parsed.cfg is not None:
@@ -218,8 +221,9 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
     outcome = sweeps.settled(folder, key) if _resumes(cfg) else None
     known = outcome is not None
     if outcome is None:
+        began_s = time.perf_counter()
         outcome = run_verb(verb, start)
-        status = status_of(outcome, overrides, key)
+        status = status_of(outcome, overrides, time.perf_counter() - began_s, key)
         Job(verb, Config(), folder, {}, overrides, True).write_json(STATUS_FILE, status)
     said = f"{outcome:.6g} s" if not outcome.exit_code else f"exit code {outcome.exit_code}"
     print(f"#{hydra.job.num}: {said}{', known already' if known else ''}", flush=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.app.common import Job, found
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
@@ -23,11 +24,15 @@ def write_plan(
 ) -> tuple[Plan, Cost, dict[str, Any]]:
     """Write the plan that a search has found; returns it, its cost, and the plan file's object `solver`.
 
-    Raises NoPlanError where none was found.
+    Raises NoPlanError where none was found, and InputError where it cannot be written: then it is printed.
     """
     plan, cost = named_in_order(problem, *found(result))
     made_by = solver_to_dict(result)
-    job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    try:
+        job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    except InputError:
+        show_plan(job, problem, plan, cost, made_by)
+        raise
     return plan, cost, made_by
 
 
@@ -66,21 +71,23 @@ def plan_reports(
 def show_training(
     job: Job, problem: Problem, plan: Plan, steps: Sequence["TrainedStep"], timelines: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Print and draw the steps of a training run; does nothing where none has ended."""
+    """Print and draw the steps of a training run, predictions being those for `problem`; does nothing where no step has
+    ended."""
     from hexiopt.report.runs.measured import MeasuredRank, both_timelines, measured_table
     from hexiopt.report.runs.training import draw_training, training_table
 
     if not steps:
         return
     written = ["metrics.jsonl", "checkpoints"]
+    cost, whose = PlanPricer(problem).price(plan), job.config.train.profile or "the plan's GPUs"
     if timelines and not job.in_sweep:
-        cost, ranks = PlanPricer(problem).price(plan), list(map(MeasuredRank.of_event, timelines))
-        job.show("", measured_table(problem, plan, cost, ranks))
+        ranks = list(map(MeasuredRank.of_event, timelines))
+        job.show("", measured_table(problem, plan, cost, ranks, whose))
         job.write("timeline.json", json.dumps(both_timelines(problem, plan, cost, ranks), allow_nan=False))
         written.append("timeline.json")
     if job.pictures:
         numbers, losses = [step.step for step in steps], [step.loss for step in steps]
         job.draw("loss.png", lambda path: draw_training(numbers, losses, path))
         written.append("loss.png")
-    job.show("", training_table(steps))
+    job.show("", training_table(steps, cost.step_time_s, whose))
     job.show_files(*written)

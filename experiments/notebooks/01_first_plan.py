@@ -123,5 +123,5 @@ for seq_len in (1024, 2048, 4096):
     print(f"{seq_len:5,} tokens a sequence: {cost!r}")
 
 # %% [markdown]
-# Next: [a published case study](02_hexiscale_case_study.ipynb), and [what each asymmetry is
-# worth](03_ablation_of_asymmetry.ipynb).
+# Next: [a published case study](02_hexiscale_case_study.ipynb), [what each asymmetry is
+# worth](03_ablation_of_asymmetry.ipynb), and [which machines to add](06_what_if.ipynb).

@@ -26,16 +26,17 @@ _COLUMNS = ("exit_code", "message", *(f"result.{name}" for name in _RESULT), "nu
 
 
 def status_to_dict(
-    exit_code: int, message: str, overrides: Sequence[str], step_time_s: float, key: str
+    exit_code: int, message: str, overrides: Sequence[str], step_time_s: float, runtime_s: float | None, key: str
 ) -> dict[str, Any]:
     """The content of a job's `status.json`: `overrides` are its KEY=VALUE pairs, `key` is a hash of everything that
-    determines its result; the step time may be infinite."""
+    determines its result; the step time may be infinite. The job took `runtime_s` seconds (None: unknown)."""
     return {
         "key": key,
         "exit_code": exit_code,
         "message": message,
         "overrides": list(overrides),
         "step_time_s": float(step_time_s) if math.isfinite(step_time_s) else None,
+        "runtime_s": runtime_s,
     }
 
 
@@ -136,6 +137,7 @@ def _job(folder: Path) -> dict[str, Any]:
     plan = read_mapping(plan_path, max_bytes=MAX_PLAN_BYTES)
     solver, pipelines = plan.get("solver", {}), plan.get("pipelines", [])
     said = {**solver, **plan.get("prediction", {}), "solver": solver.get("name")}
+    said["runtime_s"] = status.get("runtime_s", said.get("runtime_s"))
     row |= {f"result.{name}": said.get(name) for name in _RESULT}
     return row | {"num_pipelines": len(pipelines), "num_stages": sum(len(p.get("stages", [])) for p in pipelines)}
 

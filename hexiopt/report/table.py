@@ -296,9 +296,9 @@ def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     status = clipped(str(solver.get("status", "")), 40)
     seed = clipped(str(solver.get("seed", "")), 20)
     rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {seed}")]
-    runtime_s = solver.get("runtime_s")
-    if isinstance(runtime_s, (int, float)):
-        rows.append(("search", f"{seconds(runtime_s)}, {status}"))
+    runtime_s = solver.get("runtime_s")  # null in a plan file
+    if status:
+        rows.append(("search", f"{seconds(runtime_s)}, {status}" if isinstance(runtime_s, (int, float)) else status))
     return rows
 
 

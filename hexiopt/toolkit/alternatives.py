@@ -146,7 +146,7 @@ def _faster(problem: Problem, prices: PriceList, factor: float) -> Iterator[Alte
 
     several = len(problem.usable_by_machine) > 1
     if several:
-        yield Alternative(f"{times} all network interfaces", LINK, _changed(problem, nic))
+        yield Alternative(f"{times} all interfaces", LINK, _changed(problem, nic))
     for same in _kinds(problem):
         if several:
             yield Alternative(f"{times} network of {_words(problem, same[0])}", LINK, sped(same, nic))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -71,9 +72,12 @@ class SweepJob:
         """Whether an earlier run finished the job in `folder`."""
         return read_status(folder / self.key).get("exit_code") in FINAL
 
-    def ended(self, folder: Path, exit_code: int, message: str, step_time_s: float = math.inf) -> int:
+    def ended(
+        self, folder: Path, exit_code: int, message: str, step_time_s: float = math.inf, runtime_s: float | None = None
+    ) -> int:
         """Write the job's `status.json`; returns the exit code."""
-        status = status_to_dict(exit_code, " ".join(message.split()), self.overrides, step_time_s, self.key)
+        said = " ".join(message.split())
+        status = status_to_dict(exit_code, said, self.overrides, step_time_s, runtime_s, self.key)
         (folder / self.key).mkdir(parents=True, exist_ok=True)
         write_text(folder / self.key / STATUS_FILE, json.dumps(status, indent=1, allow_nan=False) + "\n")
         return exit_code
@@ -84,12 +88,15 @@ class SweepJob:
         Every exception but an interrupt becomes an exit code. 130 means that `listen` stopped the search; the plan is
         then the best so far.
         """
-        stopped = False
+        stopped, began_s = False, time.perf_counter()
 
         def heed(progress: Progress) -> bool:
             nonlocal stopped
             stopped = not listen(progress)
             return not stopped
+
+        def end(exit_code: int, message: str, step_time_s: float = math.inf) -> int:
+            return self.ended(folder, exit_code, message, step_time_s, time.perf_counter() - began_s)
 
         try:
             if self.problem is None:
@@ -101,15 +108,15 @@ class SweepJob:
             if result.plan is not None and result.cost is not None:
                 write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, solver_to_dict(result))
             if stopped:
-                return self.ended(folder, INTERRUPTED, "interrupted; the best plan so far is kept", result.objective)
+                return end(INTERRUPTED, "interrupted; the best plan so far is kept", result.objective)
             code, said = (3, f"{result.status}: {result.reason}") if result.plan is None else (0, "")
-            return self.ended(folder, code, said, result.objective)
+            return end(code, said, result.objective)
         except InputError as error:
-            return self.ended(folder, 2, str(error))
+            return end(2, str(error))
         except InvalidPlanError as error:
-            return self.ended(folder, 1, str(error))
+            return end(1, str(error))
         except Exception as error:  # a failing solver must not end the sweep
-            return self.ended(folder, 1, f"unexpected {type(error).__name__}: {error}")
+            return end(1, f"unexpected {type(error).__name__}: {error}")
 
 
 def job_from_dict(data: Mapping[str, Any]) -> SweepJob:

@@ -252,7 +252,11 @@ def _text(found: WhatIf) -> list[str]:
             line.append(f"{row['gpus_used'] or 0:,}")
         cells.append(line)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    widths[0] = min(widths[0], _WIDTH - sum(width + 2 for width in widths[1:]))
+    room = _WIDTH - sum(width + 2 for width in widths[1:])
+    if widths[0] > room:  # GPUs and rates in brackets first: the names before them tell alternatives apart
+        cells = [[line[0].partition(" (")[0], *line[1:]] for line in cells]
+        widths[0] = max(len(line[0]) for line in cells)
+    widths[0] = min(widths[0], room)
     lines = [f"What if: {found.title}", ""]
     for line in cells:
         parts = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]

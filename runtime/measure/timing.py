@@ -1,4 +1,8 @@
-"""Seconds of an operation: warmed up, repeated, the median."""
+"""Seconds of an operation: warmed up, repeated; on a GPU the median, on a CPU the mean.
+
+Processes of a CPU share its cores, in turns that are longer than most operations: the median knows nothing of the
+turns of others, which training waits for too.
+"""
 
 import statistics
 import time
@@ -21,13 +25,14 @@ class Timer:
         self._device = device
 
     def seconds(self, work: Callable[[], object], budget_s: float) -> float:
-        """The median of as many samples as fit into `budget_s`, at least three."""
+        """The median, on a CPU the mean, of as many samples as fit into `budget_s`, at least three."""
         first_s = min(self._once(work, 1) for _ in range(_WARM_UP))
         queued = max(1, min(_MOST_QUEUED, round(_LEAST_SAMPLE_S / max(first_s, 1e-7))))
         sample_s = self._once(work, queued)
         least, most = _SAMPLES
         count = max(least, min(most, int(budget_s / max(sample_s, 1e-7))))
-        return statistics.median(self._once(work, queued) for _ in range(count)) / queued
+        usual = statistics.fmean if self._device.type == "cpu" else statistics.median
+        return usual([self._once(work, queued) for _ in range(count)]) / queued
 
     def _once(self, work: Callable[[], object], queued: int) -> float:
         wait_for(self._device)

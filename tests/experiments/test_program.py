@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from shutil import which
 
@@ -13,6 +14,9 @@ import pytest
 
 from experiments.app import common
 from experiments.app.common import worst
+from experiments.app.config import Config
+from experiments.app.verb_help import READS
+from experiments.app.verbs import VERBS
 from tests.conftest import ROOT, Ran, Run
 from tests.experiments.command_line import QUICK, TINY, in_process, interrupted, refused
 
@@ -27,9 +31,22 @@ def test_help_and_version(hexiopt: Run) -> None:
     assert ran.code == 0
     for word in ("hexiscale_setting_1", "llama2_7b", "portfolio", "time_limit_s"):
         assert word in ran.out
+    for word in ("workload.seq_len=4096", "one of auto, none, selective, full", "Seconds spent on the lower bound"):
+        assert word in ran.out
+    assert "train.steps" not in ran.out, "only what the verb reads"
     ran = hexiopt("plan", "--cfg", "job", *QUICK)
     assert ran.code == 0
     assert "seed: 0" in ran.out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_fits_and_names_keys_that_exist(verb: str, hexiopt: Run) -> None:
+    ran = hexiopt(verb, "--help")
+    assert ran.code == 0, ran.err
+    keys = ran.out.partition("Any value can be overridden")[2]
+    assert max(map(len, keys.splitlines())) <= 80
+    assert {key for own in READS.values() for key in own} | {"cluster"} <= {one.name for one in fields(Config)}
+    assert all(f"  {key}" in keys for key in READS[verb])
 
 
 def test_shell_completion(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:

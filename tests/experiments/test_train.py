@@ -46,6 +46,17 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
+PROFILE = """\
+name: measured
+machines:
+  - {{name: here, gpu: cpu, num_gpus: {}, intra_bandwidth_gb_per_s: 0.3}}
+"""
+
+
+def plan_of(folder: Path) -> Any:
+    return json.loads((folder / "plan.json").read_text())["pipelines"]
+
+
 def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     command = ("train", "cluster=small_mixed", "model=tiny", *SMALL, *ASYMMETRIC, *SEARCH)
     ran = hexiopt(*command, "train.steps=12", "train.checkpoint_every=6", "train.warmup_steps=2")
@@ -66,9 +77,16 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
         assert said.endswith(f"is at step 12 of train.steps={steps}. To go on, set train.steps above that.")
         assert not (tmp_path / "complete" / "run.json").exists()
     more = ("plan=out/plan.json", f"train.resume={last}", "train.steps=14", "hydra.run.dir=again")
-    more += ("train.tensorboard=true",)
-    ran = hexiopt("train", *more)
-    assert ran.code == 0, ran.err
+    more += ("train.tensorboard=true", "train.profile=here.yaml")
+    devices = sum(len(stage["devices"]) for pipeline in plan_of(tmp_path / "out") for stage in pipeline["stages"])
+    for measured, code in ((devices + 1, 2), (devices, 0)):
+        (tmp_path / "here.yaml").write_text(PROFILE.format(measured))
+        ran = hexiopt("train", *more)
+        assert ran.code == code, ran.err
+        if code:
+            assert f"train.profile: here.yaml: is of {measured} devices" in ran.err
+    assert "predicted for here.yaml" in ran.out
+    assert "of the peak of here.yaml" in ran.out
     events = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in steps] == [13, 14]

@@ -1,7 +1,10 @@
 """What verbs write, and with which exit code they end."""
 
 import csv
+import errno
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,40 @@ def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> N
     assert written[1].read_bytes()[:4] == b"\x89PNG"
     assert json.loads(written[2].read_text())["traceEvents"]
     assert "hexiopt plan cluster=small_mixed" in written[3].read_text()
+
+
+def test_what_the_mix_gives_over_its_best_type_is_a_sentence(hexiopt: Run) -> None:
+    ran = hexiopt("plan", *QUICK, "alone=true")
+    assert ran.code == 0, ran.err
+    said = re.fullmatch(
+        r"Together the 6 GPUs process ([\d,]+) tokens/s, ([\d.]+) × as many as the ([24]) (rtx_\d+), the best of their "
+        r"types, alone \(([\d,]+)\)\.",
+        " ".join(ran.out.split("plan.json")[-1].split()),
+    )
+    assert said is not None, ran.out
+    together, alone = (float(said[k].replace(",", "")) for k in (1, 5))
+    assert float(said[2]) == pytest.approx(together / alone, abs=0.01)
+    ran = hexiopt("plan", *QUICK, "alone=true", "constraints.exclude=[new]")
+    assert "Together" not in ran.out, "one type has nothing to be compared with"
+
+
+def test_a_folder_used_again_never_mixes_two_runs(hexiopt: Run, tmp_path: Path) -> None:
+    assert hexiopt("plan", *TINY, "hydra.run.dir=out").code == 0
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    assert hexiopt("plan", *QUICK, "hydra.run.dir=out", "report=false").code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.txt", "plan.json"]
+
+
+def test_a_plan_that_cannot_be_written_is_printed(
+    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("experiments.app.common.write_text", full)
+    ran = hexiopt("plan", *QUICK, "hydra.run.dir=out")
+    assert "plan.json: cannot be written (No space left on device); choose another hydra.run.dir" in refused(ran)
+    assert "tokens/s" in ran.out
 
 
 def test_price_gives_the_same_price(hexiopt: Run, tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def comparison_frame(results: Sequence[Result]) -> Frame:
 
 
 def operators_frame(results: Sequence[Result]) -> Frame:
-    """One row per operator of a solver, with the counts of its candidates' outcomes."""
-    columns = ("solver", *(field.name for field in fields(OperatorCounts)))
-    return Frame(columns, tuple((one.solver, *astuple(counts)) for one in results for counts in one.operators))
+    """One row per solver and operator, with the counts of its candidates' outcomes summed over runs: those that made
+    most plans better first."""
+    names = [field.name for field in fields(OperatorCounts)]
+    sums: dict[tuple[str, str], list[float]] = {}
+    for one in results:
+        for counts in one.operators:
+            operator, *numbers = astuple(counts)
+            known = sums.get((one.solver, operator), [0] * len(numbers))
+            sums[one.solver, operator] = [a + b for a, b in zip(known, numbers, strict=True)]
+    solvers = list(dict.fromkeys(solver for solver, _ in sums))
+    improved = names.index("improved") - 1
+    order = sorted(sums, key=lambda key: (solvers.index(key[0]), -sums[key][improved]))
+    return Frame(("solver", *names), tuple((*key, *sums[key]) for key in order))

@@ -32,6 +32,19 @@ _MAX_MACHINE_TYPES = 200
 _MAX_MACHINES = 60  # on the map
 _UNFOLDED_STAGES = 40  # of the pipelines that are shown at first
 _MAX_POINTS, _MAX_DOTS = 500, 100
+_WORDS = (
+    ("pipeline", "a copy of the whole model on some GPUs; pipelines share the batch"),
+    ("stage", "consecutive layers of a pipeline, and the GPUs that hold them; with TP 2, two GPUs divide each matrix"),
+    ("busy", "the share of the step in which a stage computes; the rest it waits, sends and synchronises"),
+    ("bubble", "the time in which a stage waits for its neighbours, as pipelines fill and drain or stages are unequal"),
+    ("binds", "what limits a plan: the slowest stage sets its pipeline's pace, and a stage full to the last has no "
+     "memory left for more layers or less recomputation"),
+    ("lower bound", "a step time that no plan of the plan space can beat, proven without looking at any plan"),
+    ("gap", "the distance from the lower bound to the step time, as a share of the step time: the most that a better "
+     "plan could still save"),
+    ("MFU", "the model's own FLOPs, without recomputation, over what all GPUs of the cluster could do in the step"),
+    ("GB/s", "decimal gigabytes per second; network rates are of one interface, in one direction"),
+)  # fmt: skip
 
 
 def report_html(
@@ -91,6 +104,7 @@ def report_html(
             model=_model(problem),
             workload=_workload(problem),
             problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
+            words=_WORDS,
             commands=_commands(solver or {}, command),
             sha256=problem_sha256(problem),
         )

@@ -14,7 +14,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.report.style import gib, milliseconds
 from hexiopt.report.timeline import meta_event, operation_event, timeline_events
 
-_NOTE = "Predicted for the plan's GPUs, measured on these devices. F+B: per micro-batch. Busy: of the pipelines' time."
+_NOTE = "Predicted for {}, measured on these devices. F+B: per micro-batch. Busy: of the pipelines' time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,16 @@ def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
     )
 
 
-def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> RenderableType:
-    """Forward plus backward time of a micro-batch and busy share of each stage, predicted for the plan's devices and
-    measured on these. A replicated stage is represented by its slowest replica, a TP group by its slowest rank.
+def measured_table(
+    problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank], whose: str = "the plan's GPUs"
+) -> RenderableType:
+    """Forward plus backward time of a micro-batch and busy share of each stage, predicted (`whose`: for what) and
+    measured on these devices. A replicated stage is represented by its slowest replica, a TP group by its slowest rank.
 
     Where ranks are GPUs, the peak memory of their tensors is shown too; the prediction excludes the reserve.
     """
     began_s, ended_s = _span_s(ranks)
-    table = Table(box=None, pad_edge=False, caption=_NOTE)
+    table = Table(box=None, pad_edge=False, caption=_NOTE.format(whose))
     table.add_column("Stage")
     table.add_column("Devices")
     for name in ("F+B ms predicted", "measured", "Busy % predicted", "measured"):

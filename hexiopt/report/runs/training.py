@@ -14,15 +14,15 @@ from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds, smal
 _WINDOW = 10  # steps over which the loss is averaged
 
 
-def training_table(ended: Sequence[StepLike]) -> RenderableType:
-    """Steps, first and last loss, and the median step."""
+def training_table(ended: Sequence[StepLike], predicted_s: float, whose: str) -> RenderableType:
+    """Steps, first and last loss, and the median step beside the one predicted for the devices named by `whose`."""
     usual = sorted(ended, key=lambda one: one.seconds)[len(ended) // 2]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("steps", f"{len(ended)}")
     table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats per token")
-    table.add_row("step", f"{seconds(usual.seconds)} (median)")
+    table.add_row("step", f"{seconds(usual.seconds)} (median); predicted for {whose}: {seconds(predicted_s)}")
     table.add_row("throughput", f"{usual.tokens_per_s:,.0f} tokens/s")
-    table.add_row("MFU", f"{small_percent(usual.mfu)} of the peak of the plan's cluster")
+    table.add_row("MFU", f"{small_percent(usual.mfu)} of the peak of {whose}")
     return table
 
 

@@ -52,7 +52,17 @@ def test_summaries_and_trajectories(compared: hx.Comparison) -> None:
     assert {(point["solver"], point["seed"]) for point in points} == set(
         zip(compared["solver"], compared["seed"], strict=True)
     )
-    assert compared.operators().columns[0] == "solver"
+
+
+def test_operators_are_summed_over_seeds(compared: hx.Comparison) -> None:
+    rows = list(compared.operators())
+    assert len(rows) == len({(row["solver"], row["operator"]) for row in rows}) > 0
+    for solver in {row["solver"] for row in rows}:
+        own = [row for row in rows if row["solver"] == solver]
+        counts = [counts for one in compared.results if one.solver == solver for counts in one.operators]
+        for key in ("proposed", "improved"):
+            assert sum(row[key] for row in own) == sum(getattr(one, key) for one in counts)
+        assert [row["improved"] for row in own] == sorted((row["improved"] for row in own), reverse=True)
 
 
 def test_it_draws_anytime_curves_with_a_band_and_the_bound(compared: hx.Comparison) -> None:

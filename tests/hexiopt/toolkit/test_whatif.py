@@ -98,6 +98,15 @@ def test_a_plan_of_another_alternative_is_taken_where_it_is_better(small: tuple[
     assert f"{len(taken)} plans came from" in str(found) or "1 plan came from" in str(found)
 
 
+def test_names_too_long_for_eighty_columns_lose_their_brackets_not_their_ends(small: tuple[WhatIf, Path]) -> None:
+    lines = str(small[0]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    for option in small[0].options:
+        name = option.alternative.name.partition(" (")[0]
+        assert any(line.startswith(f"{name} ") for line in lines), name
+
+
 def test_devices_keep_their_numbers() -> None:
     problem = asked("two_sites")
     prices = prices_for(problem, PRICES)

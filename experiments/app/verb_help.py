@@ -1,0 +1,101 @@
+"""What `hexiopt VERB --help` says of configuration: the keys that the verb reads, with meanings and choices."""
+
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+from omegaconf import OmegaConf
+
+from experiments.app.config import Config
+from hexiopt.calibration.gpus import PRECISIONS
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
+from hexiopt.schedules.registry import schedule_names
+
+_WIDTH = 80
+_PROBLEM = ("cluster", "model", "workload", "space", "constraints")
+_SEARCH = (*_PROBLEM, "solver", "seed")
+READS: Mapping[str, tuple[str, ...]] = {
+    "plan": (*_SEARCH, "bound", "report", "print", "alone", "sweep"),
+    "compare": (*_SEARCH, "bound", "compare", "report", "sweep"),
+    "fit": (*_SEARCH, "fit"),
+    "whatif": (*_SEARCH, "bound", "whatif", "report"),
+    "price": ("plan", "cluster", "workload", "print", "sweep"),
+    "replan": ("plan", "lost", "cluster", "workload", "solver", "seed", "replan", "report", "print"),
+    "train": ("plan", *_SEARCH, "train", "report", "print", "sweep"),
+    "emulate": ("plan", *_SEARCH, "emulate", "report"),
+    "export": ("plan", *_SEARCH, "export"),
+    "import": ("file", "format", "ranks", *_SEARCH, "bound", "report", "print"),
+    "explain": ("plan", *_SEARCH),
+    "validate": ("data", "validate", "report"),
+    "calibrate": ("data",),
+    "profile": ("profile",),
+    "discover": ("discover",),
+    "collect": ("collect", "report"),
+}
+"""The top-level keys of `Config` that each verb reads."""
+
+_MEANINGS = {
+    "cluster": "The cluster: a shipped name, or your own file; single values as cluster.KEY=VALUE.",
+    "model": "The model: a shipped name, or your own config.json or its folder.",
+    "workload": inspect.getdoc(Workload),
+    "space": inspect.getdoc(Space),
+    "constraints": "Constraints on a plan; null means none. `exclude` names machines or devices (machine:index).",
+    "solver": "The solver, its budget (`time_limit_s` seconds and, if stated, `max_steps` of its own steps), and its "
+    "parameters (docs/solvers.md).",
+    "seed": "The seed of a search; with solver.max_steps the same seed gives the same plan.",
+    "plan": "The path of a plan file.",
+    "data": "The path of a file of measured runs (docs/clusters.md).",
+    "report": "Whether to draw pictures; null: except in a sweep.",
+    "print": "`summary` prints what fits a screen, `full` every stage.",
+    "alone": "Whether to plan each GPU type alone too, and say what the mixed cluster gives over the best.",
+    "lost": "Machines and devices (machine:index) to do without.",
+    "file": "The file with the layout of another trainer.",
+    "format": "The trainer that the file is of.",
+    "ranks": "A table with the GPU of each rank; null: the cluster's GPUs in order.",
+}
+_CHOICES = {
+    "workload.precision": PRECISIONS,
+    "workload.recompute": (AUTO, *RECOMPUTE_POLICIES),
+    "workload.schedule": (AUTO, *schedule_names()),
+    "workload.optimizer_sharding": (AUTO, *map(str, SHARDING_STAGES)),
+    "workload.gradient_bytes": ("2", "4"),
+    "space.tp_degrees": ("powers_of_two", "all"),
+    "space.preset": tuple(TRAINERS),
+    "print": ("summary", "full"),
+    "format": tuple(name for name, own in TRAINERS.items() if own.read),
+    "train.device": ("auto", "cpu", "cuda"),
+    "train.on_failure": ("restart", "replan", "stop"),
+    "train.launch": ("local", "machine", "torchrun"),
+}
+
+
+def keys_text(verb: str, config: Any) -> str:
+    """The keys of `verb` and what they mean, with their values in `config`, for a terminal of 80 columns."""
+    return "\n".join(line for key in READS[verb] for line in _section(key, OmegaConf.select(config, key)))
+
+
+def _section(key: str, value: Any) -> Iterator[str]:
+    hints = get_type_hints(Config)
+    meaning = _MEANINGS.get(key) or inspect.getdoc(hints[key]) or ""
+    for paragraph in meaning.replace("Raises InputError where a value breaks its rule.", "").split("\n\n"):
+        yield from textwrap.wrap(" ".join(paragraph.split()), _WIDTH, break_on_hyphens=False)
+    values: Any = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    if isinstance(values, dict) and key not in ("cluster", "model"):
+        for name, one in values.items():
+            yield _line(f"{key}.{name}", one)
+    else:
+        yield _line(key, None if isinstance(values, dict) else values)
+    yield ""
+
+
+def _line(key: str, value: Any) -> str:
+    choices = _CHOICES.get(key)
+    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    line = f"  {key}={shown.replace(chr(39), '').replace(', ', ',')}"
+    if not choices:
+        return line
+    said = textwrap.wrap(f"one of {', '.join(choices)}", _WIDTH - 6, break_on_hyphens=False)
+    return "\n".join([line, *(f"      {part}" for part in said)])
