@@ -22,7 +22,7 @@ from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.machine_kinds import MachineKinds
-from solvers.columns.master import Chosen, Relaxed
+from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.nearby import near_recipe
 from solvers.columns.programs import ROUNDING, ContextPrograms
@@ -44,6 +44,8 @@ _FEWER = 3  # times fewer pipelines are assumed where no plan fits
 _ASSUMPTIONS = 3
 _WORST_GAIN = -0.04  # relative: columns of almost no reduced cost are what rounding needs
 _PER_PROGRAM = 6  # sketches made exactly for each program
+_ALL_KINDS = 0.8  # of the share for columns, before kinds are left out
+_PROMISING = 1.05  # of the best step time: programs without a kind beyond it are not rounded
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
 _REPEATED_ALONE = 60  # where the plan space allows nothing else
 _DEALT = 12  # of the short chains of every mix
@@ -114,15 +116,16 @@ class ColumnSearch:
                 self.price(partition)
         if not self._programs.answers:
             return
+        first = allowance.part(_ALL_KINDS)
         for turn in count(1):
-            if not allowance or not self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM):
+            if not first or not self._make_best(self._programs.wanted(), first, _PER_PROGRAM):
                 break
             if turn % 3 == 2:
-                self._sweep(2, allowance, near=True)
+                self._sweep(2, first, near=True)
             else:
                 self._solve_programs(near=True)
-        self._sweep(6, allowance, near=True)
-        self._without_a_kind(allowance)
+        self._sweep(6, first, near=True)
+        self._without_a_kind()
         self._other_ways(allowance)
 
     def restricted_master(self, allowance: Allowance, elsewhere: float = 0.3) -> None:
@@ -326,8 +329,8 @@ class ColumnSearch:
         for column in self._pool.columns:
             most = min(batch // column.samples, *(int(s) // c for s, c in zip(supply, column.counts, strict=True) if c))
             for copies in {1, most} - {0}:
-                alone = copies == 1  # then copies of a layer share a machine
-                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync.alone_s)
+                sync_s = column.sync.lone_s if copies == 1 else column.sync.alone_s
+                seconds = column.fill_s + batch / (copies * column.rate) + sync_s
                 ranked.append((seconds, column.recipe, column, copies))
         for _, _, column, copies in sorted(ranked, key=lambda r: r[:2])[
             : _REPEATED_ALONE if self._together else _REPEATED
@@ -345,13 +348,17 @@ class ColumnSearch:
         if self._programs.answers:
             self.run.hoped_s = self._programs.answers[0].total_s
 
-    def _without_a_kind(self, allowance: Allowance) -> None:
-        """The best program with each kind left out, rounded once, so that a kind more never hurts."""
-        for kind in range(len(self.kinds)) if not self._together and len(self.kinds) > 1 else ():
-            if not allowance:
-                return
-            with self._operator("leave_kind_out"):
-                self._price_chosen(self._programs.without(kind))
+    def _without_a_kind(self) -> None:
+        """The best program with each kind left out, rounded once where it promises enough, so that a kind more never
+        hurts, however small the budget."""
+        if self._together or len(self.kinds) == 1:
+            return
+        answers = [one for kind in range(len(self.kinds)) if (one := self._programs.without(kind))]
+        for master, answer in sorted(answers, key=lambda own: rank(own[1])):
+            if answer.total_s <= _PROMISING * self.run.best_s and self.run.should_continue():
+                with self._operator("leave_kind_out"):
+                    self._work(ROUNDING)
+                    self._price_chosen(master.least_rounded(answer))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
         """Columns near those in use: a machine more or less, or of another kind, wider or narrower, in other ways."""

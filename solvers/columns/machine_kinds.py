@@ -24,7 +24,8 @@ class MachineKinds:
     """The kinds of the machines with usable devices, slowest first.
 
     `machines[k]` are those of kind k, `supply[k]` says how many they are, `num_gpus[k]` how many usable devices each
-    has, `nic_bytes_per_s[k]` what all its interfaces send. `places` says, of all places with machines, behind which
+    has, `nic_bytes_per_s[k]` what all its interfaces send, `inside_bytes_per_s[k]` what a device sends to another in its
+    machine. `places` says, of all places with machines, behind which
     uplinks they are.
     """
 
@@ -44,6 +45,7 @@ class MachineKinds:
         self.num_gpus = tuple(len(self.devices[own[0]]) for own in found)
         specs = [problem.cluster.machines[own[0]] for own in found]
         self.nic_bytes_per_s: Floats = np.array([m.num_interfaces * m.nic_bandwidth_bytes_per_s for m in specs])
+        self.inside_bytes_per_s: Floats = np.array([m.intra_bandwidth_bytes_per_s for m in specs])
 
     @property
     def widths(self) -> list[int]:

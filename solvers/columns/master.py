@@ -195,9 +195,9 @@ class ColumnMaster:
         return max(most_s, float(sent_s.max(initial=0.0)))
 
     def sync_s(self, chosen: Chosen) -> float:
-        """What the busiest interface or uplink of chains takes to sync, if there is more than one chain."""
+        """What the busiest interface or uplink of chains takes to sync, or the busiest link inside a machine."""
         if sum(copies for _, copies in chosen) == 1:
-            return 0.0
+            return chosen[0][0].sync.lone_s
         context = SharedSync.of(column.sync.alone for column, _ in chosen)
         return max(self._syncs_s[column, context] for column, _ in chosen)
 

@@ -101,17 +101,18 @@ class ContextPrograms:
         near = (answer for answer in best.values() if answer.total_s <= _NEAR_BEST * self.answers[0].total_s)
         return list(dict.fromkeys([*self.answers[:_BEST], *near]))
 
-    def without(self, kind: int) -> Chosen:
-        """The rounding of the best program that leaves a kind of machines out; empty where there is none."""
+    def without(self, kind: int) -> tuple[ColumnMaster, Relaxed] | None:
+        """The program that leaves a kind of machines out, and its best answer; None where there is none."""
         supply = self._kinds.supply.copy()
         supply[kind] = 0.0
         kept = [column for column in self._pool.columns if not column.counts[kind]]
         if not kept:
-            return []
+            return None
         master = self.master(kept, supply)
-        self._work(_BEST * PROGRAM + ROUNDING)
-        found = [one for near in self.answers[:_BEST] if (one := master.relaxed(near.sync_s, near.context))]
-        return master.least_rounded(min(found, key=rank)) if found else []
+        self._work(_BEST * PROGRAM)
+        near = ((one.sync_s, one.context, one.pipelines_s) for one in self.answers[:_BEST])
+        found = [one for own in near if (one := master.relaxed(*own))]
+        return (master, min(found, key=rank)) if found else None
 
     def rounded_anywhere(self, rng: random.Random) -> Chosen:
         """A rounding of one of the best programs, for a somewhat longer T."""

@@ -107,7 +107,7 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
     beats = np.geomspace(min(times[0] for times in filled), max(times[-1] for times in filled), _BEATS)
     parts = []
     for width in kinds.widths:
-        cap, stages, hold = (np.zeros((num_kinds, _BEATS)) for _ in range(3))
+        cap, stages, hold, slices = (np.zeros((num_kinds, _BEATS)) for _ in range(4))
         degree = np.ones((num_kinds, _BEATS), np.int64)
         for (k, tp), times in tables.items():
             gpus = kinds.num_gpus[k]
@@ -119,6 +119,7 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
                 degree[k] = np.where(better, tp, degree[k])
                 stages[k] = np.where(better, per_machine, stages[k])
                 hold[k] = np.where(better, max(1.0, per_machine) * most, hold[k])
+                slices[k] = np.where(better, most / tp * (1 < width <= gpus), slices[k])  # that a device passes on inside
         held = counts @ cap
         enough = held >= num_layers
         usable = ~((counts > 0) & ~(cap[:, -1] > 0)).any(axis=1)
@@ -128,7 +129,9 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
         at = np.argmax(enough, axis=1)[fits]
         share = num_layers / held[fits, at]  # of the layers that they could hold
         each_layers = hold[:, at].T * share[:, None]
-        sync_s = (each_layers * layer_bytes / kinds.nic_bytes_per_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
+        inner_s = slices[:, at].T * share[:, None] / kinds.inside_bytes_per_s
+        kinds_s = np.maximum(each_layers / kinds.nic_bytes_per_s, inner_s) * layer_bytes
+        sync_s = (kinds_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
         for uplink in kinds.uplinks:
             inside = np.array([own[0] in uplink.machines for own in kinds.machines])
             layers = ((each_layers * counts[fits]) @ inside).clip(max=num_layers)
