@@ -25,8 +25,9 @@ from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.nearby import near_recipe
-from solvers.columns.programs import ROUNDING, ContextPrograms
+from solvers.columns.programs import PROGRAM, ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
+from solvers.columns.splits import best_splits
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import OperatorTally
@@ -44,6 +45,7 @@ _FEWER = 3  # times fewer pipelines are assumed where no plan fits
 _ASSUMPTIONS = 3
 _WORST_GAIN = -0.04  # relative: columns of almost no reduced cost are what rounding needs
 _PER_PROGRAM = 6  # sketches made exactly for each program
+_SPLITS = 6  # places to cut chains at uplinks, tried at first
 _ALL_KINDS = 0.8  # of the share for columns, before kinds are left out
 _PROMISING = 1.05  # of the best step time: programs without a kind beyond it are not rounded
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
@@ -117,6 +119,7 @@ class ColumnSearch:
         if not self._programs.answers:
             return
         first = allowance.part(_ALL_KINDS)
+        self._make_splits(first)
         for turn in count(1):
             if not first or not self._make_best(self._programs.wanted(), first, _PER_PROGRAM):
                 break
@@ -273,21 +276,39 @@ class ColumnSearch:
                 wanted.append(replace(best, sync_s=sync_s, pipelines_s=left_s, duals=duals))
         made = 0
         for answer in wanted:
-            worth = sketches.rate * np.maximum(0.0, answer.pipelines_s - sketches.fill_s)
-            gain = worth / np.maximum(sketches.counts @ answer.duals, 1e-9) - 1.0
             drain_s = 0.0 if answer.context is None else answer.context.drain_s
-            gain = np.where((sketches.sync_s <= 1.05 * (answer.sync_s + drain_s)) & ~sketches.done, gain, -1.0)
+            able = sketches.within(1.05 * (answer.sync_s + drain_s), answer.context) & ~sketches.done
+            gain = np.where(able, sketches.gains(answer.pipelines_s, answer.duals), -1.0)
             for i in np.argsort(-gain, kind="stable")[:most].tolist():
                 if gain[i] <= _WORST_GAIN or not self._continues(allowance):
                     break
                 sketches.done[i] = True
-                parts = [(k, int(c)) for k, c in enumerate(sketches.counts[i]) if c]
-                width, degrees = int(sketches.widths[i]), tuple(map(int, sketches.degrees[i]))
-                with self._operator("make_sketches"):
-                    for order in dict.fromkeys((tuple(parts), tuple(parts[::-1]))):
-                        for own in (degrees, ()) if len(parts) == 1 else (degrees,):
-                            made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
+                every = tuple(range(len(self.kinds)))
+                made += self._make_sketch(sketches, i, (every, every[::-1]))
         return made
+
+    def _make_sketch(self, sketches: ChainSketches, i: int, orders: Sequence[Sequence[int]]) -> int:
+        """Make a sketch exactly, its kinds in each of some orders; how many columns came of it."""
+        width, degrees = int(sketches.widths[i]), tuple(map(int, sketches.degrees[i]))
+        parts = [tuple((k, int(sketches.counts[i, k])) for k in kinds if sketches.counts[i, k]) for kinds in orders]
+        made = 0
+        with self._operator("make_sketches"):
+            for order in dict.fromkeys(parts):
+                for own in (degrees, ()) if len(order) == 1 else (degrees,):
+                    made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
+        return made
+
+    def _make_splits(self, allowance: Allowance) -> None:
+        """Chains that are cut at about the same layers where they cross an uplink, and programs for them."""
+        hope, sketches = self._programs.hope, self._sketches
+        if self._together or hope is None or sketches is None or len(self.kinds.places) < 2:
+            return
+        self._work(PROGRAM * len(self.kinds.places))
+        for split in best_splits(self.kinds, sketches, *hope, _SPLITS)[::-1]:
+            if allowance:
+                for i in split.sketches.tolist():
+                    self._make_sketch(sketches, i, (split.kinds,))
+                self._programs.expect(split.context)
 
     def _other_ways(self, allowance: Allowance) -> None:
         """Other micro-batch sizes and TP degrees for the columns in use."""

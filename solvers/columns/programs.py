@@ -40,6 +40,7 @@ class ContextPrograms:
         self.answers: list[Relaxed] = []
         # Where each chain syncs as among copies of its own, which is too little: what they choose shows contexts.
         self._hopes: list[Relaxed] = []
+        self._hoped: SharedSync | None = None  # the context of the chains that look best there
         self._syncs_s: Syncs = Memo(sync_of)
         num_layers = problem.model.num_layers
         worst, every = SharedSync.worst(num_layers, len(kinds.uplinks)), (1 << num_layers) - 1
@@ -91,6 +92,11 @@ class ContextPrograms:
         self.answers = sorted(found, key=rank) or self.answers
 
     @property
+    def hope(self) -> tuple[Relaxed, SharedSync] | None:
+        """The best answer where each chain syncs as among copies of its own, and the context of what it chooses."""
+        return (self._hopes[0], self._hoped) if self._hopes and self._hoped is not None else None
+
+    @property
     def has_news(self) -> bool:
         """Whether contexts were met that no answer is for yet."""
         return bool(self._fresh)
@@ -127,7 +133,10 @@ class ContextPrograms:
     def _learn_from_hopes(self, master: ColumnMaster) -> None:
         for hope in self._hopes[:_HOPES]:
             self._work(PROGRAM)
-            self.learn(master.rounded(hope.sync_s, None, _LONGER * hope.pipelines_s))
+            chosen = master.rounded(hope.sync_s, None, _LONGER * hope.pipelines_s)
+            if chosen and hope is self._hopes[0]:
+                self._hoped = SharedSync.of(column.sync.alone for column, _ in chosen)
+            self.learn(chosen)
 
     def learn(self, chosen: Chosen) -> None:
         """Remember the context of chains that look good together, and those of one of them that crosses an uplink,
@@ -142,6 +151,10 @@ class ContextPrograms:
                 found += [worst.with_sides(own), *(worst.with_sides(own, place) for place in self._places)]
                 break
         for context in found:
-            if context not in self._contexts:
-                self._contexts[1:] = [context, *self._contexts[1:_CONTEXTS]]
-                self._fresh.append(context)
+            self.expect(context)
+
+    def expect(self, context: SharedSync) -> None:
+        """Remember a context for the next programs."""
+        if context not in self._contexts:
+            self._contexts[1:] = [context, *self._contexts[1:_CONTEXTS]]
+            self._fresh.append(context)

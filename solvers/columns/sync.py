@@ -57,6 +57,11 @@ class SharedSync:
             _union(context.outside for context in own),
         )
 
+    @property
+    def crossing(self) -> tuple[int, ...]:
+        """How many layers have holders on both sides of each uplink."""
+        return tuple((own & other).bit_count() for own, other in zip(self.inside, self.outside, strict=True))
+
     def with_sides(self, *sides: tuple[LayerSets, LayerSets]) -> "SharedSync":
         """The same, but for the layers inside and outside, which are those of `sides`."""
         return replace(self, inside=_union(own for own, _ in sides), outside=_union(own for _, own in sides))
@@ -104,8 +109,7 @@ class ChainSync:
         """What the sync takes after the pipelines' ends; infinite where the chain cannot be used in `context`."""
         if not context.allows(self.alone):
             return math.inf
-        crossing = map(operator.and_, context.inside, context.outside)
-        uplinks_s = [layers.bit_count() * each_s for layers, each_s in zip(crossing, self.layer_s, strict=True)]
+        uplinks_s = map(operator.mul, context.crossing, self.layer_s)
         loads_s = (self._load_s(load, context) for load in (*self.loads, *self.inner))
         slowest_s: float = max([0.0, *uplinks_s, *loads_s])
         return slowest_s
