@@ -131,18 +131,25 @@ class ColumnMaster:
                 return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals[: self._num_kinds], context)
         return None
 
-    def sweep(self, context: SharedSync | None, num_values: int) -> list[Relaxed]:
-        """The answers for so many values of S, spread over those of the columns, best first."""
+    def sweep(
+        self, context: SharedSync | None, num_values: int, start_s: float | None = None, limit_s: float = math.inf
+    ) -> list[Relaxed]:
+        """The answers for so many values of S, spread over those of the columns, best first; T is about `start_s`.
+
+        T grows as S falls: values of S are left out at which T + S must exceed `limit_s`.
+        """
         syncs_s = self.syncs_s(context)
         values = np.unique(syncs_s[np.isfinite(syncs_s)])
         if not values.size:
             return []
-        picked = np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))
+        picked = values[np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))]
         found: list[Relaxed] = []
-        for sync_s in values[picked].tolist():
-            answer = self.relaxed(sync_s, context, found[-1].pipelines_s if found else None)
+        for sync_s in picked[picked <= limit_s][::-1].tolist():
+            answer = self.relaxed(sync_s, context, found[-1].pipelines_s if found else start_s)
             if answer is not None:
                 found.append(answer)
+                if picked[0] + answer.pipelines_s > limit_s:
+                    break
         return sorted(found, key=rank)
 
     def rounded(self, sync_s: float, context: SharedSync | None, pipelines_s: float) -> Chosen:

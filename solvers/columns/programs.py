@@ -18,6 +18,7 @@ _HOPES = 3  # programs in which each chain syncs as among copies of its own, tha
 _LONGER = 1.02  # times T, in which these are rounded
 _BEST = 5  # answers that count as the best
 _SHIFTS = (0.93, 1.07)  # times S of the best two, for values between
+_HOPEFUL = 1.15  # of the best answer: answers in other contexts that more columns may yet make the best
 _NEAR_BEST = 1.05  # of the best program's answer: answers in other contexts that count too
 
 
@@ -72,7 +73,9 @@ class ContextPrograms:
         self._hopes = master.sweep(None, _SYNCS)
         self._learn_from_hopes(master)
         self._fresh.clear()
-        self.answers = sorted((one for context in self._contexts for one in self._swept(master, context)), key=rank)
+        self.answers = []
+        for context in self._contexts:
+            self.answers = sorted([*self.answers, *self._swept(master, context)], key=rank)
 
     def refine(self) -> None:
         """The best values of S again, with the columns that came since, values between, and new contexts."""
@@ -128,7 +131,10 @@ class ContextPrograms:
 
     def _swept(self, master: ColumnMaster, context: SharedSync) -> list[Relaxed]:
         self._work(_FEW_SYNCS * PROGRAM)
-        return master.sweep(context, _FEW_SYNCS)
+        if not self.answers:
+            return master.sweep(context, _FEW_SYNCS)
+        best = self.answers[0]
+        return master.sweep(context, _FEW_SYNCS, best.pipelines_s, _HOPEFUL * best.total_s)
 
     def _learn_from_hopes(self, master: ColumnMaster) -> None:
         for hope in self._hopes[:_HOPES]:
