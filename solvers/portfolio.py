@@ -57,8 +57,6 @@ _ALONE = _Member(0, 0.25, until_first_plan=False, cooling=1.0, recreate_share=0.
 _GENERATED = 0.3  # share for making columns
 _EXPLORED = 0.4  # of a lone member, until which it prices fallbacks after that
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
-_MASTER, _MASTER_OF_SOME = 0.75, 0.5  # where multisets of columns are no longer annealed, but partitions
-_VARIANTS = 0.05  # share for variants of the best plans
 _OTHER_STAGE = 0.3  # of exploring, for columns in another ZeRO stage
 _SEEDS = 2  # factor of the seed, to which a member's number is added
 _COUNTED = 2  # members where steps are limited
@@ -223,9 +221,8 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
 def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
     """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
     columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
-    master = _MASTER if len(run.problem.usable_devices) > _SOME else _MASTER_OF_SOME
-    columns.restricted_master(run.until(master), _ELSEWHERE[number % 2])
-    columns.variants(5, run.until(master + _VARIANTS))
+    columns.restricted_master(run.until(0.75), _ELSEWHERE[number % 2])
+    columns.variants(5, run.until(0.8))
     price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
     columns.anneal(run.until(0.93))
     HillClimber(run, columns.completer, columns.rng).finish(columns.best(5))

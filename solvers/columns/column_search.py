@@ -25,7 +25,7 @@ from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.nearby import near_recipe
-from solvers.columns.programs import PROGRAM, ROUNDING, ContextPrograms
+from solvers.columns.programs import LONGER, PROGRAM, ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
 from solvers.columns.splits import best_splits
 from solvers.completion.completer import PlanCompleter
@@ -378,8 +378,8 @@ class ColumnSearch:
         for master, answer in sorted(answers, key=lambda own: rank(own[1])):
             if answer.total_s <= _PROMISING * self.run.best_s and self.run.should_continue():
                 with self._operator("leave_kind_out"):
-                    self._work(ROUNDING)
-                    self._price_chosen(master.least_rounded(answer))
+                    self._work(PROGRAM)
+                    self._price_chosen(master.rounded(answer.sync_s, answer.context, LONGER * answer.pipelines_s))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
         """Columns near those in use: a machine more or less, or of another kind, wider or narrower, in other ways."""

@@ -15,7 +15,7 @@ _SYNCS = 20  # values of S in a sweep in which each chain syncs as among copies 
 _FEW_SYNCS = 5  # values of S in a sweep in one context
 _CONTEXTS = 6  # remembered
 _HOPES = 3  # programs in which each chain syncs as among copies of its own, that are rounded for their contexts
-_LONGER = 1.02  # times T, in which these are rounded
+LONGER = 1.02  # times T, in which programs are rounded once
 _BEST = 5  # answers that count as the best
 _SHIFTS = (0.93, 1.07)  # times S of the best two, for values between
 _HOPEFUL = 1.15  # of the best answer: answers in other contexts that more columns may yet make the best
@@ -139,7 +139,7 @@ class ContextPrograms:
     def _learn_from_hopes(self, master: ColumnMaster) -> None:
         for hope in self._hopes[:_HOPES]:
             self._work(PROGRAM)
-            chosen = master.rounded(hope.sync_s, None, _LONGER * hope.pipelines_s)
+            chosen = master.rounded(hope.sync_s, None, LONGER * hope.pipelines_s)
             if chosen and hope is self._hopes[0]:
                 self._hoped = SharedSync.of(column.sync.alone for column, _ in chosen)
             self.learn(chosen)
