@@ -46,6 +46,7 @@ _ASSUMPTIONS = 3
 _WORST_GAIN = -0.04  # relative: columns of almost no reduced cost are what rounding needs
 _PER_PROGRAM = 6  # sketches made exactly for each program
 _SPLITS = 6  # places to cut chains at uplinks, tried at first
+_MUCH = 1.05  # times what programs take where each chain syncs as among copies of its own
 _ALL_KINDS = 0.8  # of the share for columns, before kinds are left out
 _PROMISING = 1.05  # of the best step time: programs without a kind beyond it are not rounded
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
@@ -83,6 +84,7 @@ class ColumnSearch:
         self._tried: set[Partition] = set()
         self._found: list[Found] = []
         self._units = 0
+        self._splits = False  # whether chains are made to be cut at the same layers
         self._errors: deque[float] = deque(maxlen=_ERRORS)  # logarithms of prices over predictions
         self._tally = OperatorTally()  # of the operator at work
         self._assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
@@ -277,7 +279,8 @@ class ColumnSearch:
         made = 0
         for answer in wanted:
             drain_s = 0.0 if answer.context is None else answer.context.drain_s
-            able = sketches.within(1.05 * (answer.sync_s + drain_s), answer.context) & ~sketches.done
+            context = answer.context if self._splits else None
+            able = sketches.within(1.05 * (answer.sync_s + drain_s), context) & ~sketches.done
             gain = np.where(able, sketches.gains(answer.pipelines_s, answer.duals), -1.0)
             for i in np.argsort(-gain, kind="stable")[:most].tolist():
                 if gain[i] <= _WORST_GAIN or not self._continues(allowance):
@@ -299,9 +302,13 @@ class ColumnSearch:
         return made
 
     def _make_splits(self, allowance: Allowance) -> None:
-        """Chains that are cut at about the same layers where they cross an uplink, and programs for them."""
+        """Where sync across uplinks takes much, chains that are cut at about the same layers where they cross one, and
+        programs for them."""
         hope, sketches = self._programs.hope, self._sketches
         if self._together or hope is None or sketches is None or len(self.kinds.places) < 2:
+            return
+        self._splits = self._programs.answers[0].total_s > _MUCH * hope[0].total_s
+        if not self._splits:
             return
         self._work(PROGRAM * len(self.kinds.places))
         for split in best_splits(self.kinds, sketches, *hope, _SPLITS)[::-1]:
