@@ -24,9 +24,8 @@ class MachineKinds:
     """The kinds of the machines with usable devices, slowest first.
 
     `machines[k]` are those of kind k, `supply[k]` says how many they are, `num_gpus[k]` how many usable devices each
-    has, `nic_bytes_per_s[k]` what all its interfaces send, `inside_bytes_per_s[k]` what a device sends to another in its
-    machine. `places` says, of all places with machines, behind which
-    uplinks they are.
+    has, `nic_bytes_per_s[k]` what all its interfaces send, `inside_bytes_per_s[k]` what a device sends to another in
+    its machine. `places` says, of all places with machines, behind which uplinks they are.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -141,7 +141,9 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
                 degree[k] = np.where(better, tp, degree[k])
                 stages[k] = np.where(better, per_machine, stages[k])
                 hold[k] = np.where(better, max(1.0, per_machine) * most, hold[k])
-                slices[k] = np.where(better, most / tp * (1 < width <= gpus), slices[k])  # that a device passes on inside
+                slices[k] = np.where(
+                    better, most / tp * (1 < width <= gpus), slices[k]
+                )  # that a device passes on inside
         held = counts @ cap
         enough = held >= num_layers
         usable = ~((counts > 0) & ~(cap[:, -1] > 0)).any(axis=1)
@@ -157,9 +159,18 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
         behind = ((each_layers * counts[fits]) @ inside).clip(max=num_layers)
         depth = (counts[fits] * stages[:, at].T).sum(axis=1)
         fill_s = np.maximum(0.0, depth - 1.0) * beats[at]
-        rows = (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sent_s, behind, degree[:, at].T)
+        rows = (
+            counts[fits],
+            np.full(len(fits), width),
+            width * size / beats[at],
+            fill_s,
+            sent_s,
+            behind,
+            degree[:, at].T,
+        )
         parts.append([column[depth <= num_layers] for column in rows])
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     layer_s = layer_bytes / np.array([uplink.bytes_per_s for uplink in kinds.uplinks])
-    done = np.zeros(len(columns[0]), bool)
-    return ChainSketches(*columns, done, layer_s, num_layers) if len(done) else None
+    if not len(columns[0]):
+        return None
+    return ChainSketches(*columns, done=np.zeros(len(columns[0]), bool), layer_s=layer_s, num_layers=num_layers)

@@ -31,7 +31,9 @@ class Split:
     sequences: float
 
 
-def best_splits(kinds: MachineKinds, sketches: ChainSketches, hope: Relaxed, base: SharedSync, most: int) -> list[Split]:
+def best_splits(
+    kinds: MachineKinds, sketches: ChainSketches, hope: Relaxed, base: SharedSync, most: int
+) -> list[Split]:
     """The best for the sync and the time of `hope`; the rings of chains are those of `base`."""
     found = []
     for order, sides in _sides(kinds, sketches, hope.sync_s):

@@ -5,8 +5,6 @@ left of a tolerance is the luck of two searches in so few steps: members take tu
 and a wider space draws other random numbers.
 """
 
-from collections.abc import Mapping
-
 import pytest
 
 from hexiopt.errors import InputError
@@ -21,15 +19,7 @@ STEPS, MEMBERS = 100, 2
 LUCK = 1.01
 OURS = ("columns", "shapes", "hexiscale", "local_search")
 QUICK, SLOW = (0, 1, 3), range(30)
-OPEN = {10: "HexiScale's partition is 3.8 % ahead on 112 GPUs, beyond those on which it is a member"}
-NARROWER = {17: "without one kind of its machines, 216 GPUs have a plan 4.5 % better after 200 steps"}
-
-
-def numbered(known: Mapping[int, str]) -> pytest.MarkDecorator:
-    """Problems by number; those of `known` must fail, so that whoever mends them hears of it."""
-    cases = slow_but(QUICK, [number for number in (range(200) if STRESS else SLOW) if number not in known])
-    marks = [(number, (pytest.mark.slow, pytest.mark.xfail(reason=why, strict=True))) for number, why in known.items()]
-    return pytest.mark.parametrize("number", [*cases, *(pytest.param(n, marks=own) for n, own in marks)])
+CASES = pytest.mark.parametrize("number", slow_but(QUICK, range(200) if STRESS else SLOW))
 
 
 def found_s(solver: str, problem: Problem, steps: int) -> float:
@@ -40,7 +30,7 @@ def found_s(solver: str, problem: Problem, steps: int) -> float:
         return float("inf")
 
 
-@numbered(OPEN)
+@CASES
 def test_not_behind_a_member_or_a_baseline(number: int) -> None:
     problem, baselines = drawn_problem(number), names(baseline)
     rivals = OURS[number % len(OURS)], baselines[number % len(baselines)]
@@ -48,7 +38,7 @@ def test_not_behind_a_member_or_a_baseline(number: int) -> None:
     assert found_s("portfolio", problem, MEMBERS * STEPS) <= LUCK * least_s
 
 
-@numbered(NARROWER)
+@CASES
 def test_more_machines_and_freedoms_do_not_hurt(number: int) -> None:
     problem = drawn_problem(number)
     narrower = sub_problem(problem, number)
