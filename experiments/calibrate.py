@@ -5,7 +5,7 @@ The fit is a least-squares fit of the logarithms of predicted over measured step
 layers that Zorse measured, with a soft L1 loss beyond 8 %. Runs of one layout in several releases weigh together as one
 row; all layers of a GPU type and precision together as five. A prior keeps constants that no row determines at their
 starting values: a constant at twice its starting value costs as much as a row with an error of 40 %.
-`--leave-one-out` also fits without each source, and prints both errors.
+`--leave-one-out` fits without each source instead, and prints the errors of its rows both ways.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 from scipy.optimize import least_squares
 
 from experiments.app.common import Job
@@ -32,7 +33,7 @@ from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import Scored, gpu_types, grouped, is_fitted
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.calibration.constants import CALIBRATION
+from hexiopt.calibration.constants import CALIBRATION, constant_values
 from hexiopt.calibration.frameworks import fitted_constants
 from hexiopt.calibration.gpus import fitted_efficiency
 from hexiopt.readers.plan_file import write_text
@@ -214,18 +215,19 @@ def run(job: Job) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print, and write the calibration."""
     parser = argparse.ArgumentParser(prog="python -m experiments.calibrate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--leave-one-out", action="store_true", help="also fit without each source of a GPU type")
+    parser.add_argument("--leave-one-out", action="store_true", help="print errors without each source; write nothing")
     options = parser.parse_args(argv)
     console = Console()
     cases, layers = _cases(RUNS), fitted_layers()
     with Progress(console=console, transient=True) as progress:
+        if options.leave_one_out:
+            console.print(_leave_one_out(cases, layers, progress))
+            return 0
         found = fit(cases, layers, progress)
     for free in FREE:
         console.print(f"{free.name:26} {found[free.name]:>9.4g} {free.unit}: {free.meaning}")
     write_text(CALIBRATION, calibration_yaml(found, cases, layers))
     console.print(f"written: {CALIBRATION.name}, fitted on {len(cases)} rows and {len(layers)} layers")
-    if options.leave_one_out:
-        _leave_one_out(cases, layers, found, console)
     return 0
 
 
@@ -240,19 +242,20 @@ def _cases(path: Path) -> list[Case]:
     return found
 
 
-def _leave_one_out(
-    cases: Sequence[Case], layers: Sequence[MeasuredLayer], found: Mapping[str, float], console: Console
-) -> None:
-    """Print the errors of each source's rows by GPU type and precision, with these rows in the fit and without them."""
-    for source, own in grouped(cases, lambda case: case.row.source).items():
-        without = fit([case for case in cases if case.row.source != source], layers, near=found)
-        for kind, rows in grouped(own, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
-            inside, outside = (_errors(rows, values) for values in (found, without))
+def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progress: Progress) -> Table:
+    """Median errors of each source's rows by GPU type and precision: of the constants in use, and of constants fitted
+    without these rows, with the interval that holds the latter in nine of ten resamples."""
+    rows: list[tuple[str, ...]] = []
+    sources = grouped(cases, lambda case: case.row.source)
+    for source, own in progress.track(sources.items(), description="sources"):
+        without = fit([case for case in cases if case.row.source != source], layers, near=constant_values())
+        for kind, alike in grouped(own, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
+            inside, outside = (_errors(alike, values) for values in (constant_values(), without))
             low, high = outside.median_interval_percent
-            console.print(
-                f"{kind[0]}, {kind[1]}, {source}: {len(rows)} rows, median error {inside.median_percent:.1f} % fitted, "
-                f"{outside.median_percent:.1f} % left out ({low:.1f} to {high:.1f})"
-            )
+            errors = (f"{inside.median_percent:.1f}", f"{outside.median_percent:.1f}", f"{low:.1f} to {high:.1f}")
+            rows.append((*kind, source, str(len(alike)), *errors))
+    columns = ("GPU", "Precision", "Source left out", "Rows", "Median fitted, %", "Left out, %", "Interval")
+    return plain_table(columns, rows, left=("GPU", "Precision", "Source left out"))
 
 
 def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:

@@ -51,14 +51,15 @@ def run(job: Job) -> float:
     from runtime.emulate.bench import EmulationBench
     from runtime.emulate.fabric import unsupported
     from runtime.emulate.stand_in import divisors
-    from runtime.launch.admission import check_trainable, trainable
+    from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
 
     config = job.config.emulate
     if not config.solvers and not job.config.plan:
         raise InputError("emulate.solvers: [] names no solver; name one or more, or give plan=FILE")
     given = job.plan_file() if job.config.plan else None
-    problem = trainable(job.problem) if given is None else given.problem
+    problem = job.problem if given is None else given.problem
+    check_problem(problem)
     entries = []
     if given is not None:
         check_trainable(str(job.config.plan), given)
@@ -71,7 +72,7 @@ def run(job: Job) -> float:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = EmulationBench(Path(folder), problem, divisor, job.config.seed)
-        entries += _plans(job, trainable(problem))
+        entries += _plans(job, problem)
         try:
             dilation = _dilation(entries, bench) if config.dilation is None else config.dilation
             links = "links shaped" if shaped else f"links as they are ({hindrance or 'emulate.network=false'})"

@@ -24,7 +24,7 @@ def run(job: Job) -> float:
     """Train; returns the last loss. Raises InputError before it starts any process, NoPlanError and FailedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
-    from runtime.launch.admission import check_trainable, trainable
+    from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
     from runtime.launch.preparation import prepared_run, resumable_step
     from runtime.launch.settings import Settings
@@ -35,7 +35,8 @@ def run(job: Job) -> float:
     if job.config.plan:
         plan, plan_file = Path(job.config.plan).absolute(), job.plan_file()
     else:
-        plan = _planned(job, trainable(job.problem), "plan.json")
+        check_problem(job.problem)
+        plan = _planned(job, job.problem, "plan.json")
         plan_file = read_plan(plan)
     check_trainable(plan, plan_file)
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}

@@ -24,10 +24,17 @@ class Pace:
     latency_s: tuple[float, ...]
     namespace: str | None = None
     """The network namespace of its device, if any."""
+    units: tuple[tuple[float, float], ...] = ()
+    """Under ZeRO-2 and 3: seconds of computing each unit in a forward and a backward, where those of `chunks` have
+    gathers and scatters in them too."""
 
-    def operation_s(self, backward: bool, chunk: int) -> float:
-        """Seconds of a forward or a backward of a layer range."""
-        return self.chunks[chunk][backward]
+    def operation_s(self, backward: bool, chunk: int, part: int | None = None) -> float:
+        """Seconds of computing a forward or a backward of a layer range, or a part of one, which is a unit."""
+        if not self.units:
+            return self.chunks[chunk][backward]
+        if part is None:
+            return sum(unit[backward] for unit in self.units)
+        return self.units[len(self.units) - 1 - part if backward else part][backward]
 
 
 def pace_until(began_s: float, seconds: float) -> None:
@@ -50,6 +57,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         own["optimizer_s"],
         tuple(own["latency_s"]),
         own["namespace"],
+        tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
     )
 
 

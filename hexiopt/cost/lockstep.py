@@ -7,12 +7,13 @@ lockstep: every layer takes as long as on the slowest of them.
 
 A stage runs *units* one after another: embedding, layers, LM head. A unit's communication runs beside another's
 compute: weights are gathered while the unit before runs, gradients are scattered while the next one runs. Only the
-first gather and the last scatter have nothing to hide behind.
+first gather and the last scatter have nothing to hide behind. (Our executor hides the last scatter where the rank goes
+on to compute without waiting for a message; norms and biases, which it sums once a step, are priced as if they
+travelled with their unit, which is more.)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -35,19 +36,22 @@ def forward_s(compute_s: Sequence[float], gather_s: Sequence[float]) -> float:
 
 
 def backward_s(compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]) -> float:
-    """A backward, units in the forward's order: g + (n−1)·max(c, g + r) + c + r where all are equal.
+    """A backward, units in the forward's order. Where n are equal, it takes
+    g + max(c, g) + (n−2)·max(c, g + r) + max(c, r) + r.
 
-    Beside a unit's compute run its own scatter, begun as its gradients come, and the gather of the unit before.
+    Beside a unit's compute run the scatter of the unit that ran before it and the gather of the one that runs next, as
+    in FSDP2 of PyTorch and in `hexiopt/schedules/lowering.py`.
     """
     order = list(zip(compute_s, gather_s, scatter_s, strict=True))[::-1]
-    hidden = sum(max(c, g + r) for (c, _, r), (_, g, _) in pairwise(order))
-    return order[0][1] + hidden + order[-1][0] + order[-1][2]
+    scattered = [0.0, *(r for _, _, r in order[:-1])]
+    gathered = [*(g for _, g, _ in order[1:]), 0.0]
+    hidden = sum(max(c, r + g) for (c, _, _), r, g in zip(order, scattered, gathered, strict=True))
+    return order[0][1] + hidden + order[-1][2]
 
 
 def scattered_backward_s(compute_s: Sequence[float], scatter_s: Sequence[float]) -> float:
     """A backward without gathers: c + (n−1)·max(c, r) + r where all are equal."""
-    compute, scatter = list(compute_s)[::-1], list(scatter_s)[::-1]
-    return compute[0] + sum(max(c, r) for c, r in zip(compute[1:], scatter, strict=False)) + scatter[-1]
+    return backward_s(compute_s, [0.0] * len(compute_s), scatter_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,11 @@ waits for everything after every action: whatever is first in that order, of all
 takes part in it.
 
 A receive stands before the operation during which its message is made, so that the message can come while that runs.
+
+Stages *in lockstep* share the weights or gradients of their units (embedding, layers, LM head), as under ZeRO-2 and 3:
+they run each part of an operation together, a unit a part. The weights of a unit are gathered one part before it is
+run, and its gradients are scattered after its backward, while the next part runs. At any moment a stage holds the
+weights of at most two units whole.
 """
 
 from collections import deque
@@ -44,7 +49,8 @@ _MESSAGE = {  # of what is computed: sent, received, and by how many virtual sta
 class Action(NamedTuple):
     """Virtual stage, kind, and micro-batch, written as torch does: `1F0`, `0SEND_F2`.
 
-    A backward may be cut in parts, from the head to the embedding; without a `part` it is whole.
+    A backward may be cut in parts, from the head to the embedding, a forward from the embedding to the head; without a
+    `part` it is whole.
     """
 
     stage: int
@@ -72,6 +78,17 @@ class Reduction(NamedTuple):
     number: int
 
 
+class UnitCollective(NamedTuple):
+    """What stages in lockstep do together for the unit of a part of a forward or backward: gather the weights that it
+    needs, or, if it `scatters`, scatter the gradients that it has made."""
+
+    scatters: bool
+    part: Action
+
+    def __str__(self) -> str:
+        return f"{'scatter of gradients of' if self.scatters else 'gather of weights for'} {self.part}"
+
+
 class LastBackward(NamedTuple):
     """A part of the last backward through a layer range (`chunk`) of a stage of a pipeline. Whole ones have part 0."""
 
@@ -81,14 +98,22 @@ class LastBackward(NamedTuple):
     part: int = 0
 
 
-ActionList = tuple[Action | Reduction, ...]
+class Lockstep(NamedTuple):
+    """Stages (pipeline, stage) that run every part of a backward together and scatter its gradients; with `gathers`,
+    also every part of a forward, and gather weights for each."""
+
+    stages: frozenset[tuple[int, int]]
+    gathers: bool
+
+
+ActionList = tuple[Action | Reduction | UnitCollective, ...]
 
 
 @dataclass(frozen=True)
 class StepShape:
     """A pipeline's step. `chunk_s` has the seconds of a forward and a backward of each layer range [stages][chunks],
     `message_s` those of a message: they only decide which of several possible orders the lists have. `last_parts`: in
-    how many parts the last backward of each is cut [stages][chunks]."""
+    how many parts the last backward of each is cut [stages][chunks], and of stages in lockstep every operation."""
 
     schedule: Schedule
     num_micro_batches: int
@@ -116,33 +141,34 @@ class StepShape:
 
 
 def lowered(
-    pipelines: Sequence[StepShape], reductions: Sequence[frozenset[LastBackward]] = ()
+    pipelines: Sequence[StepShape],
+    reductions: Sequence[frozenset[LastBackward]] = (),
+    lockstep: Sequence[Lockstep] = (),
 ) -> tuple[tuple[ActionList, ...], ...]:
     """The list of every stage [pipelines][stages].
 
-    Each of the `reductions` has the parts of last backwards that it waits for; the stages of these take part. Raises
-    InputError where operations wait for each other for ever.
+    Each of the `reductions` has the parts of last backwards that it waits for; the stages of these take part. Of
+    `lockstep`, each stage is in one at most. Raises InputError where operations wait for each other for ever, and where
+    stages in lockstep run different ones.
     """
-    walk = _Walk(pipelines, reductions)
+    walk = _Walk(pipelines, reductions, lockstep)
     walk.run()
     return tuple(tuple(tuple(stage.done) for stage in stages) for stages in walk.stages)
 
 
 @dataclass(eq=False)
 class _Stage:
-    """A stage on its way: what it has yet to compute, and its list so far."""
+    """A stage on its way: its list so far, and what has come to it."""
 
     pipeline: int
     number: int
     shape: StepShape
-    todo: deque[Action]
-    running: bool = False
-    done: list[Action | Reduction] = field(default_factory=list)
+    done: list[Action | Reduction | UnitCollective] = field(default_factory=list)
     came: set[Action] = field(default_factory=set)
 
-    def is_last_part(self, action: Action) -> bool:
-        """Whether a forward or a backward ends with it."""
-        return action.part is None or action.part + 1 == self.shape.last_parts[self.number][self.chunk(action)]
+    def parts(self, action: Action) -> int:
+        """In how many parts a forward or a backward is cut, if it is."""
+        return self.shape.last_parts[self.number][self.chunk(action)]
 
     def chunk(self, action: Action) -> int:
         """Which of the stage's layer ranges it computes."""
@@ -151,16 +177,52 @@ class _Stage:
     def seconds(self, action: Action) -> float:
         """How long it takes."""
         whole_s = self.shape.chunk_s[self.number][self.chunk(action)][action.backward]
-        return whole_s if action.part is None else whole_s / self.shape.last_parts[self.number][self.chunk(action)]
+        return whole_s if action.part is None else whole_s / self.parts(action)
+
+    def lacks_input(self, action: Action) -> bool:
+        """Whether what it begins with has not come yet."""
+        source, shape = action.stage - _MESSAGE[action.kind][2], self.shape
+        is_sent = action.part in (None, 0) and 0 <= source < shape.num_stages * shape.num_chunks
+        return is_sent and action.input not in self.came
 
 
-def _computes(shape: StepShape, stage: int) -> deque[Action]:
+@dataclass(eq=False)
+class _Crew:
+    """Stages that run each operation together, and what they have yet to compute. Most are of one stage."""
+
+    stages: list[_Stage]
+    todo: deque[Action]
+    lockstep: Lockstep | None
+    running: bool = False
+
+    def is_last_part(self, action: Action) -> bool:
+        """Whether a forward or a backward ends with it."""
+        return action.part is None or action.part + 1 == self.stages[0].parts(action)
+
+    def put(self, one: Action | Reduction | UnitCollective) -> None:
+        """Put it into the lists of all."""
+        for stage in self.stages:
+            stage.done.append(one)
+
+    def gather(self, action: Action) -> None:
+        """Gather the weights of the part after this one; of a first part, its own before."""
+        parts = 1 if action.part is None else self.stages[0].parts(action)
+        first = action.part or 0
+        for part in range(first + (first > 0), min(first + 2, parts)):
+            self.put(UnitCollective(False, action if parts == 1 else action._replace(part=part)))
+
+
+def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[Action]:
     found = deque[Action]()
     at = StagePosition(stage, shape.num_stages, shape.num_micro_batches, shape.num_chunks)
     for kind, chunk, micro_batch in operations(shape.schedule, at):
         action = Action(chunk * shape.num_stages + stage, _KIND_OF[kind], micro_batch)
         parts = shape.last_parts[stage][chunk]
-        if action.backward and micro_batch == shape.num_micro_batches - 1 and parts > 1:
+        if lockstep is None:
+            is_cut = action.backward and micro_batch == shape.num_micro_batches - 1
+        else:
+            is_cut = action.backward or lockstep.gathers
+        if is_cut and parts > 1:
             found += [action._replace(part=part) for part in range(parts)]
         else:
             found.append(action)
@@ -168,13 +230,24 @@ def _computes(shape: StepShape, stage: int) -> deque[Action]:
 
 
 class _Walk:
-    def __init__(self, pipelines: Sequence[StepShape], reductions: Sequence[frozenset[LastBackward]]) -> None:
-        self.stages = [
-            [_Stage(p, s, shape, _computes(shape, s)) for s in range(shape.num_stages)]
-            for p, shape in enumerate(pipelines)
+    def __init__(
+        self,
+        pipelines: Sequence[StepShape],
+        reductions: Sequence[frozenset[LastBackward]],
+        lockstep: Sequence[Lockstep],
+    ) -> None:
+        self.stages = [[_Stage(p, s, shape) for s in range(shape.num_stages)] for p, shape in enumerate(pipelines)]
+        joined = {at for one in lockstep for at in one.stages}
+        self._crews = [self._crew(sorted(one.stages), one) for one in lockstep]
+        self._crews += [
+            self._crew([(stage.pipeline, stage.number)], None)
+            for stages in self.stages
+            for stage in stages
+            if (stage.pipeline, stage.number) not in joined
         ]
-        # When what happens at which stage of which pipeline: a message comes, or (None) an operation ends.
-        self._events: list[tuple[float, int, int, int, Action | None]] = []
+        self._crew_of = {(one.pipeline, one.number): crew for crew in self._crews for one in crew.stages}
+        # When what happens to which crew: a message comes to one of its stages, or (None) an operation ends.
+        self._events: list[tuple[float, int, int, int, _Crew, tuple[_Stage, Action] | None]] = []
         self._count = 0
         self._reductions = reductions
         self._missing = [len(parts) for parts in reductions]
@@ -183,51 +256,69 @@ class _Walk:
             for part in parts:
                 self._waiting.setdefault(part, []).append(number)
 
+    def _crew(self, places: Sequence[tuple[int, int]], lockstep: Lockstep | None) -> _Crew:
+        stages = [self.stages[p][s] for p, s in places]
+        each = [_computes(stage.shape, stage.number, lockstep) for stage in stages]
+        for stage, todo in zip(stages, each, strict=True):
+            if todo != each[0]:
+                one = stages[0]
+                raise InputError(
+                    f"a step would hang: stage {stage.number} of pipeline {stage.pipeline}, with "
+                    f"{stage.shape.num_micro_batches} micro-batches, gathers or scatters another number of times than "
+                    f"stage {one.number} of pipeline {one.pipeline}, with {one.shape.num_micro_batches}; give "
+                    "pipelines equally many stages, layers and micro-batches"
+                )
+        return _Crew(stages, each[0], lockstep)
+
     def run(self) -> None:
-        for stages in self.stages:
-            for stage in stages:
-                self._begin(stage, 0.0)
+        for crew in self._crews:
+            self._begin(crew, 0.0)
         while self._events:
-            now_s, pipeline, number, _, came = heappop(self._events)
-            stage = self.stages[pipeline][number]
+            now_s, _, _, _, crew, came = heappop(self._events)
             if came is None:
-                self._end(stage, now_s)
+                self._end(crew, now_s)
             else:
-                stage.came.add(came)
-            self._begin(stage, now_s)
-        for stages in self.stages:
-            for stage in stages:
-                if stage.todo:
+                stage, action = came
+                stage.came.add(action)
+            self._begin(crew, now_s)
+        for crew in self._crews:
+            for stage in crew.stages:
+                if crew.todo:
                     raise InputError(
                         f"schedule {stage.shape.schedule}: operations wait for each other for ever: stage "
-                        f"{stage.number} for the input of {stage.todo[0]}; run what they wait for before"
+                        f"{stage.number} for the input of {crew.todo[0]}; run what they wait for before"
                     )
         assert not any(self._missing), "a reduction waits for a backward that there is not"
 
-    def _begin(self, stage: _Stage, now_s: float) -> None:
-        """Start the stage's next operation if it is free, and the input is there."""
-        if stage.running or not stage.todo:
+    def _begin(self, crew: _Crew, now_s: float) -> None:
+        """Start the next operation if all who run it are free and have its input."""
+        if crew.running or not crew.todo:
             return
-        action, shape = stage.todo[0], stage.shape
-        source = action.stage - _MESSAGE[action.kind][2]
-        waits = action.part in (None, 0) and 0 <= source < shape.num_stages * shape.num_chunks
-        if waits and action.input not in stage.came:
+        action = crew.todo[0]
+        if any(stage.lacks_input(action) for stage in crew.stages):
             return
-        stage.running = True
-        self._at(now_s + stage.seconds(action), stage, None)
+        crew.running = True
+        if crew.lockstep is not None and crew.lockstep.gathers:
+            crew.gather(action)
+        self._at(now_s + max(stage.seconds(action) for stage in crew.stages), crew, None)
 
-    def _at(self, time_s: float, stage: _Stage, came: Action | None) -> None:
+    def _at(self, time_s: float, crew: _Crew, came: tuple[_Stage, Action] | None) -> None:
         self._count += 1
-        heappush(self._events, (time_s, stage.pipeline, stage.number, self._count, came))
+        stage = crew.stages[0] if came is None else came[0]
+        heappush(self._events, (time_s, stage.pipeline, stage.number, self._count, crew, came))
 
-    def _end(self, stage: _Stage, now_s: float) -> None:
-        action = stage.todo.popleft()
-        stage.running = False
-        stage.done.append(action)
-        if stage.is_last_part(action):
-            self._pass_on(stage, action, now_s)
-        if action.backward and action.micro_batch == stage.shape.num_micro_batches - 1:
-            self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), action.part or 0))
+    def _end(self, crew: _Crew, now_s: float) -> None:
+        action = crew.todo.popleft()
+        crew.running = False
+        crew.put(action)
+        if crew.is_last_part(action):
+            for stage in crew.stages:
+                self._pass_on(stage, action, now_s)
+        if action.backward and crew.lockstep is not None:
+            crew.put(UnitCollective(True, action))
+        for stage in crew.stages:
+            if action.backward and action.micro_batch == stage.shape.num_micro_batches - 1:
+                self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), action.part or 0))
 
     def _pass_on(self, stage: _Stage, action: Action, now_s: float) -> None:
         """Put what has been computed into the lists of who sends and who receives it."""
@@ -238,7 +329,7 @@ class _Walk:
             receiver = self.stages[stage.pipeline][target % shape.num_stages]
             came = Action(target, received, action.micro_batch)
             receiver.done.append(came)
-            self._at(now_s + shape.message_s, receiver, came)
+            self._at(now_s + shape.message_s, self._crew_of[receiver.pipeline, receiver.number], (receiver, came))
 
     def _reduce(self, part: LastBackward) -> None:
         for number in self._waiting.get(part, ()):

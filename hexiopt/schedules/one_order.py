@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hexiopt.errors import InputError
-from hexiopt.schedules.lowering import Action, ActionKind, ActionList
+from hexiopt.schedules.lowering import Action, ActionKind, ActionList, UnitCollective
 
 
 class JointEvent(NamedTuple):
@@ -70,6 +70,34 @@ def check_inputs(actions: ActionList, num_virtual_stages: int, num_micro_batches
     }
     if due != done:
         raise InputError(f"a step's list lacks or has too much: {', '.join(sorted(map(str, due ^ done)))}")
+
+
+def check_units(actions: ActionList, gathers: bool) -> None:
+    """Raise InputError unless a stage in lockstep gathers, if it `gathers`, the weights of every part of a forward or
+    backward once before it, those of two parts at most at once, and scatters the gradients of every part of a backward
+    next of all that it does with units."""
+    gathered, made = list[Action](), list[Action]()
+    for action in actions:
+        match action:
+            case UnitCollective(scatters=False, part=part):
+                gathered.append(part)
+                if len(gathered) > 2 or gathered.count(part) > 1:
+                    raise InputError(f"a step's list is not in order: {action} comes before what is gathered is used")
+            case UnitCollective(part=part):
+                if made != [part]:
+                    raise InputError(f"a step's list is not in order: {action} does not follow {part}")
+                made.clear()
+            case Action(kind=ActionKind.FORWARD | ActionKind.BACKWARD):
+                if made:
+                    raise InputError(f"a step's list is not in order: {action} comes before a scatter of {made[0]}")
+                if gathers and gathered[:1] != [action]:
+                    raise InputError(f"a step's list is not in order: {action} comes before a gather of its weights")
+                if gathers:
+                    gathered.pop(0)
+                if action.kind is ActionKind.BACKWARD:
+                    made.append(action)
+    if gathered or made:
+        raise InputError(f"a step's list is not in order: nothing uses the weights or gradients of {gathered + made}")
 
 
 _OF_EARLIER = {ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD}  # exchanged with the virtual stage before

@@ -5,7 +5,8 @@ by the plan's own layers, heads, micro-batches and messages. Its hidden states a
 square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other. Computing is
 paced: an operation ends when the time that the cost model predicts for it, multiplied by the *dilation*, is over. So
 what is compared with the prediction is schedule, overlap, communication and sharing, not the compute times themselves.
-A stage's gradients are summed from the end of its last paced backward.
+A stage's gradients are summed from the end of its last paced backward; under ZeRO-2 and 3 units are paced one by one,
+and really gathered and scattered beside that.
 """
 
 import math
@@ -41,6 +42,11 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                 tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.chunk_s),
                 dilation * optimizer_s,
                 tuple(dilation * network.pair_latency(device, other) for other in layout.devices),
+                units=tuple(
+                    (dilation * unit.forward_s, dilation * unit.backward_s)
+                    for unit in priced.units
+                    for _ in range(unit.repeats)
+                ),
             )
         )
     return found

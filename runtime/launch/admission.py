@@ -1,7 +1,6 @@
 """Before a run starts: whether its plan can be trained, on what, and whether this machine can carry it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hexiopt.calibration.gpus import catalogue
@@ -10,7 +9,6 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.workload import AUTO
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.units import GIB
@@ -25,17 +23,11 @@ MOST_PROCESSES_PER_CORE = 8
 _TORCH_BYTES, _PROCESS_BYTES = 280e6, 50e6
 
 
-def trainable(problem: Problem) -> Problem:
-    """The problem with ZeRO-1 where its stage was open, so that its plans can be trained.
-
-    Raises InputError where none of them can.
-    """
+def check_problem(problem: Problem) -> None:
+    """Raise InputError where none of a problem's plans can be trained."""
     cannot = untrainable(problem.model, problem.workload)
     if cannot is not None:
         raise InputError(cannot)
-    if problem.workload.optimizer_sharding != AUTO:
-        return problem
-    return replace(problem, workload=replace(problem.workload, optimizer_sharding="1"))
 
 
 def check_trainable(path: str | Path, plan_file: PlanFile) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -12,14 +13,14 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from runtime.device import clock_of
-from runtime.mapping.actions import rank_actions
+from runtime.mapping.actions import rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.decoder import DecoderChunk, Rope
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
@@ -28,6 +29,7 @@ from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
+from runtime.parallel.unit_weights import UnitWeights, first_weights
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 
@@ -35,7 +37,7 @@ _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 class Trainee:
     """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
-    `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
+    `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
     over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
     process group, as NCCL needs, which ignores tags (None: on GPUs).
     """
@@ -65,9 +67,9 @@ class Trainee:
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
-        self.weights = empty_weights(parts, dtype, device)
-        for part in parts:
-            self.weights[part.name].data.copy_(initial(part))
+        shared = bucket_parts(self.layout.held, plan.sharding.stage)
+        self.buckets = buckets(shared, parts, gradient_dtype, device)
+        self.weights = first_weights(self.buckets, parts, initial, dtype, device)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
         attention: Attention
         match executor.sequence:
@@ -81,9 +83,9 @@ class Trainee:
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
         chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
-        shared = bucket_parts(self.layout.held, plan.sharding.stage == 1)
-        self.buckets = buckets(shared, parts, gradient_dtype, device)
-        sync = GradientSync(self.buckets, self.weights, groups)
+        self._sync = sync = GradientSync(self.buckets, self.weights, groups)
+        of_units = unit_buckets(executor, rank, shared, model)
+        self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
         latency_s = None if pace is None else pace.latency_s
         self._messages = messages = StageMessages(
             line, executor, rank, seq_len, model.hidden_size, like(dtype, device), groups, latency_s
@@ -95,7 +97,7 @@ class Trainee:
         # Emulated operations take the time of a whole one.
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
         clock = clock_of(device)
-        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, clock, pace)
+        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, units, clock, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
@@ -129,7 +131,10 @@ class Trainee:
     def states(self) -> States:
         """What lasts of the rank's memory."""
         return States(
-            weights=tuple(self.weights.values()),
+            weights=(
+                *self.weights.values(),
+                *(bucket.weight for bucket in self.buckets if bucket.weight is not None),
+            ),
             gradients=tuple(bucket.gradient for bucket in self.buckets),
             masters=tuple(master for master in self.optimizer.masters if master is not None),
             moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
@@ -139,7 +144,13 @@ class Trainee:
     def used(self, sequences: Sequences) -> Used:
         """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
         more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
-        return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
+        found = used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
+        parts = replace(
+            found.parts,
+            weights=found.parts.weights + self._units.most_bytes,
+            gradients=found.parts.gradients + self._sync.most_bytes,
+        )
+        return replace(found, parts=parts)
 
 
 def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:

@@ -4,18 +4,34 @@ A message between stages is one between each pair of ranks that have tokens in c
 `PipelineLayout.routes`; so all that ranks do together still has one order, and `check_actions` says so before a run.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from hexiopt.problem.model import ModelSpec
-from hexiopt.schedules.lowering import Action, ActionKind, LastBackward, StepShape, lowered
-from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order
+from hexiopt.schedules.lowering import (
+    Action,
+    ActionKind,
+    LastBackward,
+    Lockstep,
+    Reduction,
+    StepShape,
+    UnitCollective,
+    lowered,
+)
+from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order, check_units
 from hexiopt.schedules.schedule import Schedule
-from runtime.mapping.buckets import BucketParts, GradientCollective, collectives, collectives_between
+from runtime.mapping.buckets import (
+    BucketCollective,
+    BucketParts,
+    CollectiveKind,
+    collectives,
+    collectives_between,
+)
 from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.times import StepTimes
 
-RankActions = tuple[Action | GradientCollective, ...]
+RankActions = tuple[Action | BucketCollective, ...]
 
 
 def rank_actions(
@@ -31,32 +47,94 @@ def rank_actions(
     """The actions of every rank, checked.
 
     Without `times`, pipelines are taken to be balanced. Gradients are summed beside the last backward, which is cut at
-    layers for that unless `cut_last` is False. Raises InputError where operations wait for each other for ever.
+    layers for that unless `cut_last` is False. Under ZeRO-2 and 3 every backward is cut, and scatters the gradients of
+    each unit; under ZeRO-3 every forward too, and all gather weights one unit ahead. Raises InputError where operations
+    wait for each other for ever.
     """
-    sums = list(collectives(buckets))
-    summing = {rank for one in sums for rank in one.ranks}
+    sums, together = list(collectives(buckets)), lockstep(layout, buckets)
+    cut = {rank for one in sums for rank in one.ranks} if cut_last else set[int]()
+    cut |= {rank for rank, at in enumerate(layout.executor_of) for one in together if _place(at) in one.stages}
     expected = StepTimes.even(layout, schedule) if times is None else times
     shapes = []
     for line, chunk_s, message_s in zip(layout.lines, expected.chunk_s, expected.message_s, strict=True):
-        parts = tuple(_last_parts(stage, summing if cut_last else set()) for stage in line.stages)
+        parts = tuple(_last_parts(stage, cut) for stage in line.stages)
         shapes.append(StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts))
     waits = [frozenset(_waits_for(one, buckets[one.bucket], layout, model, shapes)) for one in sums]
-    lists = lowered(shapes, waits)
-    for shape, stages in zip(shapes, lists, strict=True):
-        for actions in stages:
+    lists = lowered(shapes, waits, together)
+    for p, (shape, stages) in enumerate(zip(shapes, lists, strict=True)):
+        for s, actions in enumerate(stages):
             check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
+            for one in together:
+                if (p, s) in one.stages:
+                    check_units(actions, one.gathers)
     later = list(collectives_between(buckets))
     found = []
     for rank, executor in enumerate(layout.executor_of):
-        own: list[Action | GradientCollective] = []
+        units = unit_buckets(executor, rank, buckets, model)
+        own: list[Action | BucketCollective] = []
         for action in lists[executor.pipeline][executor.stage]:
-            if isinstance(action, Action):
-                own.append(action)
-            elif rank in sums[action.number].ranks:
-                own.append(sums[action.number])
+            match action:
+                case Action():
+                    own.append(action)
+                case Reduction(number):
+                    own += [sums[number]] if rank in sums[number].ranks else []
+                case UnitCollective(scatters, part):
+                    kind = CollectiveKind.SCATTER if scatters else CollectiveKind.GATHER
+                    (unit,) = units_of(part, executor)
+                    groups = [(n, _group(buckets[n], rank)) for n in units.get(unit, ())]
+                    own += [BucketCollective(kind, n, ranks) for n, ranks in groups if len(ranks) > 1]
         found.append((*own, *(one for one in later if rank in one.ranks)))
     check_actions(layout, seq_len, found)
     return found
+
+
+def lockstep(layout: Layout, buckets: Sequence[BucketParts]) -> list[Lockstep]:
+    """The stages that run every operation together, because they share gradients of each micro-batch, or weights."""
+    crews: list[set[tuple[int, int]]] = []
+    for bucket in buckets:
+        for ranks in bucket.groups() if bucket.zero >= 2 else ():
+            if len(ranks) > 1:
+                own = {_place(layout.executor_of[rank]) for rank in ranks}
+                crews = [
+                    *(crew for crew in crews if not crew & own),
+                    own.union(*(crew for crew in crews if crew & own)),
+                ]
+    gathers = any(bucket.zero == 3 for bucket in buckets)
+    return [Lockstep(frozenset(crew), gathers) for crew in sorted(crews, key=min)]
+
+
+def _place(executor: RankExecutor) -> tuple[int, int]:
+    return executor.pipeline, executor.stage
+
+
+def _group(bucket: BucketParts, rank: int) -> tuple[int, ...]:
+    return next(ranks for ranks in bucket.groups() if rank in ranks)
+
+
+Unit = tuple[int, int]  # of a virtual stage: how many units come before it in a forward
+
+
+def units_of(action: Action, executor: RankExecutor) -> list[Unit]:
+    """The units that a forward or backward, or a part of one, runs."""
+    (chunk,) = (chunk for chunk in executor.chunks if chunk.number == action.stage)
+    count, part = backward_parts(chunk), action.part
+    if part is None:
+        return [(action.stage, unit) for unit in range(count)]
+    return [(action.stage, count - 1 - part if action.backward else part)]
+
+
+def unit_buckets(
+    executor: RankExecutor, rank: int, buckets: Sequence[BucketParts], model: ModelSpec
+) -> dict[Unit, list[int]]:
+    """The numbers of the buckets of ZeRO-2 or 3 that a rank has in each unit. A tied matrix is in two units where a
+    stage is the first and the last."""
+    found: dict[Unit, list[int]] = defaultdict(list)
+    for number, bucket in enumerate(buckets):
+        if bucket.zero >= 2 and rank in bucket.held.ranks:
+            for chunk in executor.chunks:
+                for part in sorted({part for one in bucket.parts for part in _made_in(one.name, chunk, model)}):
+                    found[chunk.number, backward_parts(chunk) - 1 - part].append(number)
+    return dict(found)
 
 
 def check_actions(layout: Layout, seq_len: int, of_ranks: Sequence[RankActions]) -> None:
@@ -88,7 +166,7 @@ def _last_parts(stage: Sequence[RankExecutor], summing: set[int]) -> tuple[int, 
 
 
 def _waits_for(
-    one: GradientCollective, bucket: BucketParts, layout: Layout, model: ModelSpec, shapes: Sequence[StepShape]
+    one: BucketCollective, bucket: BucketParts, layout: Layout, model: ModelSpec, shapes: Sequence[StepShape]
 ) -> Iterator[LastBackward]:
     """The parts of last backwards in which gradients of a bucket are made."""
     for executor in {layout.executor_of[rank].ranks: layout.executor_of[rank] for rank in one.ranks}.values():
@@ -116,7 +194,7 @@ def _joint_events(
     """What a rank does together with others; its executor computes together, as there are collectives in it."""
     where = f"of pipeline {executor.pipeline}"
     for action in own:
-        if isinstance(action, GradientCollective):
+        if isinstance(action, BucketCollective):
             yield JointEvent(str(action), action.ranks)
         elif action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
             yield JointEvent(f"{action} {where}", executor.ranks)

@@ -1,8 +1,10 @@
-"""Which parameters share a bucket of gradients, and the collectives that sum it: the same on every rank."""
+"""Which parameters share a bucket, and the collectives on it: the same on every rank."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
@@ -12,27 +14,41 @@ from runtime.mapping.parts import ParameterPart
 BUCKET_ELEMENTS = 8_000_000  # of a bucket, unless one parameter is larger
 
 
-class GradientCollective(NamedTuple):
-    """Sums the gradients of bucket number `bucket` over `ranks`; with `between`, those that sharding groups have each
-    summed for themselves."""
+class CollectiveKind(Enum):
+    """What is done with a bucket; the values are the words for it."""
 
+    SUM = "sum of gradient bucket"
+    SUM_BETWEEN = "sum between groups of gradient bucket"
+    SCATTER = "scatter of gradient bucket"
+    GATHER = "gather of weight bucket"
+
+
+class BucketCollective(NamedTuple):
+    """What `ranks` do with bucket number `bucket`: sum its gradients of a step, or, between sharding groups, what these
+    have summed; scatter its gradients of a micro-batch; gather its weights."""
+
+    kind: CollectiveKind
     bucket: int
     ranks: tuple[int, ...]
-    between: bool = False
 
     def __str__(self) -> str:
-        return f"{'sum between groups' if self.between else 'sum'} of gradient bucket {self.bucket}"
+        return f"{self.kind.value} {self.bucket}"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketParts:
-    """What a bucket has: parts that the same ranks hold, decayed by the optimiser or not; if `sharded`, summed in each
-    sharding group of theirs, so that each rank gets a share, and else over all."""
+    """What a bucket has: parts that the same ranks hold, decayed by the optimiser or not. `zero` is the ZeRO stage by
+    which each sharding group of theirs shards it: with 0, it is summed over all of them."""
 
     held: HeldParts
     decays: bool
     parts: tuple[ParameterPart, ...]
-    sharded: bool
+    zero: int
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank of a group steps a share of its own."""
+        return self.zero >= 1
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that sum it."""
@@ -43,8 +59,13 @@ class BucketParts:
         return self.held.between() if self.sharded else []
 
 
-def bucket_parts(held: Iterable[HeldParts], sharded: bool) -> list[BucketParts]:
-    """All buckets of a plan, in the order of `held`: that in which backwards make their gradients."""
+def bucket_parts(held: Iterable[HeldParts], zero: int) -> list[BucketParts]:
+    """All buckets of a plan of that ZeRO stage, in the order of `held`: that in which backwards make their gradients.
+
+    From ZeRO-2 on, the matrices of a unit (a layer, embedding or LM head) are a bucket. Norms and biases are left to
+    ZeRO-1, as small parameters are by DeepSpeed (`stage3_param_persistence_threshold`): a collective of their own in
+    every unit would take longer than they are worth.
+    """
     found = []
     for same in held:
         by_decay: dict[bool, list[ParameterPart]] = defaultdict(list)
@@ -52,8 +73,18 @@ def bucket_parts(held: Iterable[HeldParts], sharded: bool) -> list[BucketParts]:
             if prod(part.local_shape):
                 by_decay[part.decays].append(part)
         for decays, kept in by_decay.items():
-            found += [BucketParts(same, decays, tuple(some), sharded) for some in _filled(kept)]
+            if zero >= 2 and decays:
+                units = [tuple(own) for _, own in groupby(kept, lambda part: unit_name(part.name))]
+                found += [BucketParts(same, decays, own, zero) for own in units]
+            else:
+                found += [BucketParts(same, decays, tuple(some), min(zero, 1)) for some in _filled(kept)]
     return found
+
+
+def unit_name(name: str) -> str:
+    """Of a parameter, the unit that it belongs to: its layer, or itself."""
+    words = name.split(".")
+    return ".".join(words[: words.index("layers") + 2]) if "layers" in words else name
 
 
 def _filled(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
@@ -69,16 +100,16 @@ def _filled(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
     return found
 
 
-def collectives(found: Sequence[BucketParts]) -> Iterator[GradientCollective]:
-    """Every first sum of every bucket."""
+def collectives(found: Sequence[BucketParts]) -> Iterator[BucketCollective]:
+    """Every first sum of every bucket that is summed once a step."""
     for number, bucket in enumerate(found):
         for ranks in bucket.groups():
-            if len(ranks) > 1:
-                yield GradientCollective(number, ranks)
+            if len(ranks) > 1 and bucket.zero < 2:
+                yield BucketCollective(CollectiveKind.SUM, number, ranks)
 
 
-def collectives_between(found: Sequence[BucketParts]) -> Iterator[GradientCollective]:
+def collectives_between(found: Sequence[BucketParts]) -> Iterator[BucketCollective]:
     """Those between sharding groups, which follow all others."""
     for number, bucket in enumerate(found):
         for ranks, *_ in bucket.between():
-            yield GradientCollective(number, ranks, True)
+            yield BucketCollective(CollectiveKind.SUM_BETWEEN, number, ranks)

@@ -209,9 +209,6 @@ def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) 
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    zero = workload.optimizer_sharding if plan is None else str(plan.sharding.stage)
-    if zero in ("2", "3"):
-        return f"ZeRO-{zero} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             wrong = stage.sequence and misfit(stage.sequence, workload.seq_len, model.num_heads)
@@ -221,7 +218,7 @@ def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) 
 
 
 def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> Layout:
-    """The processes of a plan that has passed the check; without a cluster, sharding groups are left out.
+    """The processes of a plan that has passed the check; without a cluster, stated sharding groups are left out.
 
     Raises InputError where heads are not the model's.
     """
@@ -248,7 +245,10 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
     ranks = range(len(devices))
     each = tuple(executor_of[rank] for rank in ranks)
     groups = None if cluster is None else sharding_groups(plan, cluster)
-    group_of = [0 if groups is None else groups[device] for device in devices]
+    if cluster is None and plan.sharding.stage >= 2:
+        group_of = [executor.stage for executor in each]
+    else:
+        group_of = [0 if groups is None else groups[device] for device in devices]
     held = _held(each, model, group_of)
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 

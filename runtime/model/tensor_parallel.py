@@ -95,7 +95,8 @@ class _Products(torch.autograd.Function):
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.tp = None if tp is None or tp.group is None else tp
         ctx.biased = [bias is not None for bias in biases]
-        ctx.save_for_backward(x, *weights)
+        ctx.save_for_backward(x)
+        ctx.weights = weights  # parameters, which last, or come back for the backward
         whole = x if ctx.tp is None else _all_gather(x, ctx.tp)
         return tuple(
             functional.linear(whole, weight, bias)  # type: ignore[arg-type]
@@ -104,7 +105,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
+        (x,), weights = ctx.saved_tensors, ctx.weights
         whole = x if ctx.tp is None else _all_gather(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]
         of_weights = [grad.T @ whole.flatten(0, 1) for grad in flat]

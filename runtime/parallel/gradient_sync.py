@@ -3,11 +3,11 @@
 The elements that the same ranks hold share buckets (`runtime/mapping/buckets.py`). Each rank adds what its own tokens
 and heads contribute, so a plain sum is right for every kind of holder: pipelines, replicas, ranks of a TP group that
 hold a norm whole, and those that share a key-value head. When a bucket's collective starts, stands in the rank's
-actions, so that all ranks start them in one order.
+actions, so that all ranks start them in one order. From ZeRO-2 on, units are scattered in every micro-batch instead.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
@@ -16,19 +16,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.mapping.buckets import BucketParts, GradientCollective
+from runtime.mapping.buckets import BucketCollective, BucketParts, CollectiveKind
 from runtime.mapping.parts import ParameterPart
 from runtime.network import ProcessGroups
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where elements of a bucket lie: `at` in it, as a `shape`, and `where` in the rank's own part of a parameter."""
+
+    at: slice
+    shape: tuple[int, ...]
+    where: tuple[slice, ...]
 
 
 @dataclass(eq=False)
 class Bucket:
     """A rank's own of a bucket: elements of parameters that the same ranks hold, flat; decayed by the optimiser or not.
 
-    `number` is that of the plan's bucket. `views[name]` pairs the bucket's elements with the rank's own part of a
-    parameter. With `sharded`, each rank of the `group` ends up with the sum of an equal share of the bucket; otherwise
-    all with the whole. What other sharding groups hold too is summed between them: `between` has the elements by ranks.
-    Of several groups, the first one counts for all.
+    `number` is that of the plan's bucket, `length` that of the flat elements, `places` say by name where they belong.
+    Under ZeRO-`zero` each rank of the `group` steps an equal share: from ZeRO-2 on, `gradient` is that of the share
+    alone, and under ZeRO-3 so is `weight`, which is None elsewhere. What other sharding groups hold too is summed
+    between them: `between` has the elements by ranks. Of several groups, the first one counts for all.
     """
 
     number: int
@@ -36,32 +45,50 @@ class Bucket:
     is_first: bool
     between: dict[tuple[int, ...], slice]
     decays: bool
-    sharded: bool
+    zero: int
     parts: tuple[ParameterPart, ...]
+    length: int
+    places: dict[str, Place]
     gradient: Tensor
-    views: dict[str, tuple[Tensor, tuple[slice, ...]]]
+    weight: Tensor | None = None
     work: dist.Work | None = None
-    scattered: Tensor | None = None  # where a collective puts this rank's share
+    whole: Tensor | None = None  # gradients of a micro-batch, until they are scattered
+    scattered: Tensor | None = None  # where a collective puts this rank's share of a whole gradient
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this rank steps a share, and others the rest."""
+        return self.zero >= 1 and len(self.group) > 1
 
     @property
     def share(self) -> slice:
-        """What this rank keeps of the flat elements."""
+        """What this rank steps of the flat elements."""
         if not self.sharded:
-            return slice(0, len(self.gradient))
-        size = len(self.gradient) // len(self.group)
+            return slice(0, self.length)
+        size = self.length // len(self.group)
         at = self.group.index(dist.get_rank()) * size
         return slice(at, at + size)
+
+    @property
+    def summed(self) -> Tensor:
+        """The gradient of the share."""
+        return self.gradient if self.zero >= 2 else self.gradient[self.share]
 
     @property
     def counts(self) -> bool:
         """Whether this rank counts the share for all who have it."""
         return self.is_first and (self.sharded or self.group[0] == dist.get_rank())
 
+    def pieces(self, flat: Tensor) -> Iterator[tuple[str, Tensor, tuple[slice, ...]]]:
+        """The elements of every parameter in `flat`, which is laid out as the bucket, and where they are in it."""
+        for name, place in self.places.items():
+            yield name, flat[place.at].view(place.shape), place.where
+
 
 def buckets(
     found: Sequence[BucketParts], own: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device
 ) -> list[Bucket]:
-    """Of all buckets of a plan, those of a rank that holds the parts `own`; gradients of `dtype`."""
+    """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights."""
     by_name = {part.name: part for part in own}
     return [
         _bucket(number, bucket, by_name, dtype, device)
@@ -77,35 +104,42 @@ def _bucket(
     group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in bucket.parts)
     multiple = lcm(*map(len, groups)) if bucket.sharded else 1
-    flat = torch.zeros(-(-size // multiple) * multiple, dtype=dtype, device=device)
-    views, at = {}, 0
+    length = -(-size // multiple) * multiple
+    places, at = {}, 0
     for part in bucket.parts:
-        length = prod(part.local_shape)
-        mine = own[part.name]
+        end, mine = at + prod(part.local_shape), own[part.name]
         where = tuple(
             slice(part.start - mine.start, part.end - mine.start) if d == part.dim else slice(None)
             for d in range(len(part.shape))
         )
-        views[part.name] = flat[at : at + length].view(part.local_shape), where
-        at += length
+        places[part.name] = Place(slice(at, end), part.local_shape, where)
+        at = end
     between = {
-        ranks: slice(first * len(flat) // units, end * len(flat) // units)
+        ranks: slice(first * length // units, end * length // units)
         for ranks, first, end, units in bucket.between()
         if rank in ranks
     }
-    sharded = bucket.sharded and len(group) > 1
-    return Bucket(number, group, group == groups[0], between, bucket.decays, sharded, bucket.parts, flat, views)
+    gradient = torch.zeros(length // len(group) if bucket.zero >= 2 else length, dtype=dtype, device=device)
+    is_first = group == groups[0]
+    return Bucket(number, group, is_first, between, bucket.decays, bucket.zero, bucket.parts, length, places, gradient)
 
 
 class GradientSync:
-    """Collects the gradients of a step in buckets, and sums them over the ranks that hold the same elements."""
+    """Collects the gradients of a step in buckets, and sums them over the ranks that hold the same elements.
 
-    def __init__(self, found: Sequence[Bucket], weights: dict[str, nn.Parameter], groups: ProcessGroups) -> None:
+    From ZeRO-2 on, a bucket is whole only from its unit's backward until its gradients are scattered. Two units are
+    whole at most: the one that is made, and the one before it, which is scattered meanwhile.
+    """
+
+    def __init__(self, found: Sequence[Bucket], weights: Mapping[str, nn.Parameter], groups: ProcessGroups) -> None:
         self._buckets, self._groups = {bucket.number: bucket for bucket in found}, groups
         self._works: list[dist.Work] = []
         self._of: dict[str, list[Bucket]] = defaultdict(list)
+        self._scattered: tuple[list[Bucket], list[Bucket]] = [], []  # of the unit before the last one, of the last
+        self.most_bytes = 0
+        """The most that whole gradients of units have held at once."""
         for bucket in found:
-            for name in bucket.views:
+            for name in bucket.places:
                 self._of[name].append(bucket)
         for name, weight in weights.items():
             if name in self._of:
@@ -121,21 +155,46 @@ class GradientSync:
         gradient, weight.grad = weight.grad, None
         assert gradient is not None
         for bucket in self._of[name]:
-            view, where = bucket.views[name]
-            view += gradient[where]
+            place = bucket.places[name]
+            self._whole(bucket)[place.at].view(place.shape).add_(gradient[place.where])
 
-    def start(self, one: GradientCollective) -> None:
+    def _whole(self, bucket: Bucket) -> Tensor:
+        if bucket.zero < 2 or not bucket.sharded:
+            return bucket.gradient
+        if bucket.whole is None:
+            bucket.whole = bucket.gradient.new_zeros(bucket.length)
+            held = sum(one.whole.nbytes for one in self._buckets.values() if one.whole is not None)
+            self.most_bytes = max(self.most_bytes, held)
+        return bucket.whole
+
+    def start(self, one: BucketCollective) -> None:
         """Start a collective; those before it, of the same bucket, are waited for."""
         bucket, group = self._buckets[one.bucket], self._groups.of(one.ranks)
-        if one.between:
+        match one.kind:
+            case CollectiveKind.SUM_BETWEEN:
+                self._settle(bucket)
+                first = bucket.share.start if bucket.zero >= 2 else 0
+                at = bucket.between[one.ranks]
+                elements = bucket.gradient[at.start - first : at.stop - first]
+                self._works.append(dist.all_reduce(elements, group=group, async_op=True))
+            case CollectiveKind.SCATTER:
+                # What the micro-batches before have summed goes into the sum once more, so nothing is added after it.
+                whole = self._whole(bucket)
+                whole[bucket.share] += bucket.gradient
+                bucket.work = dist.reduce_scatter_single(bucket.gradient, whole, group=group, async_op=True)
+                self._scattered[1].append(bucket)
+            case _ if bucket.sharded:
+                bucket.scattered = bucket.gradient[bucket.share].clone()
+                bucket.work = dist.reduce_scatter_single(bucket.scattered, bucket.gradient, group=group, async_op=True)
+            case _:
+                bucket.work = dist.all_reduce(bucket.gradient, group=group, async_op=True)
+
+    def begin_part(self, is_first: bool) -> None:
+        """Before a part of a backward: wait for what has been scattered beside the part before, if any."""
+        earlier, last = self._scattered
+        for bucket in earlier + (last if is_first else []):
             self._settle(bucket)
-            elements = bucket.gradient[bucket.between[one.ranks]]
-            self._works.append(dist.all_reduce(elements, group=group, async_op=True))
-        elif bucket.sharded:
-            bucket.scattered = bucket.gradient[bucket.share].clone()
-            bucket.work = dist.reduce_scatter_single(bucket.scattered, bucket.gradient, group=group, async_op=True)
-        else:
-            bucket.work = dist.all_reduce(bucket.gradient, group=group, async_op=True)
+        self._scattered = [] if is_first else last, []
 
     def finish(self) -> None:
         """Wait for all sums. Parameters without a gradient count as zero."""
@@ -147,7 +206,7 @@ class GradientSync:
     def _settle(self, bucket: Bucket) -> None:
         if bucket.work is not None:
             bucket.work.wait()
-            bucket.work = None
+            bucket.work = bucket.whole = None
         if bucket.scattered is not None:
             bucket.gradient[bucket.share] = bucket.scattered
             bucket.scattered = None

@@ -1,4 +1,4 @@
-"""AdamW over flat buckets, with master weights in float32 or better; with ZeRO-1 each holder steps its own share.
+"""AdamW over flat buckets, with master weights in float32 or better; from ZeRO-1 on each holder steps its own share.
 
 Weights that are exact themselves need no masters beside them: they are laid out flat while their bucket is stepped.
 """
@@ -63,10 +63,12 @@ class Optimizer:
 
     @torch.no_grad()
     def _laid_out(self, bucket: Bucket) -> Tensor:
-        """The rank's share of the weights, flat and exact."""
-        flat = torch.zeros(len(bucket.gradient), dtype=self._exact(bucket), device=self._device)
-        for name, view in _pieces(bucket, flat):
-            view.copy_(self._weights[name][bucket.views[name][1]])
+        """The rank's share of the weights, flat and exact: what ZeRO-3 keeps of them itself, if that is exact."""
+        if bucket.weight is not None:
+            return bucket.weight.to(self._exact(bucket))
+        flat = torch.zeros(bucket.length, dtype=self._exact(bucket), device=self._device)
+        for name, view, where in bucket.pieces(flat):
+            view.copy_(self._weights[name][where])
         return flat[bucket.share].clone() if bucket.sharded else flat
 
     def _all(self) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
@@ -84,7 +86,7 @@ class Optimizer:
         """Take over master weights and moments after `step` steps: `read(kind, part)`."""
         for bucket, own in self.states():
             for kind, values in own.items():
-                flat = torch.zeros(len(bucket.gradient), dtype=values.dtype)
+                flat = torch.zeros(bucket.length, dtype=values.dtype)
                 parts = [read(kind, part).flatten() for part in bucket.parts]
                 flat[: sum(map(len, parts))] = torch.cat(parts)
                 values.copy_(flat[bucket.share])
@@ -101,7 +103,7 @@ class Optimizer:
             began = time.time()
             adamw(
                 [master],
-                [bucket.gradient[bucket.share].to(master.dtype) * factor],
+                [bucket.summed.to(master.dtype) * factor],
                 [moments["exp_avg"]],
                 [moments["exp_avg_sq"]],
                 [],
@@ -126,31 +128,25 @@ class Optimizer:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for bucket in self._buckets:
             if bucket.counts:
-                total += bucket.gradient[bucket.share].to(self._exact(bucket)).square().sum()
+                total += bucket.summed.to(self._exact(bucket)).square().sum()
         dist.all_reduce(total)
         return float(total.sqrt())
 
     @torch.no_grad()
     def _spread(self, bucket: Bucket, master: Tensor) -> None:
-        """Give every holder the new weights."""
+        """Give every holder the new weights; under ZeRO-3, its share."""
+        if bucket.weight is not None:
+            bucket.weight.copy_(master)
+            return
         flat = master.to(self._dtype)
         if bucket.sharded:
-            whole = flat.new_empty(len(bucket.gradient))
+            whole = flat.new_empty(bucket.length)
             dist.all_gather_single(whole, flat, group=self._groups.of(bucket.group))
             flat = whole
-        for name, view in _pieces(bucket, flat):
-            self._weights[name][bucket.views[name][1]].copy_(view)
+        for name, view, where in bucket.pieces(flat):
+            self._weights[name][where].copy_(view)
 
 
 def _length(bucket: Bucket) -> int:
     """Elements of the rank's share."""
-    return len(bucket.gradient) // (len(bucket.group) if bucket.sharded else 1)
-
-
-def _pieces(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:
-    """The elements of every parameter in `flat`, which is laid out as the bucket."""
-    found, at = [], 0
-    for name, (view, _) in bucket.views.items():
-        found.append((name, flat[at : at + view.numel()].view(view.shape)))
-        at += view.numel()
-    return found
+    return len(bucket.summed)

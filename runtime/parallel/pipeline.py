@@ -13,14 +13,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hexiopt.schedules.lowering import Action, ActionKind
 from hexiopt.schedules.schedule import Operation, OperationKind
 from runtime.device import DeviceClock
-from runtime.mapping.actions import RankActions
-from runtime.mapping.buckets import GradientCollective
+from runtime.mapping.actions import RankActions, units_of
+from runtime.mapping.buckets import BucketCollective, CollectiveKind
 from runtime.mapping.layout import PipelineLayout, RankExecutor
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
+from runtime.parallel.unit_weights import UnitWeights
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 
@@ -33,6 +34,14 @@ class _Held:
 
     parts: list[tuple[Tensor, GradientEdge]]
     gradient: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Forward:
+    """A forward on its way: what it has yet to run, and what it has made so far."""
+
+    todo: list[Callable[[Tensor], Tensor]]
+    x: Tensor
 
 
 def _one_after_another(parts: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
@@ -60,15 +69,17 @@ class StageRunner:
         chunks: list[DecoderChunk],
         messages: StageMessages,
         sync: GradientSync,
+        units: UnitWeights,
         clock: DeviceClock,
         pace: Pace | None = None,
     ) -> None:
         self.actions = actions
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
-        self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
+        self._messages, self._sync, self._units, self._clock, self._pace = messages, sync, units, clock, pace
         # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
         self._cut = {(a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.part is not None}
+        self._running: dict[tuple[int, int], _Forward] = {}
         self._held: dict[tuple[int, int], _Held] = {}
         self._leaving: dict[tuple[bool, int, int], Tensor] = {}  # made, but not yet sent: and whether it goes back
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
@@ -83,8 +94,11 @@ class StageRunner:
         self._marks = []
         self._sync.begin()
         for action in self.actions:
-            if isinstance(action, GradientCollective):
-                self._sync.start(action)
+            if isinstance(action, BucketCollective):
+                if action.kind is CollectiveKind.GATHER:
+                    self._units.gather(action)
+                else:
+                    self._sync.start(action)
                 continue
             match action.kind:
                 case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
@@ -110,27 +124,42 @@ class StageRunner:
 
     def _forward(self, action: Action, sequences: Sequences, num_tokens: int) -> Tensor | float:
         """Returns the loss, if it ends with one."""
-        decoder = self._chunks[action.stage]
+        at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
+        came = None if chunk.first or action.part else self._messages.receive(action.input)
+        began, units = self._clock.mark(), units_of(action, self._executor)
+        self._units.begin(units)
+        began_s = time.time()
+        if not action.part:
+            self._running[at] = self._begun(action, came, sequences, num_tokens)
+        running, held = self._running[at], self._held[at]
+        count = len(running.todo) if action.part is None else 1
+        for part in running.todo[:count]:
+            entered = running.x.detach().requires_grad_(running.x.is_floating_point())
+            running.x = part(entered)
+            held.parts.append((entered, get_gradient_edge(running.x)))
+        running.x = running.x.detach()
+        self._units.end(units)
+        del running.todo[:count]
+        self._ended(action, began, began_s)
+        if running.todo:
+            return 0.0
+        del self._running[at]
+        if chunk.last:
+            return running.x
+        self._leaving[False, *at] = running.x
+        return 0.0
+
+    def _begun(self, action: Action, came: Tensor | None, sequences: Sequences, num_tokens: int) -> _Forward:
+        at, decoder = (action.stage, action.micro_batch), self._chunks[action.stage]
         chunk = decoder.chunk
-        came = None if chunk.first else self._messages.receive(action.input)
-        began, began_s = self._clock.mark(), time.time()
         tokens_tb = self._tokens(action.micro_batch, sequences) if chunk.first or chunk.last else None
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        held, parts = _Held([]), decoder.parts(labels_tb, num_tokens)
+        parts = decoder.parts(labels_tb, num_tokens)
+        self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
-        for part in parts if (action.stage, action.micro_batch) in self._cut else [_one_after_another(parts)]:
-            entered = x.detach().requires_grad_(x.is_floating_point())
-            x = part(entered)
-            held.parts.append((entered, get_gradient_edge(x)))
-        x = x.detach()
-        self._held[action.stage, action.micro_batch] = held
-        self._ended(action, began, began_s)
-        if chunk.last:
-            return x
-        self._leaving[False, action.stage, action.micro_batch] = x
-        return 0.0
+        return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 
     def _tokens(self, micro_batch: int, sequences: Sequences) -> Tensor:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
@@ -145,10 +174,14 @@ class StageRunner:
         held = self._held[at]
         if not action.part and not chunk.last:
             held.gradient = self._messages.receive(action.input)
-        began, began_s = self._clock.mark(), time.time()
+        began, units = self._clock.mark(), units_of(action, self._executor)
+        self._sync.begin_part(not action.part)
+        self._units.begin(units)
+        began_s = time.time()
         entered, left = held.parts.pop()
         torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
         held.gradient = entered.grad
+        self._units.end(units)
         self._ended(action, began, began_s)
         if not held.parts:
             gradient = self._held.pop(at).gradient
@@ -161,7 +194,7 @@ class StageRunner:
         kind = OperationKind.BACKWARD if action.backward else OperationKind.FORWARD
         chunk = action.stage // len(self._line.stages)
         if self._pace is not None:
-            pace_until(began_s, self._pace.operation_s(action.backward, chunk))
+            pace_until(began_s, self._pace.operation_s(action.backward, chunk, action.part))
         if action.part:
             _, began, _ = self._marks.pop()
         self._marks.append((Operation(kind, chunk, action.micro_batch), began, self._clock.mark()))

@@ -42,7 +42,7 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
         (("emulate.steps=0",), "emulate: steps: 0"),
         (("emulate.solvers=[random,random]",), "emulate.solvers: 'random' appears twice"),
         (("emulate.solvers=[]",), "emulate.solvers: [] names no solver"),
-        (("workload.optimizer_sharding=3",), "ZeRO-3 cannot be trained"),
+        (("workload.precision=fp16",), "fp16 cannot be trained"),
     ],
 )
 def test_bad_input_is_one_line(hexiopt: Run, tmp_path: Path, words: tuple[str, ...], said: str) -> None:

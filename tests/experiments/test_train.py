@@ -87,6 +87,31 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     assert first < losses[0] - 0.5
 
 
+@pytest.mark.slow
+def test_a_plan_of_zero_3_that_plan_chose_trains_and_goes_on_with_zero_1(hexiopt: Run, tmp_path: Path) -> None:
+    """As ZeRO-1 does with the same data, and its checkpoint is any plan's."""
+    command = ("cluster=small_mixed", "model=tiny", *SMALL, *ASYMMETRIC, "solver.max_steps=40")
+    for zero in (1, 3):
+        ran = hexiopt("plan", *command, f"workload.optimizer_sharding={zero}", f"hydra.run.dir=zero{zero}")
+        assert ran.code == 0, ran.err
+    steps = ("train.checkpoint_every=3", "train.warmup_steps=2")
+    runs = [
+        ("apart", "plan=zero1/plan.json", "train.steps=6"),
+        ("late", "plan=zero3/plan.json", "train.steps=3"),
+        ("on", "plan=zero1/plan.json", "train.steps=6", "train.resume=late/checkpoints/step-00000003"),
+        ("back", "plan=zero3/plan.json", "train.steps=6", "train.resume=apart/checkpoints/step-00000003"),
+    ]
+    losses = {}
+    for name, *words in runs:
+        ran = hexiopt("train", *words, *steps, f"hydra.run.dir={name}")
+        assert ran.code == 0, ran.err
+        events = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        losses[name] = [event["loss"] for event in events if event["event"] == "step"]
+    assert losses["late"] == pytest.approx(losses["apart"][:3], rel=1e-5)
+    for name in ("on", "back"):
+        assert losses[name] == pytest.approx(losses["apart"][3:], rel=1e-4)
+
+
 def edited(path: Path, change: Callable[[Any], None]) -> None:
     data = json.loads(path.read_text())
     change(data)
@@ -107,6 +132,13 @@ def device_twice(data: Any) -> None:
 
 def wrong_shares(data: Any) -> None:
     data["pipelines"][0]["num_micro_batches"] += 1
+
+
+def other_counts(data: Any) -> None:
+    """ZeRO-3 over pipelines of unequally many micro-batches."""
+    first, second = data["pipelines"]
+    first["num_micro_batches"] = second["num_micro_batches"] + 1
+    data["sharding"]["stage"] = 3
 
 
 def other_model(data: Any) -> None:
@@ -136,7 +168,7 @@ def sequence(
         (device_twice, "device"),
         (wrong_shares, "sequences"),
         (other_model, "does not belong to the problem"),
-        (lambda data: data["sharding"].update(stage=3), "ZeRO-3 cannot be trained; plan with"),
+        (other_counts, "sharding: ZeRO-3 over pipelines of unequally many micro-batches; give all as many"),
         (sequence(tokens=[20, 11]), "the groups have 31 tokens, a sequence 32"),
         (sequence(heads=[1, 2]), "group 0 has 3 heads, the model 4"),
         (sequence(tokens=[32, 0]), "has tokens (32, 0); give every device at least 1"),

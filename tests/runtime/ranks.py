@@ -103,6 +103,36 @@ def random_plan(rng: random.Random, max_ranks: int = 8, most_layers: int = 6) ->
     return Plan(tuple(pipelines), schedule, sharding), model, sum(p.num_sequences for p in pipelines)
 
 
+def random_aligned_plan(rng: random.Random, max_ranks: int = 8, most_layers: int = 6) -> tuple[Plan, ModelSpec, int]:
+    """A plan of ZeRO-2 or 3 of 2 ranks or more, a model for it, and the global batch: all pipelines have equally many
+    stages, layers and micro-batches and equal TP degrees; sizes, recompute policies and sharding groups are of any
+    kind."""
+    while True:
+        num_layers, count = rng.randint(2, most_layers), rng.randint(1, 3)
+        num_stages, tp = rng.randint(1, min(3, num_layers)), [rng.choice((1, 1, 2, 3)) for _ in range(3)]
+        replicas = [[rng.choice((1, 1, 2)) for _ in range(num_stages)] for _ in range(count)]
+        needed = sum(tp[s] * own[s] for own in replicas for s in range(num_stages))
+        if 2 <= needed <= max_ranks and (count > 1 or max(replicas[0]) > 1):
+            break
+    devices = list(range(needed))
+    rng.shuffle(devices)
+    left = iter(devices)
+    ranges = list(pairwise([0, *sorted(rng.sample(range(1, num_layers), num_stages - 1)), num_layers]))
+    heads = [_heads(rng, tp[s]) for s in range(num_stages)]
+    batches, pipelines = rng.randint(1, 4), []
+    for own in replicas:
+        size, stages = max(max(own), rng.randint(1, 2)), []
+        for s, layers in enumerate(ranges):
+            samples = _samples(rng, size, own[s]) if own[s] > 1 else [None]
+            each = tuple(Replica(tuple(next(left) for _ in range(tp[s])), n, heads[s]) for n in samples)
+            policies = tuple(rng.choice(("none", "selective", "full")) for _ in range(layers[1] - layers[0]))
+            stages.append(Stage.of_replicas(each, (layers,), policies))
+        pipelines.append(Pipeline(tuple(stages), batches, size))
+    groups = rng.choice(("all", "all", "machine", _lists(rng, devices)))
+    plan = Plan(tuple(pipelines), rng.choice((GPIPE, ONE_F_ONE_B)), Sharding(rng.choice((2, 3, 3)), groups))
+    return plan, random_model(rng, num_layers), sum(p.num_sequences for p in pipelines)
+
+
 def _lists(rng: random.Random, devices: list[int]) -> tuple[tuple[int, ...], ...]:
     cuts = sorted(rng.sample(range(1, len(devices)), rng.randint(1, min(2, len(devices) - 1))))
     return tuple(tuple(devices[a:b]) for a, b in pairwise([0, *cuts, len(devices)]))

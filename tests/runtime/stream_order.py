@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import _install_threa
 
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
+from runtime.parallel.unit_weights import UnitWeights
 
 NAME = "stream_order"
 
@@ -39,7 +40,8 @@ class HungError(Exception):
 
 @dataclass(eq=False)
 class _Exchange:
-    """Something that `ranks` do together: `run` gets what each gave, by rank, once all are there."""
+    """Something that `ranks` do together: `run` gets what each gave, by rank, once all are there. Those of another
+    `kind` that meet hang on a GPU, or mix up what they move."""
 
     ranks: tuple[int, ...]
     kind: str
@@ -118,7 +120,9 @@ class World:
                 number = self.counts[entry.rank, key]
                 self.counts[entry.rank, key] += 1
                 exchange = self.exchanges.setdefault((*key, number), own)
-                assert exchange.kind == own.kind, f"rank {entry.rank}: {own.kind} meets {exchange.kind}"
+                if exchange.kind != own.kind:
+                    other, theirs = next(iter(exchange.entries.items()))
+                    raise HungError(f"rank {entry.rank}'s {entry.label} meets rank {other}'s {theirs.label}")
                 exchange.given[entry.rank], exchange.entries[entry.rank] = mine, entry
                 entry.exchanges.append(exchange)
             entry.queue.append(entry)
@@ -214,7 +218,10 @@ class StreamOrder(dist.ProcessGroup):
     ) -> _Entry:
         entry = self._entry(f"{kind} of ranks {self.ranks}")
         copies = _hidden(comes, entry)
-        exchange = _Exchange(self.ranks, kind, lambda by_rank: run([by_rank[rank] for rank in self.ranks]))
+        what = entry.label
+        if kind != "all_to_all":  # of which each rank has sizes of its own
+            what += f", {sum(one.numel() for one in comes)} elements"
+        exchange = _Exchange(self.ranks, what, lambda by_rank: run([by_rank[rank] for rank in self.ranks]))
         self.world.post(entry, [((self.key,), exchange, (copies, given))])
         return entry
 
@@ -349,6 +356,7 @@ def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = Tru
             patch.object(dist, "batch_isend_irecv", _batch),
             patch.multiple(StageMessages, send=_named(StageMessages.send), expect=_named(StageMessages.expect)),
             patch.object(GradientSync, "start", _named(GradientSync.start)),
+            patch.object(UnitWeights, "gather", _named(UnitWeights.gather)),
         ):
             threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(size)]
             for thread in threads:

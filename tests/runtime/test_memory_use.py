@@ -168,6 +168,44 @@ def test_states_that_more_ranks_share_than_pipelines_are_fewer_than_predicted(na
         check_saved(one)
 
 
+LOCKSTEP = [
+    # model, ZeRO stage, stages, pipelines, precision, bytes of a gradient
+    ("llama", 2, 2, 2, "bf16", 2),
+    ("llama", 3, 2, 2, "bf16", 2),
+    ("tied", 3, 1, 2, "bf16", 4),
+    ("tied", 3, 2, 2, "fp32", 4),
+    ("biases", 3, 4, 2, "fp32", 4),
+    ("qwen3", 2, 1, 4, "bf16", 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "zero", "stages", "pipelines", "precision", "width"), slow_but(LOCKSTEP[:3], LOCKSTEP)
+)
+def test_units_whole_beside_shards(
+    name: str, zero: int, stages: int, pipelines: int, precision: str, width: int
+) -> None:
+    """Under ZeRO-2 gradients, under ZeRO-3 weights too, of two units at most: to the byte."""
+    model = MODELS[name]
+    plan = even_plan(model, stages=stages, pipelines=pipelines, batches=2, zero=zero)
+    found = compared(plan, model, Workload(2 * pipelines, SEQ_LEN, precision=precision, gradient_bytes=width))
+    check_all(found)
+    if stages == 1:
+        tensors = found[0].predicted.total - found[0].predicted.reserve
+        assert -0.03 <= tensors / found[0].peak_bytes - 1 <= 0.1
+
+
+@pytest.mark.slow
+def test_units_whole_beside_shards_with_tensor_parallelism() -> None:
+    """Norms are spread over TP groups too, as under ZeRO-1."""
+    shared = LLAMA.replicated_layer_params * 2
+    for one in compared(even_plan(LLAMA, tp=2, pipelines=2, batches=2, zero=3), LLAMA, Workload(4, SEQ_LEN)):
+        assert (one.predicted.weights, one.predicted.gradients) == (one.measured.weights, one.measured.gradients)
+        norms = shared + one.stage * LLAMA.final_norm_params
+        assert one.predicted.master - one.measured.master == 4 * norms * (1 / 2 - 1 / 4)
+        check_saved(one)
+
+
 # ------------------------------------------------------------------ sequence layouts
 
 UNEVEN = SequenceParallel((SequenceGroup((0, 1), (60, 20), (3, 1)), SequenceGroup((2,), (48,), (4,))), "zigzag")

@@ -56,7 +56,9 @@ class StateSharding(NamedTuple):
     """How the states of a stage are spread: by which ZeRO stage, and over how many devices.
 
     ZeRO-1 spreads master weights and moments, ZeRO-2 gradients too, ZeRO-3 weights too (Rajbhandari et al., arXiv
-    1910.02054, section 5), which it gathers unit by unit. `num_devices` is a mean where parameters differ in it.
+    1910.02054, section 5), which it gathers unit by unit. Of norms and biases ZeRO-2 and 3 spread no more than ZeRO-1
+    does, as DeepSpeed does of what is below `stage3_param_persistence_threshold`. `num_devices` is a mean where
+    parameters differ in it.
     """
 
     stage: int = 0
@@ -79,6 +81,8 @@ class MemoryModel:
         self._workload = workload
         tokens = micro_batch_size * workload.seq_len
         self.layer_params = layer_params(model, shard)
+        self._layer_vector_params = _layer_vector_params(model, shard)
+        self._final_norm_params = model.final_norm_params
         # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
         matrix = model.vocabulary_params * shard.vocab / model.vocab_size
@@ -131,15 +135,17 @@ class MemoryModel:
         )
         return self.num_params(len(holders), first, last) / sharded
 
-    def gathered_params(self, num_layers: int, first: bool, last: bool) -> tuple[float, float]:
-        """Parameters that a device of a ZeRO-3 stage holds whole beside its shards: of weights, and of gradients.
+    def whole_params(self, num_layers: int, first: bool, last: bool) -> float:
+        """Parameters of units that a device of a ZeRO-3 stage holds whole beside its shards, at the worst moment: of
+        weights, of the unit that runs and the next one, which is being gathered; of gradients, under ZeRO-2 too, of the
+        unit that runs and the one before it, which is being scattered.
 
-        Weights of the unit that runs and of the one gathered for what comes next, a gradient of the unit that runs,
-        at the worst moment; units are layers, the embedding and the LM head, which gathers a tied matrix too.
+        Units are layers, the embedding and the LM head, which gathers a tied matrix too; without norms and biases.
         """
-        units = [self.layer_params] * min(num_layers, 2)
-        units = [self.embedding_params] * first + units + [self._head_params_alone] * last
-        return max(map(sum, pairwise([*units, 0.0])), default=0.0), max(units, default=0.0)
+        units = [self.layer_params - self._layer_vector_params] * min(num_layers, 2)
+        head = self._head_params_alone - self._final_norm_params
+        units = [self.embedding_params] * first + units + [head] * last
+        return max(map(sum, pairwise([*units, 0.0])), default=0.0)
 
     def stage(
         self, num_layers: int, first: bool, last: bool, policy: str, held: InFlight, shards: StateSharding = UNSHARDED
@@ -186,11 +192,11 @@ class MemoryModel:
         """Bytes of weights, gradients, master weights and optimiser."""
         workload, (stage, count) = self._workload, shards
         params = weights = gradients = self.num_params(num_layers, first, last)
-        if stage >= 2:
-            gradients = params / count
-        if stage == 3 and count > 1:
-            gathered = self.gathered_params(num_layers, first, last)
-            weights, gradients = params / count + gathered[0], gradients + gathered[1]
+        if stage >= 2 and count > 1:
+            vectors = num_layers * self._layer_vector_params + last * self._final_norm_params
+            gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
+            if stage == 3:
+                weights = gradients
         share = count if stage else 1
         return (
             weights * workload.element_bytes,
@@ -281,8 +287,8 @@ class MemoryModel:
         def room(num_layers: int) -> float:
             return self.room(limit_bytes, num_layers, first, last, policies, shards)
 
-        if shards.stage == 3:
-            return room  # not linear: few layers are gathered whole, or none
+        if shards.stage >= 2:
+            return room  # not linear: few layers are whole, or none
         none = room(0)
         layer = none - room(1)
         return lambda num_layers: none - num_layers * layer
@@ -334,6 +340,14 @@ def layer_params(model: ModelSpec, shard: Shard) -> float:
         + model.mlp_params * shard.ffn / model.ffn_size
         + model.replicated_layer_params
     )
+
+
+def _layer_vector_params(model: ModelSpec, shard: Shard) -> float:
+    """Parameters of a layer's norms and biases on the fullest rank."""
+    heads, kv_heads = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
+    attention = model.attention_bias * (heads + 2 * kv_heads)
+    mlp = model.mlp_bias * (2 if model.gated_mlp else 1) * shard.ffn
+    return float(attention + mlp + model.replicated_layer_params)
 
 
 def _copied_kv_heads(model: ModelSpec, tp: int) -> int:

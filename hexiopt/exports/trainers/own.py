@@ -14,8 +14,8 @@ def _write(problem: Problem, plan: Plan) -> Program:
 TRAINER = Trainer(
     name="hexiopt",
     target="hexiopt's executor",
-    expresses="every plan with ZeRO-0 or 1, of models that train",
-    preset=lambda problem: {"workload.optimizer_sharding": ("1", "0")},
+    expresses="every plan of models that train",
+    preset=lambda problem: {},
     takes_tp=lambda problem, tp: True,
     write=_write,
 )

@@ -19,11 +19,13 @@ from hexiopt.schedules.lowering import (
     ActionKind,
     ActionList,
     LastBackward,
+    Lockstep,
     Reduction,
     StepShape,
+    UnitCollective,
     lowered,
 )
-from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order
+from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order, check_units
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
 from hexiopt.simulation.engine import simulate
@@ -51,7 +53,7 @@ def joint_events(lists: tuple[ActionList, ...]) -> list[list[JointEvent]]:
         for action in actions:
             if isinstance(action, Reduction):
                 own.append(JointEvent(f"sum {action.number}", tuple(s for s in range(count) if action in lists[s])))
-            elif action.kind in COMPUTES:
+            elif isinstance(action, UnitCollective) or action.kind in COMPUTES:
                 own.append(JointEvent(str(action), (stage,)))
             else:
                 earlier = action.stage - (action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD))
@@ -219,6 +221,96 @@ def test_messages_come_while_stages_compute(schedule: Schedule) -> None:
         assert ends_s(lists, shape, posted_at_once=False) <= 1.001 * best
         (unaware,) = lowered([replace(shape, message_s=0.0)])
         assert ends_s(unaware, shape, posted_at_once=False) >= best
+
+
+# ------------------------------------------------------------------ in lockstep
+
+
+def together(count: int, gathers: bool, stages: int = 2) -> list[Lockstep]:
+    """Every stage with those of its number in all of `count` pipelines."""
+    return [Lockstep(frozenset((p, s) for p in range(count)), gathers) for s in range(stages)]
+
+
+def spelled(action: Action | Reduction | UnitCollective) -> str:
+    return f"{'S' if action.scatters else 'G'}:{action.part}" if isinstance(action, UnitCollective) else str(action)
+
+
+def test_a_small_list_in_lockstep_is_this() -> None:
+    """Weights one unit ahead, two units at most; gradients scattered after a unit's backward, messages before."""
+    shape = replace(StepShape.even(ONE_F_ONE_B, 2, 1), last_parts=((3,), (2,)))
+    (first, last), other = lowered([shape, shape], (), together(2, True))
+    assert (first, last) == other
+    assert " ".join(map(spelled, first)) == (
+        "G:0F0.0 G:0F0.1 0F0.0 G:0F0.2 0F0.1 0F0.2 0SEND_F0 0RECV_B0 "
+        "G:0B0.0 G:0B0.1 0B0.0 S:0B0.0 G:0B0.2 0B0.1 S:0B0.1 0B0.2 S:0B0.2"
+    )
+    assert " ".join(map(spelled, last)) == (
+        "1RECV_F0 G:1F0.0 G:1F0.1 1F0.0 1F0.1 G:1B0.0 G:1B0.1 1B0.0 S:1B0.0 1B0.1 1SEND_B0 S:1B0.1"
+    )
+    ((first, _), _) = lowered([shape, shape], (), together(2, False))
+    assert " ".join(map(spelled, first)) == "0F0 0SEND_F0 0RECV_B0 0B0.0 S:0B0.0 0B0.1 S:0B0.1 0B0.2 S:0B0.2"
+
+
+@given(st.data())
+def test_lockstep_has_one_order(data: st.DataObject) -> None:
+    """Pipelines with any times, and sums of what is left to the last backwards: all have units in the same order."""
+    count, stages, gathers = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)), data.draw(st.booleans())
+    batches, cut = data.draw(st.integers(1, 5)), data.draw(st.tuples(*[st.tuples(st.integers(1, 4))] * stages))
+    schedule = data.draw(st.sampled_from([one for one in SCHEDULES if one.lockstep]))
+    times = st.tuples(*[st.tuples(TIMES)] * stages)
+    found = [
+        StepShape(schedule, batches, data.draw(times), float(data.draw(st.integers(0, 9))), cut) for _ in range(count)
+    ]
+    sums = [frozenset(LastBackward(p, s, 0, cut[s][0] - 1) for p in range(count)) for s in range(stages)]
+    lists = lowered(found, sums, together(count, gathers, stages))
+    events = []
+    for p, own in enumerate(lists):
+        for s, actions in enumerate(own):
+            check_inputs(actions, stages, batches)
+            check_units(actions, gathers)
+            units = [one for one in actions if isinstance(one, UnitCollective)]
+            assert units == [one for one in lists[0][s] if isinstance(one, UnitCollective)]
+            assert len(units) == batches * cut[s][0] * (3 if gathers else 1)
+            events.append([])
+            for action, event in zip(actions, joint_events(own)[s], strict=True):
+                of = [p * stages + rank for rank in event.ranks]
+                if isinstance(action, (UnitCollective, Reduction)):
+                    of = [q * stages + s for q in range(count)]
+                what = event.what if len(of) == count > 1 else f"{event.what} of {p}"
+                events[-1].append(JointEvent(what, tuple(of)))
+    check_one_order(events)
+
+
+def test_unequal_counts_in_lockstep_are_refused() -> None:
+    """Three micro-batches beside two: what is gathered once more waits for ever."""
+    with pytest.raises(
+        InputError,
+        match=r"^a step would hang: stage 0 of pipeline 1, with 2 micro-batches, gathers or scatters another number of "
+        r"times than stage 0 of pipeline 0, with 3; give pipelines equally many stages, layers and micro-batches$",
+    ):
+        lowered([StepShape.even(ONE_F_ONE_B, 2, count) for count in (3, 2)], (), together(2, True))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "said"),
+    [
+        ("G0 F0 F1", "0F0.1 comes before a gather of its weights"),
+        ("G0 G1 G2 F0", "gather of weights for 0F0.2 comes before what is gathered is used"),
+        ("G0 F0 G1", r"nothing uses the weights or gradients of"),
+        ("G0 B0 G1 B1 S0", "0B0.1 comes before a scatter of 0B0.0"),
+        ("G0 B0 S1", "scatter of gradients of 0B0.1 does not follow 0B0.1"),
+        ("G0 B0", "nothing uses the weights or gradients of"),
+    ],
+)
+def test_units_out_of_order(spelling: str, said: str) -> None:
+    kind = ActionKind.BACKWARD if "B" in spelling else ActionKind.FORWARD
+    actions = [
+        part if letter in "FB" else UnitCollective(letter == "S", part)
+        for letter, number in spelling.split()
+        for part in [Action(0, kind, 0, int(number))]
+    ]
+    with pytest.raises(InputError, match=said):
+        check_units(tuple(actions), True)
 
 
 # ------------------------------------------------------------------ what would hang

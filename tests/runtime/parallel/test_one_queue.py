@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.lowering import Action, ActionKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
@@ -21,7 +22,7 @@ from runtime.device import HostClock
 from runtime.launch import trainee as trainee_module
 from runtime.mapping import buckets as buckets_module
 from runtime.mapping.actions import RankActions, check_actions, rank_actions
-from runtime.mapping.buckets import GradientCollective, bucket_parts
+from runtime.mapping.buckets import BucketCollective, CollectiveKind, bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.network import ProcessGroups
 from tests.conftest import STRESS
@@ -29,7 +30,7 @@ from tests.hexiopt.schedules.test_lowering import one_ahead
 from tests.runtime.parallel.test_host_waits import MODEL, plan_of
 from tests.runtime.parallel.test_sequence_training import SEQ_LEN as LONG
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, features, trainee
-from tests.runtime.ranks import CLUSTER, random_plan, random_sequence_plan
+from tests.runtime.ranks import CLUSTER, random_aligned_plan, random_plan, random_sequence, random_sequence_plan
 from tests.runtime.stream_order import HungError, run_in_order, synchronize
 from tests.slow import slow_but
 
@@ -115,8 +116,8 @@ def looks_one_ahead(layout: Layout, found: list[RankActions]) -> list[RankAction
 
 def first_rank_sums_backwards(layout: Layout, found: list[RankActions]) -> list[RankActions]:
     """One rank starts the sums of its gradients in another order than its peers."""
-    sums = iter([one for one in reversed(found[0]) if isinstance(one, GradientCollective)])
-    own = tuple(next(sums) if isinstance(one, GradientCollective) else one for one in found[0])
+    sums = iter([one for one in reversed(found[0]) if isinstance(one, BucketCollective)])
+    own = tuple(next(sums) if isinstance(one, BucketCollective) else one for one in found[0])
     return [own, *found[1:]]
 
 
@@ -154,7 +155,7 @@ def test_communicators_made_when_first_used_hang_where_receives_look_ahead() -> 
 
 def test_sums_started_in_another_order_hang() -> None:
     with pytest.raises(
-        HungError, match=r"rank 0 waits for sum of gradient bucket \d+: .* rank \d has it behind sum of"
+        HungError, match=r"rank \d's sum of gradient bucket \d+: .* meets rank \d's sum of gradient bucket \d+"
     ):
         train(BESIDE_ONE, first_rank_sums_backwards)
 
@@ -172,10 +173,129 @@ def test_sums_started_in_another_order_hang() -> None:
 )
 def test_the_check_before_a_run_finds_them_too(plan: Plan, change: Change, said: str) -> None:
     layout = layout_of(plan, MODEL)
-    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, False))
+    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, 0))
     check_actions(layout, SEQ_LEN, found)
     with pytest.raises(InputError, match=said):
         check_actions(layout, SEQ_LEN, change(layout, found))
+
+
+# ------------------------------------------------------------------ ZeRO-2 and 3
+
+QUICK_LOCKSTEP, SLOW_LOCKSTEP, ALL_LOCKSTEP = 10, 60, 200
+
+
+def small_aligned(seed: int) -> tuple[Plan, ModelSpec, int]:
+    return random_aligned_plan(random.Random(4000 + seed), 5 if seed < QUICK_LOCKSTEP else 8)
+
+
+@pytest.mark.parametrize("seed", slow_but(range(QUICK_LOCKSTEP), range(ALL_LOCKSTEP if STRESS else SLOW_LOCKSTEP)))
+def test_a_plan_of_zero_2_or_3_trains_as_one_process_over_one_queue(seed: int) -> None:
+    """Gradients and losses to 1e-13; the loss of the second step and later ones follows from the weights' updates."""
+    errors = equal_one_process(
+        small_aligned(seed), 4 if STRESS else 2, SEQ_LEN, partial(run_in_order, **WAYS[seed % 4])
+    )
+    assert max(errors) <= 1e-13
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_sequence_layouts_share_whole_units(zero: int) -> None:
+    """Each rank of a layout has its own tokens and a share of every layer of its stage; so have those of a pipeline
+    beside it."""
+    rng, devices = random.Random(zero), iter(range(6))
+    pipelines = []
+    for count in (2, 1):
+        own = [tuple(next(devices) for _ in range(count)) for _ in range(2)]
+        stages = tuple(
+            Stage(random_sequence(rng, held, LONG, MODEL.num_heads) if count > 1 else TensorParallel(held), layers)
+            for held, layers in zip(own, (((0, 3),), ((3, 8),)), strict=True)
+        )
+        pipelines.append(Pipeline(stages, 2))
+    plan = Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(zero))
+    assert max(equal_one_process((plan, MODEL, 4), 2, LONG, run_in_order)) <= 1e-13
+
+
+def test_the_quick_ones_of_zero_2_and_3_have_what_matters() -> None:
+    found = set().union(*(features(*small_aligned(seed)[:2]) for seed in range(QUICK_LOCKSTEP)))
+    wanted = {"gpipe", "1f1b", "replicas", "TP 2", "2 pipelines", "2 stages", "3 stages", "none", "selective", "full"}
+    wanted |= {"tied embeddings on different stages", "unequal sizes", "ZeRO-2 over all", "ZeRO-3 over all"}
+    wanted |= {"ZeRO-3 over machine", "ZeRO-3 over stated", "uneven heads"}
+    assert wanted <= found, wanted - found
+
+
+def in_lockstep(zero: int) -> Plan:
+    """Two pipelines of two stages, with three micro-batches each."""
+    pipelines = (Pipeline((Stage.of((first,), 0, 4), Stage.of((first + 1,), 4, 8)), 3) for first in (0, 2))
+    return Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(zero))
+
+
+def last_batch_is_left_out(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+    """Of the second pipeline, as if it had one micro-batch less than the first: with all that it does for it."""
+    left = []
+    for rank, own in enumerate(found):
+        last = layout.line_of[rank].num_micro_batches - 1
+        # Gathers stand before what they are for, scatters after it.
+        kept: list[Action | BucketCollective] = []
+        gathers: list[BucketCollective] = []
+        skips = False
+        for one in own:
+            if isinstance(one, BucketCollective) and one.kind is CollectiveKind.GATHER:
+                gathers.append(one)
+            elif isinstance(one, BucketCollective):
+                kept += [] if skips and one.kind is CollectiveKind.SCATTER else [one]
+            else:
+                skips = one.micro_batch == last and layout.executor_of[rank].pipeline == 1
+                kept += [] if skips else [*gathers, one]
+                gathers = []
+        left.append(tuple(kept))
+    return left
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_unequal_counts_of_micro_batches_hang_and_are_found_before(zero: int) -> None:
+    """Pipelines with three and two of them: what the first does for its third meets what the second does next."""
+    plan = in_lockstep(zero)
+    said = rf"{'gather of weight' if zero == 3 else 'scatter of gradient'} bucket \d+"
+    with pytest.raises(HungError, match=rf"rank \d's .*{said}: .*of ranks .* meets rank \d's|meets rank \d's {said}"):
+        train(plan, last_batch_is_left_out)
+    layout = layout_of(plan, MODEL, CLUSTER)
+    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, zero))
+    with pytest.raises(InputError, match=rf"a step would hang: .*rank \d waits in {said} for rank \d, which is at"):
+        check_actions(layout, SEQ_LEN, last_batch_is_left_out(layout, found))
+
+
+def test_unequal_counts_put_into_a_plan_are_refused_with_one_line() -> None:
+    """By the plan; and were that left out, before the first step."""
+    short, long = (Pipeline((Stage.of((d,), 0, 8),), count) for d, count in ((0, 2), (1, 3)))
+    with pytest.raises(InputError, match="ZeRO-3 over pipelines of unequally many micro-batches; give all as many"):
+        Plan((short, long), ONE_F_ONE_B, Sharding(3))
+    with patch.object(Sharding, "broken_rule", lambda *_: None):
+        plan = Plan((short, long), ONE_F_ONE_B, Sharding(3))
+    layout = layout_of(plan, MODEL, CLUSTER)
+    with pytest.raises(InputError, match="a step would hang: stage 0 of pipeline 1, with 3 micro-batches, gathers or"):
+        rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, 3))
+
+
+def first_rank_swaps_gathers(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+    """Rank 0 gathers what it needs third before what it needs second: layers of equal sizes."""
+    own = list(found[0])
+    one, two = [n for n, own in enumerate(own) if isinstance(own, BucketCollective)][1:3]
+    own[one], own[two] = own[two], own[one]
+    return [tuple(own), *found[1:]]
+
+
+def test_gathers_in_another_order_mix_up_weights_and_are_found_before() -> None:
+    with pytest.raises(HungError, match=r"gather of weight bucket \d+: .* meets rank \d's gather of weight bucket"):
+        train(in_lockstep(3), first_rank_swaps_gathers, one_queue=False)
+    layout = layout_of(in_lockstep(3), MODEL, CLUSTER)
+    found = rank_actions(layout, ONE_F_ONE_B, MODEL, SEQ_LEN, bucket_parts(layout.held, 3))
+    with pytest.raises(InputError, match=r"rank 0 waits in gather of weight bucket \d+ for rank 2, which is at gather"):
+        check_actions(layout, SEQ_LEN, first_rank_swaps_gathers(layout, found))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_host_may_wait_for_all_after_every_part(zero: int) -> None:
+    for order in ({"one_queue": True}, {"one_queue": False}):
+        train(in_lockstep(zero), waits=True, **order)
 
 
 # ------------------------------------------------------------------ gradients beside the last backward
@@ -191,13 +311,13 @@ def test_sums_begin_beside_the_last_backward_on_every_stage(zero: int, tied: boo
     )
     layout = layout_of(Plan(pipelines, ONE_F_ONE_B), model, CLUSTER)
     with patch.object(buckets_module, "BUCKET_ELEMENTS", 600):
-        shared = bucket_parts(layout.held, zero == 1)
+        shared = bucket_parts(layout.held, zero)
     for own in rank_actions(layout, ONE_F_ONE_B, model, SEQ_LEN, shared):
         backwards = [n for n, one in enumerate(own) if isinstance(one, Action) and one.kind == ActionKind.BACKWARD]
-        sums = [n for n, one in enumerate(own) if isinstance(one, GradientCollective)]
+        sums = [n for n, one in enumerate(own) if isinstance(one, BucketCollective)]
         assert sum(n < backwards[-1] for n in sums) >= 2
         assert sums[0] < backwards[-2]
         if tied and stages == 1:
             last = own[sums[-1]]
-            assert isinstance(last, GradientCollective)
+            assert isinstance(last, BucketCollective)
             assert any("embed_tokens" in part.name for part in shared[last.bucket].parts)

@@ -70,9 +70,7 @@ def train(
             return lambda first, end: tokens[first:end]
 
         own.gradients(sequences(0))
-        gradients = [
-            (bucket.parts, bucket.gradient[bucket.share].numpy().copy(), bucket.share.start) for bucket in own.buckets
-        ]
+        gradients = [(bucket.parts, bucket.summed.numpy().copy(), bucket.share.start) for bucket in own.buckets]
         return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
 
     return run(len(plan.devices()), work)
@@ -127,7 +125,7 @@ def test_bf16_keeps_masters_in_float32(gradient_dtype: torch.dtype) -> None:
         for bucket, states in own.optimizer.states():
             assert {state.dtype for state in states.values()} == {torch.float32}
             if not bucket.sharded:
-                held = [own.weights[name][where].flatten() for name, (_, where) in bucket.views.items()]
+                held = [own.weights[name][place.where].flatten() for name, place in bucket.places.items()]
                 size = sum(map(len, held))
                 assert torch.cat(held).equal(states["weight"][:size].bfloat16())
         assert {weight.dtype for weight in own.weights.values()} == {torch.bfloat16}
