@@ -171,6 +171,5 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
         parts.append([column[depth <= num_layers] for column in rows])
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     layer_s = layer_bytes / np.array([uplink.bytes_per_s for uplink in kinds.uplinks])
-    if not len(columns[0]):
-        return None
-    return ChainSketches(*columns, done=np.zeros(len(columns[0]), bool), layer_s=layer_s, num_layers=num_layers)
+    columns += [np.zeros(len(columns[0]), bool), layer_s, num_layers]
+    return ChainSketches(*columns) if len(columns[0]) else None

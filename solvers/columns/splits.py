@@ -11,7 +11,7 @@ from itertools import permutations
 import numpy as np
 from scipy.optimize import linprog
 
-from solvers.columns.machine_kinds import Floats, MachineKinds
+from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import Ints, Relaxed
 from solvers.columns.sketches import ChainSketches
 from solvers.columns.sync import SharedSync
@@ -48,7 +48,7 @@ def best_splits(
         worth = sketches.rate[rows] * np.maximum(0.0, hope.pipelines_s - sketches.fill_s[rows])
         answer = linprog(-worth, A_ub=sketches.counts[rows].T, b_ub=kinds.supply, method="highs")
         if answer.x is not None:
-            found.append(Split(context, order, rows[answer.x > 1e-6], -float(answer.fun)))
+            found.append(Split(context, order, rows[answer.x > 1e-6], float(worth @ answer.x)))
     return sorted(found, key=lambda split: -split.sequences)[:most]
 
 
