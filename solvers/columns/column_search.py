@@ -1,8 +1,9 @@
 """The search for many and irregular machines, by chains of whole machines as columns of a master program.
 
 Short chains of one kind and a sweep of the sync S give a first plan; sketches of all chains, ranked by what they gain
-under the duals, give more columns (Gilmore and Gomory, 1961); then multisets of columns are annealed by predicted step
-time, corrected by what pipelines of priced plans really take, with new columns near those in use in between. Columns,
+under the duals, give more columns (Gilmore and Gomory, 1961), where uplinks are slow such as are cut at about the same
+layers there (`splits.py`); each kind is left out once; then multisets of columns are annealed by predicted step time,
+corrected by what pipelines of priced plans really take, with new columns near those in use in between. Columns,
 programs and roundings count as fractions of a step, fixed here, so that the clock steers nothing where steps are
 limited.
 """
