@@ -1,8 +1,9 @@
 """The search for many and irregular machines, by chains of whole machines as columns of a master program.
 
 Short chains of one kind and a sweep of the sync S give a first plan; sketches of all chains, ranked by what they gain
-under the duals, give more columns (Gilmore and Gomory, 1961); then multisets of columns are annealed by predicted step
-time, corrected by what pipelines of priced plans really take, with new columns near those in use in between. Columns,
+under the duals, give more columns (Gilmore and Gomory, 1961), where uplinks are slow such as are cut at about the same
+layers there (`splits.py`); each kind is left out once; then multisets of columns are annealed by predicted step time,
+corrected by what pipelines of priced plans really take, with new columns near those in use in between. Columns,
 programs and roundings count as fractions of a step, fixed here, so that the clock steers nothing where steps are
 limited.
 """
@@ -22,11 +23,12 @@ from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.machine_kinds import MachineKinds
-from solvers.columns.master import Chosen, Relaxed
+from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.nearby import near_recipe
-from solvers.columns.programs import ROUNDING, ContextPrograms
+from solvers.columns.programs import LONGER, PROGRAM, ROUNDING, ContextPrograms
 from solvers.columns.sketches import ChainSketches, sketched
+from solvers.columns.splits import best_splits
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import OperatorTally
@@ -44,6 +46,10 @@ _FEWER = 3  # times fewer pipelines are assumed where no plan fits
 _ASSUMPTIONS = 3
 _WORST_GAIN = -0.04  # relative: columns of almost no reduced cost are what rounding needs
 _PER_PROGRAM = 6  # sketches made exactly for each program
+_SPLITS = 6  # places to cut chains at uplinks, tried at first
+_MUCH = 1.05  # times what programs take where each chain syncs as among copies of its own
+_ALL_KINDS = 0.8  # of the share for columns, before kinds are left out
+_PROMISING = 1.05  # of the best step time: programs without a kind beyond it are not rounded
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
 _REPEATED_ALONE = 60  # where the plan space allows nothing else
 _DEALT = 12  # of the short chains of every mix
@@ -79,6 +85,7 @@ class ColumnSearch:
         self._tried: set[Partition] = set()
         self._found: list[Found] = []
         self._units = 0
+        self._splits = False  # whether chains are made to be cut at the same layers
         self._errors: deque[float] = deque(maxlen=_ERRORS)  # logarithms of prices over predictions
         self._tally = OperatorTally()  # of the operator at work
         self._assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
@@ -114,15 +121,17 @@ class ColumnSearch:
                 self.price(partition)
         if not self._programs.answers:
             return
+        first = allowance.part(_ALL_KINDS)
+        self._make_splits(first)
         for turn in count(1):
-            if not allowance or not self._make_best(self._programs.wanted(), allowance, _PER_PROGRAM):
+            if not first or not self._make_best(self._programs.wanted(), first, _PER_PROGRAM):
                 break
             if turn % 3 == 2:
-                self._sweep(2, allowance, near=True)
+                self._sweep(2, first, near=True)
             else:
                 self._solve_programs(near=True)
-        self._sweep(6, allowance, near=True)
-        self._without_a_kind(allowance)
+        self._sweep(6, first, near=True)
+        self._without_a_kind()
         self._other_ways(allowance)
 
     def restricted_master(self, allowance: Allowance, elsewhere: float = 0.3) -> None:
@@ -270,21 +279,44 @@ class ColumnSearch:
                 wanted.append(replace(best, sync_s=sync_s, pipelines_s=left_s, duals=duals))
         made = 0
         for answer in wanted:
-            worth = sketches.rate * np.maximum(0.0, answer.pipelines_s - sketches.fill_s)
-            gain = worth / np.maximum(sketches.counts @ answer.duals, 1e-9) - 1.0
             drain_s = 0.0 if answer.context is None else answer.context.drain_s
-            gain = np.where((sketches.sync_s <= 1.05 * (answer.sync_s + drain_s)) & ~sketches.done, gain, -1.0)
+            context = answer.context if self._splits else None
+            able = sketches.within(1.05 * (answer.sync_s + drain_s), context) & ~sketches.done
+            gain = np.where(able, sketches.gains(answer.pipelines_s, answer.duals), -1.0)
             for i in np.argsort(-gain, kind="stable")[:most].tolist():
                 if gain[i] <= _WORST_GAIN or not self._continues(allowance):
                     break
                 sketches.done[i] = True
-                parts = [(k, int(c)) for k, c in enumerate(sketches.counts[i]) if c]
-                width, degrees = int(sketches.widths[i]), tuple(map(int, sketches.degrees[i]))
-                with self._operator("make_sketches"):
-                    for order in dict.fromkeys((tuple(parts), tuple(parts[::-1]))):
-                        for own in (degrees, ()) if len(parts) == 1 else (degrees,):
-                            made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
+                every = tuple(range(len(self.kinds)))
+                made += self._make_sketch(sketches, i, (every, every[::-1]))
         return made
+
+    def _make_sketch(self, sketches: ChainSketches, i: int, orders: Sequence[Sequence[int]]) -> int:
+        """Make a sketch exactly, its kinds in each of some orders; how many columns came of it."""
+        width, degrees = int(sketches.widths[i]), tuple(map(int, sketches.degrees[i]))
+        parts = [tuple((k, int(sketches.counts[i, k])) for k in kinds if sketches.counts[i, k]) for kinds in orders]
+        made = 0
+        with self._operator("make_sketches"):
+            for order in dict.fromkeys(parts):
+                for own in (degrees, ()) if len(order) == 1 else (degrees,):
+                    made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
+        return made
+
+    def _make_splits(self, allowance: Allowance) -> None:
+        """Where sync across uplinks takes much, chains that are cut at about the same layers where they cross one, and
+        programs for them."""
+        hope, sketches = self._programs.hope, self._sketches
+        if self._together or hope is None or sketches is None or len(self.kinds.places) < 2:
+            return
+        self._splits = self._programs.answers[0].total_s > _MUCH * hope[0].total_s
+        if not self._splits:
+            return
+        self._work(PROGRAM * len(self.kinds.places))
+        for split in best_splits(self.kinds, sketches, *hope, _SPLITS)[::-1]:
+            if allowance:
+                for i in split.sketches.tolist():
+                    self._make_sketch(sketches, i, (split.kinds,))
+                self._programs.expect(split.context)
 
     def _other_ways(self, allowance: Allowance) -> None:
         """Other micro-batch sizes and TP degrees for the columns in use."""
@@ -326,8 +358,8 @@ class ColumnSearch:
         for column in self._pool.columns:
             most = min(batch // column.samples, *(int(s) // c for s, c in zip(supply, column.counts, strict=True) if c))
             for copies in {1, most} - {0}:
-                alone = copies == 1  # then copies of a layer share a machine
-                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync.alone_s)
+                sync_s = column.sync.lone_s if copies == 1 else column.sync.alone_s
+                seconds = column.fill_s + batch / (copies * column.rate) + sync_s
                 ranked.append((seconds, column.recipe, column, copies))
         for _, _, column, copies in sorted(ranked, key=lambda r: r[:2])[
             : _REPEATED_ALONE if self._together else _REPEATED
@@ -345,13 +377,17 @@ class ColumnSearch:
         if self._programs.answers:
             self.run.hoped_s = self._programs.answers[0].total_s
 
-    def _without_a_kind(self, allowance: Allowance) -> None:
-        """The best program with each kind left out, rounded once, so that a kind more never hurts."""
-        for kind in range(len(self.kinds)) if not self._together and len(self.kinds) > 1 else ():
-            if not allowance:
-                return
-            with self._operator("leave_kind_out"):
-                self._price_chosen(self._programs.without(kind))
+    def _without_a_kind(self) -> None:
+        """The best program with each kind left out, rounded once where it promises enough, so that a kind more never
+        hurts, however small the budget."""
+        if self._together or len(self.kinds) == 1:
+            return
+        answers = [one for kind in range(len(self.kinds)) if (one := self._programs.without(kind))]
+        for master, answer in sorted(answers, key=lambda own: rank(own[1])):
+            if answer.total_s <= _PROMISING * self.run.best_s and self.run.should_continue():
+                with self._operator("leave_kind_out"):
+                    self._work(PROGRAM)
+                    self._price_chosen(master.rounded(answer.sync_s, answer.context, LONGER * answer.pipelines_s))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
         """Columns near those in use: a machine more or less, or of another kind, wider or narrower, in other ways."""

@@ -24,8 +24,8 @@ class MachineKinds:
     """The kinds of the machines with usable devices, slowest first.
 
     `machines[k]` are those of kind k, `supply[k]` says how many they are, `num_gpus[k]` how many usable devices each
-    has, `nic_bytes_per_s[k]` what all its interfaces send. `places` says, of all places with machines, behind which
-    uplinks they are.
+    has, `nic_bytes_per_s[k]` what all its interfaces send, `inside_bytes_per_s[k]` what a device sends to another in
+    its machine. `places` says, of all places with machines, behind which uplinks they are.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -39,17 +39,22 @@ class MachineKinds:
             found += map(tuple, behind.values())
         self.machines = tuple(found)
         self.kind_of = {machine: k for k, own in enumerate(found) for machine in own}
-        self.places = sorted({tuple(own[0] in uplink.machines for uplink in self.uplinks) for own in found})
+        self.places = sorted({self.place_of(kind) for kind in range(len(found))})
         self.supply: Floats = np.array([len(own) for own in found], float)
         self.num_gpus = tuple(len(self.devices[own[0]]) for own in found)
         specs = [problem.cluster.machines[own[0]] for own in found]
         self.nic_bytes_per_s: Floats = np.array([m.num_interfaces * m.nic_bandwidth_bytes_per_s for m in specs])
+        self.inside_bytes_per_s: Floats = np.array([m.intra_bandwidth_bytes_per_s for m in specs])
 
     @property
     def widths(self) -> list[int]:
         """How many pipelines are laid side by side through machines: powers of two, and what divides a machine."""
         powers = {1 << j for gpus in self.num_gpus for j in range(gpus.bit_length())}
         return sorted(powers | {width for gpus in self.num_gpus for width in range(1, gpus + 1) if gpus % width == 0})
+
+    def place_of(self, kind: int) -> tuple[bool, ...]:
+        """Behind which uplinks the machines of a kind are."""
+        return tuple(self.machines[kind][0] in uplink.machines for uplink in self.uplinks)
 
     def interface_bytes_per_s(self, machine: int) -> float:
         """What one interface of a machine sends."""

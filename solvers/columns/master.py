@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ _ROUNDED_GAP = 1e-3
 _LONGER = 7  # T of the linear program, and up to 6 % more: the T for which roundings are tried
 _HALVINGS = 3  # of what lies between the largest T that is too short and the least that is not
 _SLACK = 1 + 1e-9
-_TRIED = 33  # values of T at once, where the least is sought
+_WHOLE = 1e-6  # of a micro-batch, short of which it counts as processed
 
 Ints = NDArray[np.int64]
 Chosen = list[tuple[ChainColumn, int]]
@@ -89,8 +90,13 @@ class ColumnMaster:
         self._fill_s: Floats = np.array([c.fill_s for c in columns])
         self._syncs_s = syncs_s or Memo(sync_of)
         self._of_context: dict[SharedSync | None, Floats] = {}
+        self._sync_in: dict[SharedSync, dict[int, float]] = {}  # seconds by context and column
+        self._sync_of_sets: dict[tuple[int, ...], float] = {}  # by the columns used
         self._index = {column.recipe: i for i, column in enumerate(columns)}
         self._samples: Floats = np.array([c.samples for c in columns], float)
+        # Of each column: seconds until its first micro-batches end, and between these, and sequences of each.
+        periods_s = self._samples / self._rate
+        self._timing = list(zip(self._fill_s.tolist(), periods_s.tolist(), map(int, self._samples), strict=True))
         # Seconds that the messages of a sequence take each uplink.
         self._sequence_s: Floats = np.array([c.sync.sequence_s for c in columns], float).T.reshape(-1, len(columns))
 
@@ -125,18 +131,25 @@ class ColumnMaster:
                 return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals[: self._num_kinds], context)
         return None
 
-    def sweep(self, context: SharedSync | None, num_values: int) -> list[Relaxed]:
-        """The answers for so many values of S, spread over those of the columns, best first."""
+    def sweep(
+        self, context: SharedSync | None, num_values: int, start_s: float | None = None, limit_s: float = math.inf
+    ) -> list[Relaxed]:
+        """The answers for so many values of S, spread over those of the columns, best first; T is about `start_s`.
+
+        T grows as S falls: values of S are left out at which T + S must exceed `limit_s`.
+        """
         syncs_s = self.syncs_s(context)
         values = np.unique(syncs_s[np.isfinite(syncs_s)])
         if not values.size:
             return []
-        picked = np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))
+        picked = values[np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))]
         found: list[Relaxed] = []
-        for sync_s in values[picked].tolist():
-            answer = self.relaxed(sync_s, context, found[-1].pipelines_s if found else None)
+        for sync_s in picked[picked <= limit_s][::-1].tolist():
+            answer = self.relaxed(sync_s, context, found[-1].pipelines_s if found else start_s)
             if answer is not None:
                 found.append(answer)
+                if picked[0] + answer.pipelines_s > limit_s:
+                    break
         return sorted(found, key=rank)
 
     def rounded(self, sync_s: float, context: SharedSync | None, pipelines_s: float) -> Chosen:
@@ -178,28 +191,55 @@ class ColumnMaster:
 
     def predicted_s(self, chosen: Chosen) -> float:
         """What a step with these chains takes, about: T + S; infinite without any."""
-        return self.pipelines_s(chosen) + self.sync_s(chosen) if chosen else math.inf
+        return self.predicted_at_s(*self.at(chosen))
+
+    def predicted_at_s(self, at: Ints, copies: Ints) -> float:
+        """As `predicted_s`, of so many copies of the columns at these positions, which ascend."""
+        if not at.size:
+            return math.inf
+        own, times = at.tolist(), copies.tolist()
+        return self._pipelines_s(own, times) + self._sync_s(own, sum(times))
 
     def pipelines_s(self, chosen: Chosen) -> float:
         """The least T in which chains process the batch, in whole micro-batches."""
         at, copies = self.at(chosen)
-        rate = float((self._rate[at] * copies).sum())
-        least_s = float(self._fill_s[at].min() + self._batch / rate) * (1 - 1e-9)
-        most_s = float(self._fill_s[at].max() + (self._batch + (self._samples[at] * copies).sum()) / rate)
-        while most_s - least_s > 1e-5 * most_s:
-            tried_s = np.linspace(least_s, most_s, _TRIED)[1:]
-            enough = copies @ self.values(at[:, None], tried_s) >= self._batch
-            most = int(np.argmax(enough)) if enough[-1] else len(tried_s) - 1
-            least_s, most_s = float(tried_s[most - 1]) if most else least_s, float(tried_s[most])
-        sent_s = self._sequence_s[:, at] @ (self.values(at, most_s) * copies)
-        return max(most_s, float(sent_s.max(initial=0.0)))
+        return self._pipelines_s(at.tolist(), copies.tolist())
 
-    def sync_s(self, chosen: Chosen) -> float:
-        """What the busiest interface or uplink of chains takes to sync, if there is more than one chain."""
-        if sum(copies for _, copies in chosen) == 1:
-            return 0.0
-        context = SharedSync.of(column.sync.alone for column, _ in chosen)
-        return max(self._syncs_s[column, context] for column, _ in chosen)
+    def _pipelines_s(self, own: Sequence[int], times: Sequence[int]) -> float:
+        """From the T of the linear program on, by the ends of micro-batches in turn."""
+        columns = [(*self._timing[i], copies) for i, copies in zip(own, times, strict=True)]
+        least_s = _soonest_s(columns, self._batch)
+        left, sent, ends = self._batch, [0] * len(columns), list[tuple[float, int]]()
+        for k, (fill_s, period_s, samples, copies) in enumerate(columns):
+            sent[k] = max(0, math.floor((least_s - fill_s) / period_s + _WHOLE))
+            left -= sent[k] * samples * copies
+            ends.append((fill_s + (sent[k] + 1) * period_s, k))
+        heapify(ends)
+        while left > 0:
+            least_s, k = ends[0]
+            fill_s, period_s, samples, copies = columns[k]
+            sent[k] += 1
+            left -= samples * copies
+            heapreplace(ends, (fill_s + (sent[k] + 1) * period_s, k))
+        if self._sequence_s.size:
+            sequences = [n * samples * copies for n, (_, _, samples, copies) in zip(sent, columns, strict=True)]
+            least_s = max(least_s, float((self._sequence_s[:, own] @ sequences).max()))
+        return least_s
+
+    def _sync_s(self, own: Sequence[int], num_chains: int) -> float:
+        """What the busiest interface or uplink of chains takes to sync, or the busiest link inside a machine."""
+        if num_chains == 1:
+            return self.columns[own[0]].sync.lone_s
+        key = tuple(own)
+        found = self._sync_of_sets.get(key)
+        if found is None:
+            context = SharedSync.of(self.columns[i].sync.alone for i in own)
+            known = self._sync_in.setdefault(context, {})
+            for i in own:
+                if i not in known:
+                    known[i] = self._syncs_s[self.columns[i], context]
+            found = self._sync_of_sets[key] = max(known[i] for i in own)
+        return found
 
     def processed(self, chosen: Chosen, pipelines_s: float) -> float:
         """Sequences that chains process in `pipelines_s` seconds, in whole micro-batches."""
@@ -217,16 +257,30 @@ class ColumnMaster:
         own: NDArray[np.bool_] = self.syncs_s(context) <= sync_s * _SLACK
         return own
 
-    def at(self, chosen: Chosen) -> tuple[Ints, Floats]:
-        """The positions of chains among the columns, and how many there are of each."""
-        at = np.array([self._index[column.recipe] for column, _ in chosen], np.int64)
-        return at, np.array([copies for _, copies in chosen], float)
+    def at(self, chosen: Chosen) -> tuple[Ints, Ints]:
+        """The positions of chains among the columns, ascending, and how many there are of each."""
+        found = sorted((self._index[column.recipe], copies) for column, copies in chosen)
+        at, copies = np.array(found, np.int64).reshape(-1, 2).T
+        return at, copies
 
     def values(self, at: Ints, pipelines_s: float | Floats) -> Floats:
         """Sequences that the columns at these positions process in `pipelines_s`, in whole micro-batches."""
         samples, left_s = self._samples[at], np.maximum(0.0, pipelines_s - self._fill_s[at])
-        result: Floats = samples * np.floor(left_s * self._rate[at] / samples + 1e-6)
+        result: Floats = samples * np.floor(left_s * self._rate[at] / samples + _WHOLE)
         return result
+
+
+def _soonest_s(columns: Sequence[tuple[float, float, int, int]], batch: int) -> float:
+    """The least T in which chains process the batch, in parts of micro-batches: each column has a fill, a period,
+    samples and copies."""
+    rate = filled = found_s = 0.0
+    for fill_s, period_s, samples, copies in sorted(columns):
+        if rate and fill_s >= found_s:
+            break
+        own = samples * copies / period_s
+        rate, filled = rate + own, filled + own * fill_s
+        found_s = (batch + filled) / rate
+    return found_s
 
 
 @contextmanager

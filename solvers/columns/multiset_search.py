@@ -85,13 +85,14 @@ class MultisetSearch:
     def _predicted_s(self, counts: Ints) -> float:
         key = counts.tobytes()
         if key not in self._known:
-            self._known[key] = self._master.predicted_s(self._chosen(counts))
+            at = np.flatnonzero(counts)
+            self._known[key] = self._master.predicted_at_s(at, counts[at])
         return self._known[key]
 
     def _counts(self, chosen: Chosen) -> Ints:
         counts = np.zeros(len(self._master.columns), np.int64)
         at, copies = self._master.at(chosen)
-        np.add.at(counts, at, copies.astype(np.int64))
+        counts[at] = copies
         return counts
 
     def _chosen(self, counts: Ints) -> Chosen:

@@ -15,9 +15,10 @@ _SYNCS = 20  # values of S in a sweep in which each chain syncs as among copies 
 _FEW_SYNCS = 5  # values of S in a sweep in one context
 _CONTEXTS = 6  # remembered
 _HOPES = 3  # programs in which each chain syncs as among copies of its own, that are rounded for their contexts
-_LONGER = 1.02  # times T, in which these are rounded
+LONGER = 1.02  # times T, in which programs are rounded once
 _BEST = 5  # answers that count as the best
 _SHIFTS = (0.93, 1.07)  # times S of the best two, for values between
+_HOPEFUL = 1.15  # of the best answer: answers in other contexts that more columns may yet make the best
 _NEAR_BEST = 1.05  # of the best program's answer: answers in other contexts that count too
 
 
@@ -40,6 +41,7 @@ class ContextPrograms:
         self.answers: list[Relaxed] = []
         # Where each chain syncs as among copies of its own, which is too little: what they choose shows contexts.
         self._hopes: list[Relaxed] = []
+        self._hoped: SharedSync | None = None  # the context of the chains that look best there
         self._syncs_s: Syncs = Memo(sync_of)
         num_layers = problem.model.num_layers
         worst, every = SharedSync.worst(num_layers, len(kinds.uplinks)), (1 << num_layers) - 1
@@ -71,7 +73,9 @@ class ContextPrograms:
         self._hopes = master.sweep(None, _SYNCS)
         self._learn_from_hopes(master)
         self._fresh.clear()
-        self.answers = sorted((one for context in self._contexts for one in self._swept(master, context)), key=rank)
+        self.answers = []
+        for context in self._contexts:
+            self.answers = sorted([*self.answers, *self._swept(master, context)], key=rank)
 
     def refine(self) -> None:
         """The best values of S again, with the columns that came since, values between, and new contexts."""
@@ -91,6 +95,11 @@ class ContextPrograms:
         self.answers = sorted(found, key=rank) or self.answers
 
     @property
+    def hope(self) -> tuple[Relaxed, SharedSync] | None:
+        """The best answer where each chain syncs as among copies of its own, and the context of what it chooses."""
+        return (self._hopes[0], self._hoped) if self._hopes and self._hoped is not None else None
+
+    @property
     def has_news(self) -> bool:
         """Whether contexts were met that no answer is for yet."""
         return bool(self._fresh)
@@ -101,17 +110,18 @@ class ContextPrograms:
         near = (answer for answer in best.values() if answer.total_s <= _NEAR_BEST * self.answers[0].total_s)
         return list(dict.fromkeys([*self.answers[:_BEST], *near]))
 
-    def without(self, kind: int) -> Chosen:
-        """The rounding of the best program that leaves a kind of machines out; empty where there is none."""
+    def without(self, kind: int) -> tuple[ColumnMaster, Relaxed] | None:
+        """The program that leaves a kind of machines out, and its best answer; None where there is none."""
         supply = self._kinds.supply.copy()
         supply[kind] = 0.0
         kept = [column for column in self._pool.columns if not column.counts[kind]]
         if not kept:
-            return []
+            return None
         master = self.master(kept, supply)
-        self._work(_BEST * PROGRAM + ROUNDING)
-        found = [one for near in self.answers[:_BEST] if (one := master.relaxed(near.sync_s, near.context))]
-        return master.least_rounded(min(found, key=rank)) if found else []
+        self._work(_BEST * PROGRAM)
+        near = ((one.sync_s, one.context, one.pipelines_s) for one in self.answers[:_BEST])
+        found = [one for own in near if (one := master.relaxed(*own))]
+        return (master, min(found, key=rank)) if found else None
 
     def rounded_anywhere(self, rng: random.Random) -> Chosen:
         """A rounding of one of the best programs, for a somewhat longer T."""
@@ -121,12 +131,18 @@ class ContextPrograms:
 
     def _swept(self, master: ColumnMaster, context: SharedSync) -> list[Relaxed]:
         self._work(_FEW_SYNCS * PROGRAM)
-        return master.sweep(context, _FEW_SYNCS)
+        if not self.answers:
+            return master.sweep(context, _FEW_SYNCS)
+        best = self.answers[0]
+        return master.sweep(context, _FEW_SYNCS, best.pipelines_s, _HOPEFUL * best.total_s)
 
     def _learn_from_hopes(self, master: ColumnMaster) -> None:
         for hope in self._hopes[:_HOPES]:
             self._work(PROGRAM)
-            self.learn(master.rounded(hope.sync_s, None, _LONGER * hope.pipelines_s))
+            chosen = master.rounded(hope.sync_s, None, LONGER * hope.pipelines_s)
+            if chosen and hope is self._hopes[0]:
+                self._hoped = SharedSync.of(column.sync.alone for column, _ in chosen)
+            self.learn(chosen)
 
     def learn(self, chosen: Chosen) -> None:
         """Remember the context of chains that look good together, and those of one of them that crosses an uplink,
@@ -141,6 +157,10 @@ class ContextPrograms:
                 found += [worst.with_sides(own), *(worst.with_sides(own, place) for place in self._places)]
                 break
         for context in found:
-            if context not in self._contexts:
-                self._contexts[1:] = [context, *self._contexts[1:_CONTEXTS]]
-                self._fresh.append(context)
+            self.expect(context)
+
+    def expect(self, context: SharedSync) -> None:
+        """Remember a context for the next programs."""
+        if context not in self._contexts:
+            self._contexts[1:] = [context, *self._contexts[1:_CONTEXTS]]
+            self._fresh.append(context)

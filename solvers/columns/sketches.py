@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hexiopt.schedules.in_flight import holding
 from solvers.columns.chain_column import ColumnPool
 from solvers.columns.machine_kinds import Floats, MachineKinds
-from solvers.columns.sync import passed_bytes
+from solvers.columns.sync import SharedSync, passed_bytes
 from solvers.completion.completer import PlanCompleter
 
 _BEATS = 160  # of the grid, geometric
@@ -31,16 +31,37 @@ _ROOMIER = 2.0  # most room for layers in these, in models for each pipeline
 
 @dataclass(frozen=True, slots=True)
 class ChainSketches:
-    """Rows of chains: machines by kind [n, kinds], width [n], sequences/s [n], fill in seconds [n], and the best TP
-    degree in each kind [n, kinds]. `done` marks those that were made exactly."""
+    """Rows of chains: machines by kind [n, kinds], width [n], sequences/s [n], fill in seconds [n], seconds of sync by
+    the machines' own links [n], layers behind each uplink [n, uplinks], and the best TP degree in each kind [n, kinds].
+
+    `done` marks those that were made exactly. `layer_s` [uplinks]: seconds of sync of a layer that crosses an uplink.
+    """
 
     counts: Floats
     widths: NDArray[np.int64]
     rate: Floats
     fill_s: Floats
-    sync_s: Floats
+    inner_s: Floats
+    behind: Floats
     degrees: NDArray[np.int64]
     done: NDArray[np.bool_]
+    layer_s: Floats
+    num_layers: int
+
+    def gains(self, pipelines_s: float, duals: Floats) -> Floats:
+        """What each chain processes in `pipelines_s` seconds over what its machines are worth [n], less 1."""
+        worth = self.rate * np.maximum(0.0, pipelines_s - self.fill_s)
+        result: Floats = worth / np.maximum(self.counts @ duals, 1e-9) - 1.0
+        return result
+
+    def within(self, sync_s: float, context: SharedSync | None) -> NDArray[np.bool_]:
+        """Which chains sync within `sync_s` [n], in `context` or, where so many layers cross uplinks in it that none
+        does, if all layers behind an uplink cross it."""
+        own: NDArray[np.bool_] = self.inner_s <= sync_s
+        if context is not None and (np.array(context.crossing) * self.layer_s <= sync_s).all():
+            inside, outside = ([layers.bit_count() for layers in sets] for sets in (context.inside, context.outside))
+            return own & (self.behind <= inside).all(axis=1) & (self.num_layers - self.behind <= outside).all(axis=1)
+        return own & (self.behind * self.layer_s <= sync_s).all(axis=1)
 
 
 def multisets(supply: Floats) -> Iterator[tuple[int, ...]]:
@@ -105,9 +126,10 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
     drawn = drawn_multisets(kinds.supply, room, num_layers, kinds.widths, random.Random(0))
     counts: Floats = np.array(list(dict.fromkeys([*islice(multisets(kinds.supply), _MOST), *drawn])), float)
     beats = np.geomspace(min(times[0] for times in filled), max(times[-1] for times in filled), _BEATS)
+    inside = np.array([[own[0] in uplink.machines for uplink in kinds.uplinks] for own in kinds.machines], float)
     parts = []
     for width in kinds.widths:
-        cap, stages, hold = (np.zeros((num_kinds, _BEATS)) for _ in range(3))
+        cap, stages, hold, slices = (np.zeros((num_kinds, _BEATS)) for _ in range(4))
         degree = np.ones((num_kinds, _BEATS), np.int64)
         for (k, tp), times in tables.items():
             gpus = kinds.num_gpus[k]
@@ -119,6 +141,9 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
                 degree[k] = np.where(better, tp, degree[k])
                 stages[k] = np.where(better, per_machine, stages[k])
                 hold[k] = np.where(better, max(1.0, per_machine) * most, hold[k])
+                slices[k] = np.where(
+                    better, most / tp * (1 < width <= gpus), slices[k]
+                )  # that a device passes on inside
         held = counts @ cap
         enough = held >= num_layers
         usable = ~((counts > 0) & ~(cap[:, -1] > 0)).any(axis=1)
@@ -128,15 +153,23 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
         at = np.argmax(enough, axis=1)[fits]
         share = num_layers / held[fits, at]  # of the layers that they could hold
         each_layers = hold[:, at].T * share[:, None]
-        sync_s = (each_layers * layer_bytes / kinds.nic_bytes_per_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
-        for uplink in kinds.uplinks:
-            inside = np.array([own[0] in uplink.machines for own in kinds.machines])
-            layers = ((each_layers * counts[fits]) @ inside).clip(max=num_layers)
-            sync_s = np.maximum(sync_s, layers * layer_bytes / uplink.bytes_per_s)
+        inner_s = slices[:, at].T * share[:, None] / kinds.inside_bytes_per_s
+        kinds_s = np.maximum(each_layers / kinds.nic_bytes_per_s, inner_s) * layer_bytes
+        sent_s = (kinds_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
+        behind = ((each_layers * counts[fits]) @ inside).clip(max=num_layers)
         depth = (counts[fits] * stages[:, at].T).sum(axis=1)
         fill_s = np.maximum(0.0, depth - 1.0) * beats[at]
-        rows = (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sync_s, degree[:, at].T)
+        rows = (
+            counts[fits],
+            np.full(len(fits), width),
+            width * size / beats[at],
+            fill_s,
+            sent_s,
+            behind,
+            degree[:, at].T,
+        )
         parts.append([column[depth <= num_layers] for column in rows])
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    columns.append(np.zeros(len(columns[0]), bool))
+    layer_s = layer_bytes / np.array([uplink.bytes_per_s for uplink in kinds.uplinks])
+    columns += [np.zeros(len(columns[0]), bool), layer_s, num_layers]
     return ChainSketches(*columns) if len(columns[0]) else None

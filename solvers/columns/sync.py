@@ -1,11 +1,12 @@
 """What gradient sync takes the interfaces and uplinks of a chain, which depends on the chains used beside it.
 
 A ring over many holders sends every byte twice from each machine: gradients as they are scattered and gathered, or
-gradients once and weights once in ZeRO-1 (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009). Three things
-depend on the other chains (`SharedSync`). The holders of a layer make as many rings as the least connected of their
-machines has interfaces at holders (`hexiopt/cost/rings.py`), and a machine of more holders sends by fewer interfaces
-where there are fewer rings. A ring begins when its last holder is ready, and late layers are ready before early ones,
-by as much as in the chain that drains soonest. And it crosses an uplink only where holders stand on both sides.
+gradients once and weights once in ZeRO-1 (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009), and as often from
+each of its holders in a machine to the next. Three things depend on the other chains (`SharedSync`). The holders of a
+layer make as many rings as the least connected of their machines has interfaces at holders (`hexiopt/cost/rings.py`),
+and a machine of more holders sends by fewer interfaces where there are fewer rings. A ring begins when its last holder
+is ready, and late layers are ready before early ones, by as much as in the chain that drains soonest. And it crosses an
+uplink only where holders stand on both sides.
 """
 
 import math
@@ -57,6 +58,11 @@ class SharedSync:
             _union(context.outside for context in own),
         )
 
+    @property
+    def crossing(self) -> tuple[int, ...]:
+        """How many layers have holders on both sides of each uplink."""
+        return tuple((own & other).bit_count() for own, other in zip(self.inside, self.outside, strict=True))
+
     def with_sides(self, *sides: tuple[LayerSets, LayerSets]) -> "SharedSync":
         """The same, but for the layers inside and outside, which are those of `sides`."""
         return replace(self, inside=_union(own for own, _ in sides), outside=_union(own for _, own in sides))
@@ -80,12 +86,14 @@ class ChainSync:
     """What a chain has to sync.
 
     `alone`: what it shares with copies of its own. `loads`: for each interface, what the layers behind it take it to
-    send or to receive. By uplink, `layer_s`: seconds that a layer takes whose holders stand on both sides, and
-    `sequence_s`: seconds that the messages of a sequence take.
+    send or to receive; `inner`: for each device, what it takes to send to another in its machine. By uplink, `layer_s`:
+    seconds that a layer takes whose holders stand on both sides, and `sequence_s`: seconds that the messages of a
+    sequence take.
     """
 
     alone: SharedSync
     loads: tuple[Load, ...]
+    inner: tuple[Load, ...] = ()
     layer_s: tuple[float, ...] = ()
     sequence_s: tuple[float, ...] = ()
 
@@ -94,17 +102,22 @@ class ChainSync:
         """What the sync takes among copies of its own."""
         return self.seconds(self.alone)
 
+    @property
+    def lone_s(self) -> float:
+        """What the sync takes where there is no other chain: copies of a layer share a machine."""
+        return max([0.0, *(self._load_s(load, self.alone) for load in self.inner)])
+
     def seconds(self, context: SharedSync) -> float:
         """What the sync takes after the pipelines' ends; infinite where the chain cannot be used in `context`."""
         if not context.allows(self.alone):
             return math.inf
-        crossing = map(operator.and_, context.inside, context.outside)
-        uplinks_s = [layers.bit_count() * each_s for layers, each_s in zip(crossing, self.layer_s, strict=True)]
-        slowest_s: float = max([0.0, *uplinks_s, *(self._interface_s(load, context) for load in self.loads)])
+        uplinks_s = map(operator.mul, context.crossing, self.layer_s)
+        loads_s = (self._load_s(load, context) for load in (*self.loads, *self.inner))
+        slowest_s: float = max([0.0, *uplinks_s, *loads_s])
         return slowest_s
 
     @staticmethod
-    def _interface_s(load: Load, context: SharedSync) -> float:
+    def _load_s(load: Load, context: SharedSync) -> float:
         sent_s = 0.0
         for begin, end, seconds in load:
             own = context.rings[begin:end]
@@ -121,7 +134,8 @@ class SyncLoads:
     def __init__(self, problem: Problem, kinds: MachineKinds, zero_stage: int) -> None:
         model, workload = problem.model, problem.workload
         self._kinds, self._machine_of = kinds, problem.cluster.machine_of.tolist()
-        self._interface = problem.cluster.network.transmit_interface
+        network = problem.cluster.network
+        self._interface, self._inside_bytes_per_s = network.transmit_interface, network.pair_bandwidth
         sent_bytes = passed_bytes(problem, zero_stage)
         self._layer_bytes = float(model.layer_params * sent_bytes)
         self._first_bytes, self._last_bytes = (n * sent_bytes for n in (model.embedding_params, model.head_params))
@@ -131,11 +145,14 @@ class SyncLoads:
         """Of pipelines with so many layers in their stages, the last of which ends `drain_s` before the first."""
         rings: list[int] = []
         loads: dict[tuple[int, bool], list[tuple[int, int, tuple[float, ...]]]] = defaultdict(list)
+        inner: set[Load] = set()
         for s, num_layers in enumerate(layers_of):
             ends_bytes = (s == 0) * self._first_bytes + (s + 1 == len(layers_of)) * self._last_bytes
-            most, found = self._stage(group.stages[s], self._layer_bytes + ends_bytes / num_layers)
+            most, found, between = self._stage(group.stages[s], self._layer_bytes + ends_bytes / num_layers)
+            span = len(rings), len(rings) + num_layers
             for port, seconds in found.items():
-                loads[port].append((len(rings), len(rings) + num_layers, tuple(seconds)))
+                loads[port].append((*span, tuple(seconds)))
+            inner |= {((*span, (each_s,)),) for each_s in between}
             rings += [most] * num_layers
         ends = [0, *accumulate(layers_of)]
         uplinks = [self._uplink(group, ends, uplink) for uplink in self._kinds.uplinks]
@@ -143,14 +160,16 @@ class SyncLoads:
         return ChainSync(
             SharedSync(tuple(rings), drain_s, inside, outside),
             tuple(sorted(set(map(tuple, loads.values())))),
+            tuple(sorted(inner)),
             tuple(self._layer_bytes / uplink.bytes_per_s for uplink in self._kinds.uplinks),
             sequence_s,
         )
 
     def _stage(
         self, slot: tuple[tuple[int, ...], ...], layer_bytes: float
-    ) -> tuple[int, Mapping[tuple[int, bool], list[float]]]:
-        """The most rings of a stage's layers; and by interface, receiving or sending, seconds a layer by rings."""
+    ) -> tuple[int, Mapping[tuple[int, bool], list[float]], set[float]]:
+        """The most rings of a stage's layers; by interface, receiving or sending, seconds a layer by rings; and seconds
+        a layer of devices that send to others in their machine."""
         holders = []  # of each slice in each machine: its share of a layer, and who holds it
         widths, ranks = slices(tuple(map(len, slot)))
         for width, ranks_of in zip(widths, ranks.tolist(), strict=True):
@@ -161,6 +180,7 @@ class SyncLoads:
         ports = [list(dict.fromkeys(map(self._interface, own))) for _, own in holders]
         most = min(map(len, ports))
         found: dict[tuple[int, bool], list[float]] = {}
+        inner: dict[int, float] = defaultdict(float)
         for (width, own), at in zip(holders, ports, strict=True):
             each_s = width * layer_bytes / self._kinds.interface_bytes_per_s(self._machine_of[own[0]])
             for rings in range(1, most + 1):
@@ -169,7 +189,9 @@ class SyncLoads:
                 for sends, used in ((False, at[:rings]), (True, out)):
                     for port in used:
                         found.setdefault((port, sends), [0.0] * most)[rings - 1] += each_s / rings
-        return most, found
+            for sender, receiver in pairwise(own):
+                inner[sender] += width * layer_bytes / self._inside_bytes_per_s(sender, receiver)
+        return most, found, set(inner.values())
 
     def _uplink(self, group: PipelineGroup, ends: Sequence[int], uplink: Uplink) -> tuple[int, int, float]:
         """The layers held behind an uplink, those held elsewhere, and its seconds a sequence."""
