@@ -58,7 +58,8 @@ def join_world(
 
 def host_group(timeout_s: float) -> dist.ProcessGroup:
     """A group of all ranks for what their hosts tell each other beside the steps. Made by all together."""
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    return group
 
 
 def _first_s(timeout_s: float, device: torch.device | None) -> float:
