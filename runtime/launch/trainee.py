@@ -87,7 +87,7 @@ class Trainee:
         self._tables = rope.tensors() + attention.tensors()
         # Attention over the tokens of several ranks sends messages, which no graph can hold; and under ZeRO-3 what
         # parameters hold comes and goes.
-        is_graph = is_compiled and executor.sequence is None and plan.sharding.stage < 3
+        is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3
         run = compiled_layer_run(tp) if is_graph else layer_run
         chunks = [
             DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
