@@ -291,9 +291,10 @@ def price_fallbacks(
 ) -> list[Partition]:
     """Price partitions one after another, within `allowance` or, while there is no plan, past it.
 
-    Returns the partitions with the best estimates among those that fit, best first.
+    Returns the best that fit: first, by their price, those of which no pipeline alone exceeds the best step time, then
+    the others by their estimates.
     """
-    found: list[tuple[float, int, Partition]] = []
+    found: list[tuple[bool, float, int, Partition]] = []
     for number, partition in enumerate(fallbacks):
         if not (allowance or _continues_without_plan(run)):
             break
@@ -308,8 +309,9 @@ def price_fallbacks(
             priced = completer.price(completed, run.best_s)
             tally.priced += priced is not None
             if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:
-                found.append((completed.estimate_s, number, partition))
-    return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]
+                seconds = completed.estimate_s if priced is None else priced.cost.step_time_s
+                found.append((priced is None, seconds, number, partition))
+    return [partition for *_, partition in sorted(found, key=lambda item: item[:3])[:_BEST]]
 
 
 def hexiscale_partitions(
