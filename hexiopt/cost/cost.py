@@ -121,12 +121,30 @@ class Cost:
         """The step time, infinite where memory does not suffice."""
         return self.step_time_s if self.fits else float("inf")
 
+    @property
+    def tensor_bytes(self) -> float:
+        """The most that tensors take on any device: its memory without the reserve."""
+        copies = [copy.memory for line in self.pipelines for stage in line.stages for copy in stage.copies]
+        return max(memory.total - memory.reserve for memory in copies)
+
     def binding_stage(self) -> tuple[int, int]:
         """(pipeline, stage) with the least room."""
         return max(
             ((p, s) for p, pipeline in enumerate(self.pipelines) for s in range(len(pipeline.stages))),
             key=lambda at: self.pipelines[at[0]].stages[at[1]].excess_bytes,
         )
+
+
+def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
+    """Seconds that each device of a priced plan takes for a micro-batch, forward and backward, in all ranges of its
+    layers."""
+    found: dict[int, float] = {}
+    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
+        for stage, own in zip(pipeline.stages, priced.stages, strict=True):
+            for devices, executor in zip(stage.executors, own.executors, strict=True):
+                seconds = sum(forward_s + backward_s for forward_s, backward_s in executor.chunk_s)
+                found.update(dict.fromkeys(devices, seconds))
+    return found
 
 
 def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:

@@ -76,6 +76,14 @@ class Problem(Value):
         batch = f"{work.global_batch:,} × {work.seq_len:,} tokens in {work.precision}"
         return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
 
+    def mfu(self, step_s: float, num_devices: int | None = None) -> float:
+        """Model FLOPs utilisation of a step of `step_s` seconds: the model's own FLOPs, without recomputation, over
+        what the cluster, or so many devices at the mean of its peaks, could do (PaLM, arXiv 2204.02311, appendix B)."""
+        flops = self.workload.tokens * self.model.model_flops_per_token(self.workload.seq_len)
+        peak = self.cluster.total_peak_flops(self.workload.precision)
+        share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
+        return flops / (step_s * peak * share)
+
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:
         """The devices that a plan may use, ascending: all that are not excluded."""

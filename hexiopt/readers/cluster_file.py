@@ -8,8 +8,7 @@ from typing import Any
 
 from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
 from hexiopt.errors import InputError
-from hexiopt.problem.calibration import Calibration
-from hexiopt.problem.calibration import of as calibration_of
+from hexiopt.problem.calibration import Calibration, calibration_of
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,
