@@ -126,10 +126,10 @@ def memory_words(space: Space) -> str:
     """What beside tensors is in the memory that reports show (see `transient`) and, where stated, kept out of its
     limit."""
     reserve = f"a reserve of {c.COMMUNICATOR_BYTES / GIB:g} GiB and {c.FRAGMENTATION:.0%} of transient memory"
-    headroom = (
-        f"; its limit leaves {100 * space.memory_headroom:g}% of usable memory free (constraints.memory_headroom)"
-    )
-    return f"with {reserve}{headroom if space.memory_headroom else ''}"
+    if not space.memory_headroom:
+        return f"with {reserve}"
+    free = f"{100 * space.memory_headroom:g}% of usable memory free"
+    return f"with {reserve}; its limit leaves {free} (constraints.memory_headroom)"
 
 
 def small_percent(share: float) -> str:
