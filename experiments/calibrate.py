@@ -25,7 +25,7 @@ from rich.table import Table
 from scipy.optimize import least_squares
 
 from experiments.app.common import Job
-from experiments.calibrate_runs import calibrate_runs
+from experiments.measure.calibrate_runs import calibrate_runs
 from experiments.validation.cases import case_of
 from experiments.validation.layers import MeasuredLayer, fitted_layers, predicted_s
 from experiments.validation.metrics import in_metric

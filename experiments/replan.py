@@ -16,8 +16,8 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
-from hexiopt.toolkit.changes import changed
-from hexiopt.toolkit.replanning import NoReplacementError, Replanning, replacements
+from hexiopt.toolkit.replan.changes import changed
+from hexiopt.toolkit.replan.replanning import NoReplacementError, Replanning, replacements
 from hexiopt.toolkit.solution import PlacedPlan
 
 
@@ -30,7 +30,7 @@ def run(job: Job) -> float:
     best = found.best
     job.write_json("plan.json", plan_file_to_dict(problem, best.plan, best.cost, best.plan.solver))
     from hexiopt.report.table import headline
-    from hexiopt.toolkit.replanned import draw_replanned, replanned_table, replanned_to_dict
+    from hexiopt.toolkit.replan.replanned import draw_replanned, replanned_table, replanned_to_dict
 
     job.write_json("replan.json", replanned_to_dict(found))
     written = ["plan.json", "replan.json"]

@@ -99,7 +99,7 @@ def _replanned(
 ) -> Path:
     """The plan for `problem` without `lost` devices that reaches the last step first, after the plan `before` and from
     `checkpoint`, which all devices read; written as `name`. Raises NoPlanError."""
-    from hexiopt.toolkit.replanned import replanned_table
+    from hexiopt.toolkit.replan.replanned import replanned_table
     from runtime.launch.session import step_of
 
     left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))

@@ -41,10 +41,10 @@ from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
 from hexiopt.toolkit import html
 from hexiopt.toolkit.alternatives import alternatives, priced
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
-from hexiopt.toolkit.changes import Added, Slow, changed
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
 from hexiopt.toolkit.fitting import Fit, fitted
-from hexiopt.toolkit.replanning import Replacement, Replanning, replacements
+from hexiopt.toolkit.replan.changes import Added, Slow, changed
+from hexiopt.toolkit.replan.replanning import Replacement, Replanning, replacements
 from hexiopt.toolkit.running import Interrupt, listening
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
 from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs

@@ -21,12 +21,13 @@ HEADS = {
     CALLS: """# Reference
 
 `make reference` generates this page from docstrings; [another](api_objects.md) has the objects that functions return,
-and [a third](python.md) examples. All seconds are of one training step, except where a name says otherwise. Bad input
-raises `hexiopt.InputError`, a `ValueError` with a one-line message.
+plots and contracts, and [a third](python.md) examples. All seconds are of one training step, except where a name says
+otherwise. Bad input raises `hexiopt.InputError`, a `ValueError` with a one-line message.
 """,
-    OBJECTS: """# Reference of results
+    OBJECTS: """# Reference of results and plots
 
-What the functions of the [reference](api.md) return; `make reference` generates this page from docstrings.
+What the functions of the [reference](api.md) return, what draws it, and what judges a stranger's solver; `make
+reference` generates this page from docstrings.
 """,
 }
 # In the order in which one meets them; a test sees that none is missing.
@@ -49,9 +50,9 @@ def pages() -> dict[Path, str]:
     objects = [HEADS[OBJECTS], *_described(RESULTS)]
     calls = [HEADS[CALLS], *_described(PARTS)]
     for title, module in (("Plots", plot), ("Contracts", testing)):
-        calls += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
+        objects += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
         for name in module.__all__:
-            calls += _entry(f"{module.__name__}.{name}", getattr(module, name))
+            objects += _entry(f"{module.__name__}.{name}", getattr(module, name))
     return {page: "\n".join(lines).rstrip() + "\n" for page, lines in ((CALLS, calls), (OBJECTS, objects))}
 
 

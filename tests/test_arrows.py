@@ -179,7 +179,7 @@ RUNTIME = {  # what the modules of each sub-folder may import; "" stands for tho
     "data": {""},
     "model": {"", "mapping"},
     "parallel": {"", "mapping", "model"},
-    "state": {"mapping", "parallel"},
+    "state": {"", "mapping", "parallel"},
     "launch": {"", "mapping", "data", "model", "parallel", "state"},
     "emulate": {"", "mapping", "launch"},
     "measure": {"", "launch"},

@@ -191,6 +191,9 @@ class TrainConfig:
     .safetensors file; without either, the weights are drawn from the seed. `tensorboard` also writes the steps of
     metrics.jsonl for TensorBoard.
 
+    The learning rate warms up linearly in `warmup_steps`. `lr_schedule`: `cosine` then falls along a cosine to
+    `min_lr_share` of `lr`, `wsd` stays and falls linearly in the last `decay_share` of all steps.
+
     `on_failure` says what follows the loss or hang of a process or machine: `restart` resumes from the last checkpoint
     (and waits for a lost machine), `replan` does so with a plan without the lost devices, `stop` ends the run. The run
     fails after `max_restarts` restarts in a row without a new checkpoint.
@@ -214,7 +217,9 @@ class TrainConfig:
 
     steps: int = 50
     lr: float = 3e-3
+    lr_schedule: str = "cosine"
     warmup_steps: int = 5
+    decay_share: float = 0.2
     min_lr_share: float = 0.1
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -248,8 +253,9 @@ class TrainConfig:
         section.integer("max_restarts", at_least=0, at_most=MAX_STEPS)
         section.number("lr", above=0, at_most=100.0)
         section.number("weight_decay", at_least=0, at_most=100.0)
-        for key in ("min_lr_share", "beta1", "beta2"):
+        for key in ("decay_share", "min_lr_share", "beta1", "beta2"):
             section.number(key, at_least=0, at_most=1.0)
+        section.text("lr_schedule", choices=("cosine", "wsd"))
         section.number("max_norm", above=0, at_most=1e9, default=None)
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=("restart", "replan", "stop"))

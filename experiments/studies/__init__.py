@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from experiments.studies.frame.study import Study
 
-NAMES = (
+_MODULES = (
     "homogeneous",
     "layer_split",
     "rivals",
@@ -14,9 +14,9 @@ NAMES = (
     "irregular",
     "scaling",
     "ablation",
-    "long_context",
-    "layouts",
-    "joint",
+    "sequence.long_context",
+    "sequence.layouts",
+    "sequence.joint",
     "scheduling",
     "flashflex",
     "small_suite",
@@ -25,9 +25,10 @@ NAMES = (
     "proofs",
     "replan",
 )
+NAMES = tuple(module.rpartition(".")[2] for module in _MODULES)
 
 
 def study(name: str) -> "Study":
     """The study called `name`, one of `NAMES`."""
-    found: Study = import_module(f"experiments.studies.{name}").STUDY
+    found: Study = import_module(f"experiments.studies.{_MODULES[NAMES.index(name)]}").STUDY
     return found

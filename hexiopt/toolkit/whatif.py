@@ -27,7 +27,7 @@ from hexiopt.toolkit.alternatives import ADD, BASE, LINK, TAKE, Alternative
 from hexiopt.toolkit.catalogue import made_solver
 from hexiopt.toolkit.fitting import certified
 from hexiopt.toolkit.jobs import SweepJob
-from hexiopt.toolkit.mending import kept
+from hexiopt.toolkit.replan.mending import kept
 from hexiopt.toolkit.solution import PlacedPlan
 from hexiopt.toolkit.sweeping import run_jobs
 

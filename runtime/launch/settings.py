@@ -11,10 +11,14 @@ from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.parallel.optimizer import AdamW
 
+LR_SCHEDULES = ("cosine", "wsd")
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. The learning rate warms up linearly, then falls along a cosine to `min_lr_share` of itself.
+    """How to train. The learning rate warms up linearly; then it falls to `min_lr_share` of itself, along a cosine, or
+    linearly in the last `decay_share` of all steps: the `lr_schedule` `wsd` (warm-up, stable, decay: Hu et al., arXiv
+    2404.06395).
 
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
     or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` says so,
@@ -24,7 +28,9 @@ class Settings:
 
     steps: int = 50
     adam: AdamW = field(default_factory=AdamW)
+    lr_schedule: str = "cosine"
     warmup_steps: int = 5
+    decay_share: float = 0.2
     min_lr_share: float = 0.1
     seed: int = 0
     checkpoint_every: int = 25
@@ -45,8 +51,14 @@ class Settings:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.adam.lr * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * 0.5 * (1 + cos(pi * done)))
+        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * self._left(step))
+
+    def _left(self, step: int) -> float:
+        """What is left of the fall, from 1 to 0."""
+        if self.lr_schedule == "cosine":
+            done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+            return 0.5 * (1 + cos(pi * done))
+        return min(1.0, (self.steps - step) / max(1.0, self.decay_share * self.steps))
 
 
 @dataclass(frozen=True)

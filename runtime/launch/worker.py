@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile, read_plan
 from runtime.device import usable_gpu
-from runtime.launch.admission import admitted_device
+from runtime.launch.admission import admitted_device, admitted_machine
 from runtime.launch.meeting import Event, MeetingClient, TrainingFailedError
 from runtime.launch.rank import run_rank
 from runtime.launch.settings import TrainingRun
@@ -144,7 +144,7 @@ def train_as_torchrun(
             "set --nnodes and --nproc-per-node to them, or take train.launch=machine"
         )
     names = [plan_file.problem.cluster.device_name(device) for device in devices]
-    own = ""
+    own, here = "", list[str]()
     if machine is not None:
         here = [name for name in names if name.rpartition(":")[0] == machine]
         if len(here) != place.num_local:
@@ -162,7 +162,11 @@ def train_as_torchrun(
         for came_as, one in enumerate(came)
         if place.rank - place.local <= came_as < place.rank - place.local + place.num_local
     )
-    device, told = admitted_device(plan_file, local_ranks, wanted_device, force)
+    if machine is None:
+        gpu, (device, told) = place.local, admitted_device(plan_file, local_ranks, wanted_device, force)
+    else:  # devices that the plan leaves out do not shift the others' GPUs
+        gpus = [int(name.rpartition(":")[2]) for name in here]
+        gpu, (device, told) = gpus[place.local], admitted_machine(plan_file, machine, gpus, wanted_device, force)
     if told is not None and place.local == 0:
         print(told, file=sys.stderr)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (written := finished(run.checkpoints)):
@@ -177,7 +181,7 @@ def train_as_torchrun(
         if rank == 0 and event["event"] != "waiting":
             print(json.dumps(event), flush=True)
 
-    run_rank(replace(run, device=device), plan_file, rank, place.local, PrefixStore("train", store), tell)
+    run_rank(replace(run, device=device), plan_file, rank, gpu, PrefixStore("train", store), tell)
     return losses[-1]
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from experiments.studies import NAMES, ablation, flashflex, homogeneous, joint, long_context, rivals, scheduling, study
+from experiments.studies import NAMES, ablation, flashflex, homogeneous, rivals, scheduling, study
 from experiments.studies.__main__ import main
 from experiments.studies.frame import published, search
 from experiments.studies.frame.figures import framed, relative_bars, row_bars
@@ -21,6 +21,7 @@ from experiments.studies.frame.search import BOUND, GRACE_S, Isolated, Measured,
 from experiments.studies.frame.settings import OURS, QUICK, RIVALS, SETTINGS
 from experiments.studies.frame.study import Scale, conditions, frame, measured, page_text
 from experiments.studies.frame.words import change, markdown, span
+from experiments.studies.sequence import joint, long_context
 from hexiopt.problem.space import SWITCHES
 from hexiopt.readers.problem_file import problem_sha256
 from solvers import registry
@@ -183,7 +184,7 @@ def test_a_late_search_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_two_cores_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     problem, ran = QUICK[0].problem(Scale()), list[str]()
-    specs = [SearchSpec(problem, solver, 1.0, {}) for solver in ("random", "portfolio", "metis", "cp_sat", BOUND)]
+    specs = [SearchSpec(problem, solver, 1.0, {}) for solver in ("random", "portfolio", "hexiscale", "cp_sat", BOUND)]
 
     def note(_: object, spec: SearchSpec, __: Path) -> Measured:
         ran.append(spec.solver)
@@ -192,7 +193,7 @@ def test_two_cores_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(Isolated, "measure", note)
     monkeypatch.setattr("experiments.studies.frame.study.usable_cores", lambda: 2)
     measured("test", specs, tmp_path, QUIET)
-    assert (ran[:3], {*ran[3:]}) == (["portfolio", "cp_sat", BOUND], {"random", "metis"})
+    assert (ran[:3], {*ran[3:]}) == (["portfolio", "cp_sat", BOUND], {"random", "hexiscale"})
 
 
 # --------------------------------------------------------------------------------------- command line

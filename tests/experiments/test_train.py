@@ -247,6 +247,8 @@ def test_a_bad_plan_starts_nothing(
         (["train.on_failure=pray"], "train: on_failure"),
         (["train.lr=-1"], "train: lr"),
         (["train.device=tpu"], "train: device"),
+        (["train.lr_schedule=steps"], "train: lr_schedule"),
+        (["train.decay_share=2"], "train: decay_share"),
     ],
 )
 def test_bad_settings_start_nothing(

@@ -29,7 +29,7 @@ from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.reading import sha256_of
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
-from hexiopt.toolkit.replanning import replacements
+from hexiopt.toolkit.replan.replanning import replacements
 from hexiopt.toolkit.solution import PlacedPlan
 from solvers.core.search import Search
 from solvers.registry import make_solver, solver_class

@@ -7,8 +7,8 @@ import pytest
 import hexiopt as hx
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.toolkit.mending import kept
-from hexiopt.toolkit.replanning import FASTEST, LEAST, MovingPricer, staying
+from hexiopt.toolkit.replan.mending import kept
+from hexiopt.toolkit.replan.replanning import FASTEST, LEAST, MovingPricer, staying
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
 

@@ -12,8 +12,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.reading import Section
-from hexiopt.toolkit.changes import changed, measured_speeds, with_machines
-from hexiopt.toolkit.mending import mended
+from hexiopt.toolkit.replan.changes import changed, measured_speeds, with_machines
+from hexiopt.toolkit.replan.mending import mended
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
 

@@ -26,8 +26,8 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.result import Result
 from hexiopt.solving import Pricer
-from hexiopt.toolkit.mending import kept, mended
 from hexiopt.toolkit.naming import renumbered
+from hexiopt.toolkit.replan.mending import kept, mended
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost
 from hexiopt.units import GIB
 from hexiopt.value import Value
