@@ -52,6 +52,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """
     if "synthetic" in section:
         section = resolve_synthetic(section)
+    section.all_known("inter_machine", "machines", "links")
     name = section.text("name")
     if len(name) > MAX_TITLE or not name.isprintable():
         section.fail("name", TITLE_RULE)
@@ -332,7 +333,9 @@ class _Noted:
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster in the file format with defaults filled in; reading it gives an equal cluster."""
+    """The cluster in the file format with defaults filled in; reading it gives an equal cluster.
+    A memory headroom is left out: it belongs to the plan space."""
+    cluster = cluster.with_memory_headroom(0.0)
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)
