@@ -220,7 +220,7 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
 
 def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
     """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
-    columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
+    columns.go_on(run, random.Random(run.seed * _SEEDS + number))
     columns.restricted_master(run.until(0.75), _ELSEWHERE[number % 2])
     columns.variants(5, run.until(0.8))
     price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
