@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.app.cli import main
 from experiments.app.common import Job
-from experiments.app.config import HUGGING_FACE
+from experiments.app.verb_config import HUGGING_FACE
 from experiments.price import priced
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import exported, program_of, trainer_of

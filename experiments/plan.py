@@ -12,7 +12,6 @@ from experiments.app.reports import plan_reports, show_plan, write_plan
 from hexiopt.cost.cost import Cost
 from hexiopt.problem.problem import Problem
 from hexiopt.report.style import seconds
-from hexiopt.solving import Budget
 
 _WRITTEN = ("plan.json", "plan.png", "timeline.json", "report.html")
 
@@ -38,19 +37,17 @@ def run(job: Job) -> float:
 
 def _over_the_best_type(job: Job, problem: Problem, cost: Cost) -> str | None:
     """What a mixed cluster gives over the machines of its best GPU type alone, in a sentence; None where there is one
-    type. The types share a budget as large as that of the plan."""
+    type. Each type is searched as long as the whole cluster."""
     machines = [problem.cluster.machines[m] for m in problem.usable_by_machine]
     types = list(dict.fromkeys(machine.gpu.name for machine in machines))
     if len(types) == 1:
         return None
-    share, best = 1 / len(types), (0.0, "")
-    steps = job.budget.max_steps
-    budget = Budget(share * job.budget.time_limit_s, None if steps is None else max(1, round(share * steps)))
+    best = 0.0, ""
     for own in types:
         others = tuple(machine.name for machine in machines if machine.gpu.name != own)
         alone = replace(problem, space=problem.space.replace(exclude=(*problem.space.exclude, *others)))
         with listener(job, alone) as listen:
-            found = solver_of(job).solve(alone, budget, seed=job.config.seed, on_progress=listen)
+            found = solver_of(job).solve(alone, job.budget, seed=job.config.seed, on_progress=listen)
         if found.cost is not None:
             count = sum(machine.num_gpus for machine in machines if machine.gpu.name == own)
             best = max(best, (found.cost.tokens_per_s, f"{count:,} {own}"))

@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.result import Result
-from hexiopt.solving import Budget, Pricer
+from hexiopt.solving import Pricer
 from hexiopt.toolkit.replan.changes import changed
 from hexiopt.toolkit.replan.replanning import NoReplacementError, Replanning, replacements
 from hexiopt.toolkit.solution import PlacedPlan
@@ -50,8 +50,7 @@ def replanned(
 
     `restores` as in `replacements`. Raises InputError, and NoPlanError where there is no plan.
     """
-    config, solver, whole = job.config.replan, solver_of(job), job.budget
-    half = Budget(whole.time_limit_s / 2, None if whole.max_steps is None else max(1, whole.max_steps // 2))
+    config, solver, half = job.config.replan, solver_of(job), job.budget.shared(2)
 
     def search(start: Plan | None, pricer: Pricer | None) -> Result:
         with listener(job, problem) as listen:

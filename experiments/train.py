@@ -32,7 +32,7 @@ def run(job: Job) -> float:
         raise InputError("train: needs torch; install hexiopt[train]")
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
-    from runtime.launch.preparation import prepared_run, resumable
+    from runtime.launch.preparation import prepared_run, resumed_progress
     from runtime.launch.settings import Settings
 
     config, folder = job.config.train, job.folder.absolute()
@@ -49,7 +49,7 @@ def run(job: Job) -> float:
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
     seed = job.config.seed if config.seed is None else config.seed
     if paths["resume"] is not None:
-        reached = resumable(paths["resume"], plan_file.problem, seed).step
+        reached = resumed_progress(paths["resume"], plan_file.problem, seed).step
         if reached >= config.steps:
             done = f"{paths['resume']} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")

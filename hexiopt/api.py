@@ -256,7 +256,7 @@ def replan(
     if checkpoint_gb_per_s is not None:
         number_in(checkpoint_gb_per_s, "checkpoint_gb_per_s", above=0.0, at_most=1e6)
 
-    half = Budget(time_limit_s / 2, None if max_steps is None else max(1, max_steps // 2))
+    half = Budget(time_limit_s, max_steps).shared(2)
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
     made = made_solver(current_name(solver) if isinstance(solver, str) else solver, {})
 

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 
 from experiments.app.config import Config
+from experiments.app.verb_config import CHOICES
 from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.space import Space
@@ -57,6 +58,7 @@ _MEANINGS = {
     "ranks": "A table with the GPU of each rank; null: the cluster's GPUs in order.",
 }
 _CHOICES = {
+    **CHOICES,
     "workload.precision": PRECISIONS,
     "workload.recompute": (AUTO, *RECOMPUTE_POLICIES),
     "workload.schedule": (AUTO, *schedule_names()),
@@ -64,11 +66,6 @@ _CHOICES = {
     "workload.gradient_bytes": ("2", "4"),
     "space.tp_degrees": ("powers_of_two", "all"),
     "space.preset": tuple(TRAINERS),
-    "print": ("summary", "full"),
-    "format": tuple(name for name, own in TRAINERS.items() if own.read),
-    "train.device": ("auto", "cpu", "cuda"),
-    "train.on_failure": ("restart", "replan", "stop"),
-    "train.launch": ("local", "machine", "torchrun"),
 }
 
 

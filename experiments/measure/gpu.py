@@ -24,7 +24,6 @@ from experiments.app.configurations import named_model
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.plan_file import plan_file_to_dict, write_plan, write_text
@@ -102,23 +101,10 @@ def attempted(one: TrialPlan, number: int, folder: Path, scale: TrialScale, is_c
     return cost, tried(TrialRequest(path, scale.steps, is_compiled, scale.limit_s))
 
 
-def mfu(problem: Problem, seconds: float, num_devices: int) -> float:
-    """Model FLOP/s, counted as the planner does, over the peaks of the devices that train."""
-    workload, cluster = problem.workload, problem.cluster
-    peak = cluster.total_peak_flops(workload.precision) * num_devices / cluster.num_devices
-    return workload.tokens * problem.model.model_flops_per_token(workload.seq_len) / (seconds * peak)
-
-
 def row(one: TrialPlan, cost: Cost, trial: Trial) -> list[str]:
     """A plan's line of the table."""
     devices = len(one.plan.devices())
-    predicted_gib = [
-        (copy.memory.total - copy.memory.reserve) / GIB
-        for line in cost.pipelines
-        for s in line.stages
-        for copy in s.copies
-    ]
-    said = [f"{1e3 * cost.step_time_s:.4g}", f"{max(predicted_gib):.3g}"]
+    said = [f"{1e3 * cost.step_time_s:.4g}", f"{cost.tensor_bytes / GIB:.3g}"]
     if trial.trouble is not None:
         return [one.name, "–", said[0], "", "", "–", said[1], trial.trouble.splitlines()[0]]
     return [
@@ -126,7 +112,7 @@ def row(one: TrialPlan, cost: Cost, trial: Trial) -> list[str]:
         f"{1e3 * trial.step_s:.4g}",
         said[0],
         f"{one.problem.workload.tokens / trial.step_s / devices:.4g}",
-        f"{100 * mfu(one.problem, trial.step_s, devices):.1f} %",
+        f"{100 * one.problem.mfu(trial.step_s, devices):.1f} %",
         f"{max(trial.peak_bytes) / GIB:.3g}",
         said[1],
         f"{trial.losses[0]:.4f} → {trial.losses[-1]:.4f}",

@@ -71,8 +71,7 @@ def _prediction(number: int, tried: tuple[TriedPlan, Cost]) -> Prediction:
 
 def _row(one: TriedPlan, cost: Cost) -> list[str]:
     """Memory is that of tensors, as what was measured: without the reserve."""
-    copies = [copy.memory for line in cost.pipelines for stage in line.stages for copy in stage.copies]
-    predicted = max(memory.total - memory.reserve for memory in copies)
+    predicted = cost.tensor_bytes
     return [
         one.name,
         f"{1e3 * one.step_s:.4g}",

@@ -121,6 +121,12 @@ class Cost:
         """The step time, infinite where memory does not suffice."""
         return self.step_time_s if self.fits else float("inf")
 
+    @property
+    def tensor_bytes(self) -> float:
+        """The most that tensors take on any device: its memory without the reserve."""
+        copies = [copy.memory for line in self.pipelines for stage in line.stages for copy in stage.copies]
+        return max(memory.total - memory.reserve for memory in copies)
+
     def binding_stage(self) -> tuple[int, int]:
         """(pipeline, stage) with the least room."""
         return max(
@@ -129,11 +135,25 @@ class Cost:
         )
 
 
+def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
+    """Seconds that each device of a priced plan takes for a micro-batch, forward and backward, in all ranges of its
+    layers."""
+    found: dict[int, float] = {}
+    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
+        for stage, own in zip(pipeline.stages, priced.stages, strict=True):
+            for devices, executor in zip(stage.executors, own.executors, strict=True):
+                seconds = sum(forward_s + backward_s for forward_s, backward_s in executor.chunk_s)
+                found.update(dict.fromkeys(devices, seconds))
+    return found
+
+
 def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
     """The rules that `plan` of `cost` breaks, memory included. Empty for a valid plan that fits."""
     found = check(problem, plan)
     if found:
         return found
+    headroom = problem.space.memory_headroom
+    beside = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
@@ -143,7 +163,7 @@ def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
                         Violation(
                             "memory",
                             f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
-                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
+                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much{beside}",
                         )
                     )
     return found

@@ -49,14 +49,13 @@ def step_cost(
     if zero_stage == 1:
         sizes = [holders.shape[1] for holders in within.groups.holders]
         step_s += framework.holder_s * max(sizes, default=0)
-    model_flops = workload.tokens * problem.model.model_flops_per_token(workload.seq_len)
     return Cost(
         step_time_s=step_s,
         pipeline_s=pipeline_s,
         gradient_sync_s=synced_s - pipeline_s,
         optimizer_s=step_s - synced_s,
         tokens_per_s=workload.tokens / step_s,
-        mfu=model_flops / (step_s * problem.cluster.total_peak_flops(workload.precision)),
+        mfu=problem.mfu(step_s),
         excess_bytes=max([copy.excess_bytes for copy in copies]),
         pipelines=tuple(pipelines),
     )

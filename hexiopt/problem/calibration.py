@@ -41,7 +41,7 @@ class Calibration:
 
     def over(self, cluster: Cluster) -> "Calibration":
         """This calibration of a cluster without any, as one of `cluster`, which may have another."""
-        had = of(cluster)
+        had = calibration_of(cluster)
         if had is None:
             return self
         compute = {name: one / had.compute.get(name, 1.0) for name, one in self.compute.items()}
@@ -55,7 +55,7 @@ class Calibration:
             inter_bandwidth_bytes_per_s=cluster.inter_bandwidth_bytes_per_s * self.between,
             groups=tuple(self._group(group) for group in cluster.groups),
             links=tuple(self._link(link) for link in cluster.links),
-            calibrated=tuple(self.after(of(cluster)).factors.items()),
+            calibrated=tuple(self.after(calibration_of(cluster)).factors.items()),
             calibrated_by=self.source,
         )
 
@@ -89,7 +89,7 @@ class Calibration:
         return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.between)
 
 
-def of(cluster: Cluster) -> Calibration | None:
+def calibration_of(cluster: Cluster) -> Calibration | None:
     """The calibration that a cluster's figures have in them."""
     if not cluster.calibrated:
         return None

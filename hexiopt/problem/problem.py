@@ -17,6 +17,7 @@ from hexiopt.value import Value
 class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
+    The GPUs of `cluster` have the memory headroom of `space`, so that all who read their memory obey it.
     Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
     exist, a GPU type without the workload's precision, more stages than layers, more pipelines than sequences or
     devices.
@@ -34,6 +35,7 @@ class Problem(Value):
                 made = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
                 raise InputError(f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{made}")
         precision, space = self.workload.precision, self.space
+        object.__setattr__(self, "cluster", self.cluster.with_memory_headroom(space.memory_headroom))
         usable = self.usable_devices
         if not usable:
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
@@ -75,6 +77,14 @@ class Problem(Value):
         work, space = self.workload, "" if self.space == Space() else f", {self.space}"
         batch = f"{work.global_batch:,} × {work.seq_len:,} tokens in {work.precision}"
         return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
+
+    def mfu(self, step_s: float, num_devices: int | None = None) -> float:
+        """Model FLOPs utilisation of a step of `step_s` seconds: the model's own FLOPs, without recomputation, over
+        what the cluster, or so many devices at the mean of its peaks, could do (PaLM, arXiv 2204.02311, appendix B)."""
+        flops = self.workload.tokens * self.model.model_flops_per_token(self.workload.seq_len)
+        peak = self.cluster.total_peak_flops(self.workload.precision)
+        share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
+        return flops / (step_s * peak * share)
 
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:

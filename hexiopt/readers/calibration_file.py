@@ -1,5 +1,6 @@
 """The file that `hexiopt calibrate run=...` writes and that `calibration:` of a cluster file names."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,10 +32,10 @@ def calibration_text(calibration: Calibration, head: Sequence[str]) -> str:
     """The text of the file, after comments."""
     lines = [f"# {line}" for line in head]
     lines += ["compute:  # speed of operators by GPU type, over the cost model's"]
-    lines += [f"  {name}: {factor:.4g}" for name, factor in calibration.compute.items()]
+    lines += [f"  {json.dumps(name)}: {factor:.4g}" for name, factor in calibration.compute.items()]
     lines += [
         f"between: {calibration.between:.4g}  # rate of links between machines, over the stated one",
         f"inside: {calibration.inside:.4g}  # rate of links inside machines, likewise",
-        f'source: "{calibration.source}"',
+        f"source: {json.dumps(calibration.source, ensure_ascii=False)}",
     ]
     return "\n".join(lines) + "\n"

@@ -8,8 +8,7 @@ from typing import Any
 
 from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
 from hexiopt.errors import InputError
-from hexiopt.problem.calibration import Calibration
-from hexiopt.problem.calibration import of as calibration_of
+from hexiopt.problem.calibration import Calibration, calibration_of
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,
@@ -53,6 +52,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """
     if "synthetic" in section:
         section = resolve_synthetic(section)
+    section.all_known("inter_machine", "machines", "links")
     name = section.text("name")
     if len(name) > MAX_TITLE or not name.isprintable():
         section.fail("name", TITLE_RULE)
@@ -333,7 +333,9 @@ class _Noted:
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster in the file format with defaults filled in; reading it gives an equal cluster."""
+    """The cluster in the file format with defaults filled in; reading it gives an equal cluster.
+    A memory headroom is left out: it belongs to the plan space."""
+    cluster = cluster.with_memory_headroom(0.0)
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.space import Space
 from hexiopt.units import GIB
 
 # Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), ordered so that neighbours contrast.
@@ -118,6 +120,16 @@ def amount(money: float) -> str:
 def percent(share: float) -> str:
     """A share in percent; one decimal below ten."""
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
+
+
+def memory_words(space: Space) -> str:
+    """What beside tensors is in the memory that reports show (see `transient`) and, where stated, kept out of its
+    limit."""
+    reserve = f"a reserve of {c.COMMUNICATOR_BYTES / GIB:g} GiB and {c.FRAGMENTATION:.0%} of transient memory"
+    if not space.memory_headroom:
+        return f"with {reserve}"
+    free = f"{100 * space.memory_headroom:g}% of usable memory free"
+    return f"with {reserve}; its limit leaves {free} (constraints.memory_headroom)"
 
 
 def small_percent(share: float) -> str:

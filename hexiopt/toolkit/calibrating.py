@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.cost.cost import micro_batch_s
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.problem.calibration import LEAST, MOST, Calibration
-from hexiopt.problem.calibration import of as calibration_of
+from hexiopt.problem.calibration import LEAST, MOST, Calibration, calibration_of
 from hexiopt.problem.problem import Problem
 from hexiopt.toolkit.solution import PlacedPlan
 
@@ -41,13 +41,7 @@ def predicted(run: MeasuredRun, calibration: Calibration) -> tuple[float, dict[s
     problem = run.plan.problem
     cluster = calibration.applied(problem.cluster)
     cost = PlanPricer(problem.replace(cluster=cluster)).price(run.plan)
-    device_s = {}
-    for pipeline, priced in zip(run.plan.pipelines, cost.pipelines, strict=True):
-        for stage, own in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, executor in zip(stage.executors, own.executors, strict=True):
-                seconds = sum(forward_s + backward_s for forward_s, backward_s in executor.chunk_s)
-                device_s.update(dict.fromkeys(map(cluster.device_name, devices), seconds))
-    return cost.step_time_s, device_s
+    return cost.step_time_s, {cluster.device_name(d): own_s for d, own_s in micro_batch_s(run.plan, cost).items()}
 
 
 def fitted(runs: Sequence[MeasuredRun], source: str) -> Calibration:

@@ -72,12 +72,14 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
     """Raise InputError where these ranks of a plan are more than this machine can carry, on its CPU or on `gpus`, by
     default its first ones.
 
-    Memory is the cost model's, without what it reserves for a GPU's libraries.
+    Memory is the cost model's, without what it reserves for a GPU's libraries; on a CPU with the copy of exact weights
+    and two moments that a checkpoint is written from.
     """
     problem, plan = plan_file.problem, plan_file.plan
     cost = PlanPricer(problem).price(plan)
+    copied = 0.0 if kind == "cuda" else 1.5  # times the moments
     needed = {
-        device: one.memory.total - one.memory.reserve
+        device: one.memory.total - one.memory.reserve + copied * one.memory.optimizer
         for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
         for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True)

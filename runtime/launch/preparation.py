@@ -13,7 +13,7 @@ from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
 from runtime.state.weights import HuggingFaceWeights
 
 
-def resumable(checkpoint: Path, problem: Problem, seed: int) -> CheckpointProgress:
+def resumed_progress(checkpoint: Path, problem: Problem, seed: int) -> CheckpointProgress:
     """How far the run of a checkpoint has come. Raises InputError where it is damaged, or does not go on with the model
     and the sequences of `problem` and `seed`. The global batch may be another: the run goes on at the same token."""
     found, model, seq_len = Checkpoint(checkpoint), problem.model, problem.workload.seq_len
@@ -51,7 +51,7 @@ def prepared_run(
     """The run of the plan file `plan` in `folder`, its text turned into tokens.
 
     `paths` are those of `data`, `tokenizer`, `resume` and `weights`, each may be None. Raises InputError where one
-    cannot be read or does not suit the model; `resume` is checked by `resumable`.
+    cannot be read or does not suit the model; `resume` is checked by `resumed_progress`.
     """
     weights, workload = paths["weights"], problem.workload
     if weights is not None:

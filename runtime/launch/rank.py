@@ -132,20 +132,15 @@ def _train(
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
-    trainee = Trainee(
+    trainee = Trainee.of(
+        problem,
         plan_file.plan,
-        model,
-        workload.seq_len,
-        workload.global_batch,
         dtype=dtype,
-        gradient_dtype=torch.float32 if workload.gradient_bytes == 4 and dtype == torch.bfloat16 else dtype,
         device=device,
         settings=settings.adam,
         initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
         timeout_s=settings.timeout_s,
-        cluster=problem.cluster,
         pace=pace,
-        loss_chunk_tokens=workload.loss_chunk_tokens,
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )

@@ -24,10 +24,9 @@ class TrainedStep:
     @classmethod
     def of(cls, event: Event, problem: Problem) -> "TrainedStep":
         """The step that an event reports."""
-        workload, seconds = problem.workload, event["seconds"]
-        flops = workload.tokens * problem.model.model_flops_per_token(workload.seq_len)
-        mfu = flops / (seconds * problem.cluster.total_peak_flops(workload.precision))
-        return cls(event["step"], event["loss"], event["norm"], seconds, workload.tokens / seconds, mfu)
+        seconds = event["seconds"]
+        rates = problem.workload.tokens / seconds, problem.mfu(seconds)
+        return cls(event["step"], event["loss"], event["norm"], seconds, *rates)
 
 
 @dataclass

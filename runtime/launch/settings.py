@@ -11,8 +11,6 @@ from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.parallel.optimizer import AdamW
 
-LR_SCHEDULES = ("cosine", "wsd")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -21,9 +19,8 @@ class Settings:
     2404.06395).
 
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
-    or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` says so,
-    None: on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for
-    as long as five steps usually take.
+    or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` is true or, where it is None,
+    on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for as long as five steps usually take.
     """
 
     steps: int = 50

@@ -13,6 +13,7 @@ from torch import Tensor
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
@@ -112,6 +113,41 @@ class Trainee:
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        plan: Plan,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        settings: AdamW,
+        initial: Callable[[ParameterPart], Tensor],
+        timeout_s: float,
+        pace: Pace | None = None,
+        times: StepTimes | None = None,
+        is_compiled: bool = False,
+    ) -> "Trainee":
+        """That of a plan for `problem`, which states the model, the batch, its cluster, and how gradients are kept."""
+        workload = problem.workload
+        return cls(
+            plan,
+            problem.model,
+            workload.seq_len,
+            workload.global_batch,
+            dtype=dtype,
+            gradient_dtype=torch.promote_types(dtype, torch.float32) if workload.stored_gradient_bytes == 4 else dtype,
+            device=device,
+            settings=settings,
+            initial=initial,
+            timeout_s=timeout_s,
+            cluster=problem.cluster,
+            pace=pace,
+            times=times,
+            loss_chunk_tokens=workload.loss_chunk_tokens,
+            is_compiled=is_compiled,
+        )
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""

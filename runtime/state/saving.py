@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from threading import Thread
@@ -23,23 +22,24 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
+from runtime.device import wait_for
 from runtime.network import host_group
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.checkpoint import SUFFIX, CheckpointProgress, finished, write_index
+from runtime.state.safetensors_header import header
 from runtime.state.slices import Slices, State, state_dict
 
 _UNFINISHED = ".unfinished-"
 _LIMIT_S = 7200.0  # that one rank may write longer than another
 _POLL_S = 0.5
 _BLOCK_BYTES = 2**20
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class CheckpointWriter:
@@ -61,6 +61,7 @@ class CheckpointWriter:
             {kind: _host_memory(own) for kind, own in state.items()} for bucket, state in states if bucket.counts
         ]
         self._thread: Thread | None = None
+        self._writing: int | None = None  # the step of the checkpoint that the thread writes
         self._error: BaseException | None = None
         self._written: list[int] = []
 
@@ -70,51 +71,54 @@ class CheckpointWriter:
         """Begin to write a checkpoint: returns when the states are copied. `waiting` is called now and then while the
         last one is still being written. Raises InputError where that has failed."""
         self.finish(waiting)
-        self._check()
+        self._take_over()
         copied = state_dict(self._copied(states))
         self._thread = Thread(target=self._write, args=(progress, copied), daemon=True)
+        self._writing = progress.step
         self._thread.start()
 
     def written(self) -> list[int]:
         """The steps whose checkpoints have become whole since the last call. Raises InputError where one failed."""
-        self._check()
+        self._take_over()
         found, self._written = self._written, []
         return found
 
     def finish(self, waiting: Callable[[], None]) -> None:
-        """Wait until the last checkpoint is written; `waiting` is called now and then."""
+        """Wait until the last checkpoint is written; `waiting` is called now and then. `written` says whether it is."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(_POLL_S)
             waiting()
-        self._thread = None
 
-    def _check(self) -> None:
+    def _take_over(self) -> None:
+        """What the thread leaves once it has ended."""
+        if self._thread is None or self._thread.is_alive():
+            return
         if self._error is not None:
             raise InputError(
                 f"{self._folder}: a checkpoint cannot be written ({_reason(self._error)}); choose a folder with room "
                 "for it, which all machines share"
             )
+        if self._writing is not None:
+            self._written.append(self._writing)
+            self._writing = None
 
     def _copied(self, states: Iterable[tuple[Bucket, State]]) -> list[tuple[Bucket, State]]:
         """Copies of the shares that this rank writes."""
         counted = ((bucket, state) for bucket, state in states if bucket.counts)
         found: list[tuple[Bucket, State]] = []
-        on_host = True
         for (bucket, state), copy in zip(counted, self._copies, strict=True):
             for kind, own in state.items():
                 copy[kind].copy_(own.detach(), non_blocking=True)
-                on_host = on_host and own.is_cpu
             found.append((bucket, copy))
-        if not on_host:
-            torch.accelerator.synchronize()
+        for device in {bucket.gradient.device for bucket, _ in found}:
+            wait_for(device)
         return found
 
     def _write(self, progress: CheckpointProgress, copied: dict[str, Slices]) -> None:
         try:
             writer = _Writer(self._folder, dist.get_rank(), self._model, progress, self._keep)
             save(dict(copied), storage_writer=writer, process_group=self._group)
-            self._written.append(progress.step)
-        except BaseException as error:  # told by `written`; DCP's own is no Exception
+        except BaseException as error:  # told when the thread is taken over; DCP's own is no Exception
             self._error = error
 
 
@@ -178,17 +182,12 @@ class _Writer(HuggingFaceStorageWriter):
 
 def _write_file(path: Path, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Any]:
     """Write a safetensors file, and have it on the disk; its length and hash."""
-    spans = list(pairwise([0, *accumulate(map(_bytes, items))]))
-    starts = {item.index.fqn: {"saved_offsets": _chunk(item).offsets} for item in items}
-    about = {"DCP_SHARDING_INFO": json.dumps(starts), "DCP_VERSION": "1.0", "format": "pt"}
-    header: dict[str, Any] = {"__metadata__": about}
-    for item, span in zip(items, spans, strict=True):
-        header[item.index.fqn] = {"dtype": _dtype(item), "shape": _chunk(item).sizes, "data_offsets": span}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that tensors are aligned in memory when mapped
+    begins = {item.index.fqn: {"saved_offsets": _data(item).chunk.offsets} for item in items}
+    about = {"DCP_SHARDING_INFO": json.dumps(begins), "DCP_VERSION": "1.0"}
+    head, _ = header([(item.index.fqn, _data(item).chunk.sizes, _data(item).properties.dtype) for item in items], about)
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for block in _blocks(len(text).to_bytes(8, "little") + text, items, planner):
+        for block in _blocks(head, items, planner):
             file.write(block)
             digest.update(block)
             size += len(block)
@@ -197,9 +196,9 @@ def _write_file(path: Path, items: Sequence[WriteItem], planner: SavePlanner) ->
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _blocks(header: bytes, items: Sequence[WriteItem], planner: SavePlanner) -> Iterator[bytes | memoryview]:
+def _blocks(head: bytes, items: Sequence[WriteItem], planner: SavePlanner) -> Iterator[bytes | memoryview]:
     """The bytes of a file, in blocks that are still in the processor's cache when they are hashed."""
-    yield header
+    yield head
     for item in items:
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, Tensor)
@@ -209,20 +208,13 @@ def _blocks(header: bytes, items: Sequence[WriteItem], planner: SavePlanner) -> 
             yield data[start : start + _BLOCK_BYTES]
 
 
-def _chunk(item: WriteItem) -> Any:
+def _data(item: WriteItem) -> TensorWriteData:
     assert item.tensor_data is not None
-    return item.tensor_data.chunk
-
-
-def _dtype(item: WriteItem) -> str:
-    assert item.tensor_data is not None
-    return _DTYPES[item.tensor_data.properties.dtype]
+    return item.tensor_data
 
 
 def _bytes(item: WriteItem) -> int:
-    assert item.tensor_data is not None
-    size: int = prod(_chunk(item).sizes) * item.tensor_data.properties.dtype.itemsize
-    return size
+    return prod(_data(item).chunk.sizes) * _data(item).properties.dtype.itemsize
 
 
 def _sync(folder: Path) -> None:

@@ -42,12 +42,12 @@ class SavingTimes:
     size_bytes: int
 
 
-def saving_times(size_bytes: int, folder: Path | None = None) -> list[SavingTimes]:
-    """Of two checkpoints of about that size, one after another, in a folder of their own in `folder` (default: the
-    system's for temporary files). The process is the only one of a world of torch.distributed."""
+def saving_times(size_bytes: int) -> list[SavingTimes]:
+    """Of two checkpoints of about that size, one after another, in a temporary folder. The process is the only one of a
+    world of torch.distributed."""
     row_bytes = 2 * _MODEL.hidden_size * _ELEMENT_BYTES
     model = replace(_MODEL, vocab_size=max(1024, size_bytes // row_bytes))
-    with tempfile.TemporaryDirectory(dir=folder) as own:
+    with tempfile.TemporaryDirectory() as own:
         return _times(model, Path(own))
 
 

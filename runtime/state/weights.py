@@ -1,15 +1,10 @@
-"""A model's weights as Hugging Face has them: read part by part, written tensor by tensor. Nothing is unpickled.
-
-Files are safetensors (https://huggingface.co/docs/safetensors): eight bytes with the length of a header, the header,
-which is JSON and says where each tensor lies, then the tensors.
-"""
+"""A model's weights as Hugging Face has them: read part by part, written tensor by tensor. Nothing is unpickled."""
 
 import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +18,8 @@ from hexiopt.errors import InputError, quoted
 from hexiopt.problem.model import ARCHITECTURES, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, whole_parts
+from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
+from runtime.state.safetensors_header import header
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -30,7 +27,6 @@ SUFFIX = ".safetensors"
 MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in ("llama", "mistral", "qwen2", "qwen3")}
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -74,9 +70,9 @@ class HuggingFaceWeights:
                     f"{stored.file}: {name} has the shape {list(stored.shape)}, in the model {model.name} "
                     f"{list(shape)}; {belong}"
                 )
-            if stored.dtype not in _DTYPES:
+            if stored.dtype not in STORED_DTYPES:
                 raise InputError(
-                    f"{stored.file}: {name} is of type {stored.dtype}, and {', '.join(_DTYPES)} are read; "
+                    f"{stored.file}: {name} is of type {stored.dtype}, and {', '.join(STORED_DTYPES)} are read; "
                     "take the model before it was quantised"
                 )
         if model.tied_embeddings and HEAD in self._stored:
@@ -238,15 +234,9 @@ def _write_tensors(
 
 def _write_header(path: Path, parts: list[ParameterPart], dtype: torch.dtype) -> list[int]:
     """Write the header of a file with the tensors `parts`. Returns where in the file each of them begins."""
-    (kind,) = (kind for kind, known in _DTYPES.items() if known == dtype)
-    ends = [0, *accumulate(prod(part.shape) * dtype.itemsize for part in parts)]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for part, span in zip(parts, pairwise(ends), strict=True):
-        header[part.name] = {"dtype": kind, "shape": part.shape, "data_offsets": span}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that tensors are aligned in memory when mapped
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    return [8 + len(text) + start for start in ends[:-1]]
+    text, starts = header([(part.name, part.shape, dtype) for part in parts], {})
+    path.write_bytes(text)
+    return starts
 
 
 def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """A training step of one process so small that the host's own time is most of it: torch's modules, and ours."""
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.trainee import Trainee, drawn
+from runtime.launch.trainee import drawn
 from runtime.mapping.layout import layout_of
 from runtime.parallel.optimizer import AdamW
 from runtime.stock.layer import StockLayer
-from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
+from runtime.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 
 SIZE = 1  # process
 _MODEL = compared(32, 4, 64)
@@ -73,28 +71,7 @@ def _stock() -> Step:
     return step
 
 
-def _ours(is_compiled: bool) -> Step:
-    trainee = Trainee(
-        plan(),
-        _MODEL,
-        _SEQ_LEN,
-        _MICRO_BATCHES,
-        dtype=torch.float32,
-        gradient_dtype=torch.float32,
-        device=torch.device("cpu"),
-        settings=_SETTINGS,
-        initial=partial(drawn, 0),
-        timeout_s=TIMEOUT_S,
-        is_compiled=is_compiled,
-    )
-
-    def step(number: int) -> float:
-        tokens = _tokens(number)
-        return trainee.step(lambda first, end: tokens[first:end], _SETTINGS.lr)[0]
-
-    return step
-
-
 def ways_of(rank: int, *, is_compiled: bool = False) -> dict[str, Step]:
     """Both ways of the one rank; ours may be compiled, as it is on GPUs."""
-    return {OURS: _ours(is_compiled), STOCK: _stock()}
+    ours = step_of_ours(plan(), _MODEL, _SEQ_LEN, _MICRO_BATCHES, _SETTINGS, is_compiled=is_compiled)
+    return {OURS: lambda number: ours(_tokens(number)), STOCK: _stock()}

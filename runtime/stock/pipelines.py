@@ -5,7 +5,6 @@ Two pipelines of two stages on four processes: `torch.distributed.pipelining` (1
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.trainee import Trainee, drawn
+from runtime.launch.trainee import drawn
 from runtime.mapping.layout import layout_of
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.parallel.optimizer import AdamW
-from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
+from runtime.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 
 SIZE = 4  # processes
 _MODEL = compared(256, 4, 704)
@@ -98,26 +97,6 @@ def _stock(rank: int) -> Callable[[Tensor], float]:
     return step
 
 
-def _ours() -> Callable[[Tensor], float]:
-    trainee = Trainee(
-        plan(),
-        _MODEL,
-        _SEQ_LEN,
-        _BATCH,
-        dtype=torch.float32,
-        gradient_dtype=torch.float32,
-        device=torch.device("cpu"),
-        settings=_SETTINGS,
-        initial=partial(drawn, 0),
-        timeout_s=TIMEOUT_S,
-    )
-
-    def step(tokens: Tensor) -> float:
-        return trainee.step(lambda first, end: tokens[first:end], _SETTINGS.lr)[0]
-
-    return step
-
-
 def ways_of(rank: int) -> dict[str, Step]:
     """Both ways of a rank."""
 
@@ -128,4 +107,5 @@ def ways_of(rank: int) -> dict[str, Step]:
 
         return run
 
-    return {OURS: on(_ours()), STOCK: on(_stock(rank))}
+    ours = step_of_ours(plan(), _MODEL, _SEQ_LEN, _BATCH, _SETTINGS)
+    return {OURS: on(ours), STOCK: on(_stock(rank))}

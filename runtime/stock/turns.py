@@ -6,16 +6,21 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
+from runtime.launch.trainee import Trainee, drawn
 from runtime.network import join_world
+from runtime.parallel.optimizer import AdamW
 
 TIMEOUT_S = 120.0
 Step = Callable[[int], float]  # of a number of the step, to its loss
@@ -36,6 +41,26 @@ def compared(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
         vocab_size=512,
         max_positions=512,
     )
+
+
+def step_of_ours(
+    plan: Plan, model: ModelSpec, seq_len: int, batch: int, settings: AdamW, *, is_compiled: bool = False
+) -> Callable[[Tensor], float]:
+    """Our way, in float32: a step of the rank on the tokens of a batch [batch, seq_len + 1], to its loss."""
+    trainee = Trainee(
+        plan,
+        model,
+        seq_len,
+        batch,
+        dtype=torch.float32,
+        gradient_dtype=torch.float32,
+        device=torch.device("cpu"),
+        settings=settings,
+        initial=partial(drawn, 0),
+        timeout_s=TIMEOUT_S,
+        is_compiled=is_compiled,
+    )
+    return lambda tokens: trainee.step(lambda first, end: tokens[first:end], settings.lr)[0]
 
 
 @dataclass(frozen=True)

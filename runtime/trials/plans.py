@@ -31,8 +31,8 @@ class TrialPlan:
 def trial_plans(cluster: Cluster, single: list[ModelSpec], several: ModelSpec, workload: Workload) -> list[TrialPlan]:
     """For a device, each of the `single` models; for more, every way that so many devices can share `several`.
 
-    Models are cut to as many layers as fit the devices; those of which fewer than four do, or fewer
-    than there are stages, are left out.
+    Models are cut to as many layers as fit the devices; those of which fewer than four do, or fewer than there are
+    stages, are left out.
     """
     tried = [(f"{model.name}, 1 device", model, _stages_of([(0,)])) for model in single]
     tried += [

@@ -118,27 +118,22 @@ def _measured(request: TrialRequest, kind: str, rank: int, index: int) -> dict[s
     """What one rank measures. On a CPU, which counts no peak of its own, tensors are counted in a step more."""
     plan_file = read_plan(request.plan)
     problem, plan = plan_file.problem, plan_file.plan
-    workload, model, count = problem.workload, problem.model, len(plan.devices())
-    device, dtype = taken_device(kind, index, count), DTYPES[workload.precision]
+    workload, count = problem.workload, len(plan.devices())
+    device = taken_device(kind, index, count)
     join_world(device, rank, count, request.limit_s, address=request.address)
-    trainee = Trainee(
+    trainee = Trainee.of(
+        problem,
         plan,
-        model,
-        workload.seq_len,
-        workload.global_batch,
-        dtype=dtype,
-        gradient_dtype=torch.float32 if workload.stored_gradient_bytes == 4 else dtype,
+        dtype=DTYPES[workload.precision],
         device=device,
         settings=AdamW(lr=_LR),
         initial=partial(drawn, 0, device=device),
         timeout_s=request.limit_s,
-        cluster=problem.cluster,
-        loss_chunk_tokens=workload.loss_chunk_tokens,
         is_compiled=request.is_compiled,
         times=StepTimes.priced(problem, plan) if rank == 0 else None,
     )
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.vocab_size, (workload.global_batch, workload.seq_len + 1), generator=generator)
+    tokens = torch.randint(problem.model.vocab_size, (workload.global_batch, workload.seq_len + 1), generator=generator)
     tokens = tokens.to(device)
 
     def sequences(first: int, end: int) -> Tensor:

@@ -60,20 +60,14 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
     problem = _problem(plan, model, workload)
 
     def work(rank: int) -> Any:
-        dtype = DTYPES[workload.precision]
-        trainee = Trainee(
+        trainee = Trainee.of(
+            problem,
             plan,
-            model,
-            workload.seq_len,
-            workload.global_batch,
-            dtype=dtype,
-            gradient_dtype=torch.float32 if workload.stored_gradient_bytes == 4 else dtype,
+            dtype=DTYPES[workload.precision],
             device=torch.device("cpu"),
             settings=SETTINGS,
             initial=partial(drawn, 1),
             timeout_s=TIMEOUT_S,
-            cluster=problem.cluster,
-            loss_chunk_tokens=workload.loss_chunk_tokens,
         )
 
         def sequences(first: int, end: int) -> torch.Tensor:

@@ -148,7 +148,7 @@ def _replaced(spec: SearchSpec, old: Path) -> Result:
     """The fastest plan of those that replace the one in `old`, within the budget: half goes to the fastest, half to one
     whose moving pays back."""
     read, solver, began = read_plan(old), make_solver(spec.solver, **spec.options), time.perf_counter()
-    half = Budget(spec.time_limit_s / 2, None if spec.max_steps is None else max(1, spec.max_steps // 2))
+    half = Budget(spec.time_limit_s, spec.max_steps).shared(2)
     steps: list[Result] = []
 
     def search(start: Plan | None, pricer: Pricer | None) -> Result:

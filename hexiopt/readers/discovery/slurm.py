@@ -11,10 +11,23 @@ Gres = tuple[tuple[str | None, int], ...]  # Slurm's name of the GPU type (None:
 
 _NODE = re.compile(r"(?:^|\s)NodeName=(\S+)")
 _GRES = re.compile(r"(?:^|\s)Gres=(\S+)")
+_FEATURES = re.compile(r"(?:^|\s)(?:AvailableFeatures|Features?)=(\S+)")
 _SOCKETS = re.compile(r"\((?:S|IDX):[^()]*\)")
 _NONE = ("(null)", "N/A", "none")
 _MOST_GPUS = 1024
 _COMMANDS = "scontrol show node, or sinfo -N -o '%N %G'"
+
+
+def read_features(path: str) -> dict[str, str]:
+    """The features of every node that states some, as scontrol and slurm.conf write them."""
+    features: dict[str, str] = {}
+    names: list[str] = []
+    for line in read_lines(path):
+        if node := _NODE.search(line.text):
+            names = _names(line, node[1])
+        if (stated := _FEATURES.search(line.text)) and stated[1] not in _NONE:
+            features |= dict.fromkeys(names, stated[1])
+    return features
 
 
 def read_slurm(path: str) -> dict[str, Gres]:

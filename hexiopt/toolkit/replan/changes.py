@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hexiopt.cost.cost import micro_batch_s
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import MIN_SPEED
@@ -78,14 +79,10 @@ def measured_speeds(plan: PlacedPlan, run: Path) -> dict[str, float]:
     """
     took_s, cluster = read_rank_times(run), plan.problem.cluster
     by_type: dict[str, dict[str, float]] = defaultdict(dict)
-    for pipeline, priced in zip(plan.pipelines, plan.cost.pipelines, strict=True):
-        for stage, cost in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, own in zip(stage.executors, cost.executors, strict=True):
-                predicted_s = sum(forward_s + backward_s for forward_s, backward_s in own.chunk_s)
-                for device in devices:
-                    name, gpu = cluster.device_name(device), cluster.gpu_of(device)
-                    if name in took_s:
-                        by_type[gpu.type_name][name] = predicted_s / took_s[name] * gpu.speed
+    for device, predicted_s in micro_batch_s(plan, plan.cost).items():
+        name, gpu = cluster.device_name(device), cluster.gpu_of(device)
+        if name in took_s:
+            by_type[gpu.type_name][name] = predicted_s / took_s[name] * gpu.speed
     if not by_type:
         raise InputError(f"{run}: measured no device of the plan; give a run of this plan")
     found: dict[str, float] = {}

@@ -143,3 +143,11 @@ def test_another_cost_model_is_refused() -> None:
     data["cost_model"]["version"] = "0"
     with pytest.raises(InputError, match=r"cost_model\.version: '0' is not the cost model '1'"):
         again(data)
+
+
+def test_utilisation_counts_the_devices_that_compute() -> None:
+    problem = Problem(LAB, MODEL, FP16)
+    whole = problem.mfu(2.0)
+    flops = problem.workload.tokens * problem.model.model_flops_per_token(problem.workload.seq_len)
+    assert whole == flops / (2.0 * problem.cluster.total_peak_flops(problem.workload.precision))
+    assert problem.mfu(2.0, 1) == pytest.approx(whole * problem.cluster.num_devices)

@@ -7,13 +7,12 @@ import pytest
 
 import hexiopt as hx
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.calibration import Calibration
-from hexiopt.problem.calibration import of as calibration_of
+from hexiopt.problem.calibration import Calibration, calibration_of
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.calibration_file import calibration_text
+from hexiopt.readers.calibration_file import calibration_from_section, calibration_text
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.readers.training_logs import logged_step_times
-from hexiopt.reading import Section
+from hexiopt.reading import Section, read_mapping
 from hexiopt.toolkit.calibrating import MeasuredRun, fitted, predicted, step_of
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
@@ -89,3 +88,10 @@ def test_logs_of_other_trainers(tmp_path: Path) -> None:
     path.write_text("hello\n")
     with pytest.raises(hx.InputError, match="states no step"):
         logged_step_times(path, 8000, 4)
+
+
+def test_any_name_can_be_written_and_read(tmp_path: Path) -> None:
+    odd = Calibration({'a "fast": one': 0.5}, source='run "é": 2')
+    path = tmp_path / "calibration.yaml"
+    path.write_text(calibration_text(odd, ["Two lines", "of comments."]), encoding="utf-8")
+    assert calibration_from_section(Section(read_mapping(path), str(path))) == odd

@@ -11,7 +11,7 @@ import pytest
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from runtime.launch.preparation import resumable
+from runtime.launch.preparation import resumed_progress
 from runtime.state.checkpoint import CheckpointProgress
 from runtime.state.saving import CheckpointWriter
 from tests.runtime.parallel.test_training import trainee, whole
@@ -39,7 +39,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_another_batch_goes_on_at_the_same_token(written: Path) -> None:
     larger = PROBLEM.replace(workload=PROBLEM.workload.replace(global_batch=9))
     for problem in (PROBLEM, larger):
-        assert resumable(written, problem, 7) == CheckpointProgress("own", 3, 12, 16, 7)
+        assert resumed_progress(written, problem, 7) == CheckpointProgress("own", 3, 12, 16, 7)
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_other_text_or_another_model_is_one_line(
     written: Path, change: Callable[[Problem], Problem], seed: int, said: str
 ) -> None:
     with pytest.raises(InputError, match=said) as error:
-        resumable(written, change(PROBLEM), seed)
+        resumed_progress(written, change(PROBLEM), seed)
     assert "\n" not in str(error.value)

@@ -4,13 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from runtime.launch.settings import LR_SCHEDULES, Settings
+from experiments.app.verb_config import CHOICES
+from runtime.launch.settings import Settings
 from runtime.parallel.optimizer import AdamW
 
 ADAM = AdamW(lr=2.0)
 
 
-@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+@pytest.mark.parametrize("schedule", CHOICES["train.lr_schedule"])
 def test_rates_warm_up_then_fall_to_the_least(schedule: str) -> None:
     settings = Settings(steps=40, adam=ADAM, lr_schedule=schedule, warmup_steps=4, min_lr_share=0.25)
     rates = [settings.lr(step) for step in range(40)]
