@@ -19,11 +19,11 @@ from hexiopt.readers.discovery.product import match
 from hexiopt.readers.discovery.slurm import Gres, read_features, read_slurm
 from hexiopt.readers.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
 from hexiopt.readers.link_files import Channel, read_nccl_tests
+from hexiopt.readers.nodelist import compress, expand
 from hexiopt.units import GB, GIB
 
 LONE = ""  # key of a path given without a machine
 _LOCAL = "local"  # name of a single machine that no text names
-_NUMBERED = re.compile(r"(.+)-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
@@ -307,26 +307,19 @@ def _fabrics(
 def _counted(
     entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """The entries with equal machines d-0, d-1, ... merged into one entry d with a count."""
-    taken = {entry["name"] for entry in entries}
-    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    """The entries with like machines merged: all that are named d-0, d-1, ... into one entry d with a count, others
+    whose names differ in the number at their end into one with a node list as its name."""
+    taken, kinds = {entry["name"] for entry in entries}, dict[str, list[dict[str, Any]]]()
+    bases = Counter(base for name in taken if (base := name.rpartition("-")[0]))
     for entry in entries:
-        numbered = _NUMBERED.fullmatch(entry["name"])
-        if numbered is not None and numbered[1] not in taken:
-            runs.setdefault(numbered[1], {})[int(numbered[2])] = entry
-    whole: dict[str, str] = {}
-    for base, run in runs.items():
-        kinds = {repr((entry | {"name": ""}, notes[entry["name"]])) for entry in run.values()}
-        if len(run) > 1 and sorted(run) == list(range(len(run))) and len(kinds) == 1:
-            whole |= {entry["name"]: base for entry in run.values()}
+        kinds.setdefault(repr((entry | {"name": ""}, notes[entry["name"]])), []).append(entry)
     out, comments = [], {}
-    for entry in entries:
-        name = entry["name"]
-        common = whole.get(name)
-        if common is None:
-            out.append(entry)
-            comments[name] = notes[name]
-        elif common not in comments:
-            out.append(entry | {"name": common, "count": len(runs[common])})
-            comments[common] = notes[name]
+    for alike in kinds.values():
+        for listed in compress(entry["name"] for entry in alike):
+            names, merged = expand(listed), alike[0] | {"name": listed}
+            count, base = len(names), names[0].removesuffix("-0")
+            if count > 1 and bases[base] == count and base not in taken and names[-1] == f"{base}-{count - 1}":
+                merged |= {"name": base, "count": count}
+            out.append(merged)
+            comments[merged["name"]] = notes[names[0]]
     return out, comments
