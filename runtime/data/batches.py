@@ -11,6 +11,7 @@ from hexiopt.errors import InputError
 from runtime.data.tokens import Tokens, open_tokens
 
 _ROUNDS = 6
+_FEWEST_BORDERS = 64
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,14 @@ class Batches:
 
     The tokens are cut into windows of seq_len + 1 with stride seq_len; the fewer than seq_len tokens left over at the
     end are not read. Every epoch visits each window once, in an order that depends on `seed` (from 0) and the epoch
-    alone, and takes no memory. A batch may lie in several epochs.
+    alone, and takes no memory. A batch may lie in several epochs. Documents end with the token `separator`, if any.
     Raises InputError where the file is no token file, or too short for one window.
     """
 
     tokens: Path
     seq_len: int
     seed: int
+    separator: int | None = None
 
     def __post_init__(self) -> None:
         assert self.seq_len >= 1
@@ -61,6 +63,21 @@ class Batches:
         first_tokens = np.concatenate(windows) * self.seq_len
         found: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
         return found.astype(np.int64)
+
+    def borders(self, first: int, end: int) -> NDArray[np.int32]:
+        """Where documents begin and end in the inputs of sequences `first` to `end`, laid one after another: ascending,
+        from 0 to (end - first) · seq_len. Also a sequence is the end of a document.
+
+        The last one is repeated up to one of few lengths, as layers are compiled for each length.
+        """
+        inputs = self.sequences(first, end)[:, :-1]
+        ends = inputs == self.separator
+        ends[:, -1] = True
+        found = np.concatenate([[0], np.flatnonzero(ends) + 1])
+        length = _FEWEST_BORDERS
+        while length < len(found):
+            length *= 4
+        return np.pad(found, (0, length - len(found)), mode="edge").astype(np.int32)
 
 
 def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> NDArray[np.int64]:

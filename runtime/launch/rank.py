@@ -22,6 +22,7 @@ from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
 from runtime.launch.meeting import Event
 from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import StepOutcome, Trainee, drawn
+from runtime.mapping.layout import untrainable
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
 from runtime.pace import INTERFACE, Pace, enter, read_pace
@@ -131,6 +132,9 @@ def _train(
 ) -> None:
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
+    masks = settings.separator is not None
+    if cannot := untrainable(model, workload, plan_file.plan, document_masking=masks):
+        raise InputError(cannot)  # one that the head has made after a fault
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
     trainee = Trainee.of(
         problem,
@@ -144,7 +148,7 @@ def _train(
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
-    batches = Batches(run.tokens, workload.seq_len, settings.seed)
+    batches = Batches(run.tokens, workload.seq_len, settings.seed, settings.separator)
     _agree(run, plan_file, batches, device)
     writer = CheckpointWriter(run.checkpoints, model, settings.keep_checkpoints, trainee.optimizer.states())
     step = seen = 0
@@ -157,10 +161,12 @@ def _train(
     def waiting() -> None:
         tell({"event": "waiting"})
 
-    sequences = BatchesAhead(batches, workload.global_batch, device)
+    sequences = BatchesAhead(batches.sequences, workload.global_batch, device)
+    borders = BatchesAhead(batches.borders, workload.global_batch, device)
     reports = _Reports(trainee, problem.cluster, steps_ahead(device), tell)
     while step < settings.steps:
-        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step))
+        of_documents = borders.after(seen) if masks else None
+        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step), of_documents)
         step, seen = step + 1, seen + workload.global_batch
         is_saved = step == settings.steps or step % settings.checkpoint_every == 0
         reports.add(step, outcome, is_last=is_saved)
@@ -169,6 +175,7 @@ def _train(
             writer.save(progress, trainee.optimizer.states(), waiting)
         _tell_written(writer, tell)
     sequences.close()
+    borders.close()
     writer.finish(waiting)
     _tell_written(writer, tell)
     timed = [

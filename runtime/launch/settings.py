@@ -21,6 +21,7 @@ class Settings:
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
     or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` is true or, where it is None,
     on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for as long as five steps usually take.
+    Where there is a `separator`, the token with which documents end, attention keeps to documents.
     """
 
     steps: int = 50
@@ -35,6 +36,7 @@ class Settings:
     timeout_s: float = 60.0
     compile_layers: bool | None = None
     silence_s: float = 15.0
+    separator: int | None = None
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "Settings":

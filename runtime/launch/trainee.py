@@ -29,7 +29,7 @@ from runtime.pace import Pace
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
-from runtime.parallel.pipeline import Sequences, StageRunner
+from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.unit_weights import UnitWeights, first_weights
 
@@ -149,9 +149,9 @@ class Trainee:
             is_compiled=is_compiled,
         )
 
-    def gradients(self, sequences: Sequences) -> float:
+    def gradients(self, sequences: Sequences, borders: Borders | None = None) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        own = self.pipeline.step(sequences, self._tokens)
+        own = self.pipeline.step(sequences, self._tokens, borders)
         total = self._counted(own)
         dist.all_reduce(total)
         return float(total)
@@ -159,10 +159,11 @@ class Trainee:
     def _counted(self, own_loss: Tensor) -> Tensor:
         return own_loss if self._counts_loss else torch.zeros_like(own_loss)
 
-    def begin_step(self, sequences: Sequences, lr: float) -> "StepOutcome":
-        """Enqueue one optimiser step; the host never waits for the device in here."""
+    def begin_step(self, sequences: Sequences, lr: float, borders: Borders | None = None) -> "StepOutcome":
+        """Enqueue one optimiser step; the host never waits for the device in here. With `borders`, attention keeps to
+        documents."""
         began = self._clock.mark()
-        own_loss = self.pipeline.step(sequences, self._tokens)
+        own_loss = self.pipeline.step(sequences, self._tokens, borders)
         sums = self.optimizer.step(lr, self._counted(own_loss))
         self._groups.step_ended()
         return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())

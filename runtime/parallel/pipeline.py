@@ -24,6 +24,7 @@ from runtime.parallel.messages import StageMessages
 from runtime.parallel.unit_weights import UnitWeights
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
+Borders = Callable[[int, int], Tensor]  # of the documents in these samples, as `runtime.model.attention` has them
 
 
 @dataclass(slots=True)
@@ -84,8 +85,9 @@ class StageRunner:
         self._leaving: dict[tuple[bool, int, int], Tensor] = {}  # made, but not yet sent: and whether it goes back
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
 
-    def step(self, sequences: Sequences, num_tokens: int) -> Tensor:
+    def step(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
+        With `borders`, attention keeps to documents.
 
         Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
         The host never waits for the device in here.
@@ -107,7 +109,7 @@ class StageRunner:
                     made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
                     self._messages.send(action, made)
                 case ActionKind.FORWARD:
-                    total += self._forward(action, sequences, num_tokens)
+                    total += self._forward(action, sequences, num_tokens, borders)
                 case ActionKind.BACKWARD:
                     self._backward(action)
         self._messages.finish()
@@ -122,7 +124,9 @@ class StageRunner:
             for (operation, _, _), began_s, ended_s in zip(self._marks, read_s[::2], read_s[1::2], strict=True)
         ]
 
-    def _forward(self, action: Action, sequences: Sequences, num_tokens: int) -> Tensor | float:
+    def _forward(
+        self, action: Action, sequences: Sequences, num_tokens: int, borders: Borders | None
+    ) -> Tensor | float:
         """Returns the loss, if it ends with one."""
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         came = None if chunk.first or action.part else self._messages.receive(action.input)
@@ -130,7 +134,7 @@ class StageRunner:
         self._units.begin(units)
         began_s = time.time()
         if not action.part:
-            self._running[at] = self._begun(action, came, sequences, num_tokens)
+            self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
         running, held = self._running[at], self._held[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
@@ -149,21 +153,29 @@ class StageRunner:
         self._leaving[False, *at] = running.x
         return 0.0
 
-    def _begun(self, action: Action, came: Tensor | None, sequences: Sequences, num_tokens: int) -> _Forward:
+    def _begun(
+        self,
+        action: Action,
+        came: Tensor | None,
+        sequences: Sequences,
+        num_tokens: int,
+        borders: Borders | None,
+    ) -> _Forward:
         at, decoder = (action.stage, action.micro_batch), self._chunks[action.stage]
-        chunk = decoder.chunk
-        tokens_tb = self._tokens(action.micro_batch, sequences) if chunk.first or chunk.last else None
+        chunk, samples = decoder.chunk, self._samples(action.micro_batch)
+        tokens_tb = sequences(*samples).T if chunk.first or chunk.last else None
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        parts = decoder.parts(labels_tb, num_tokens)
+        of_samples = None if borders is None else borders(*samples)
+        parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
         self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 
-    def _tokens(self, micro_batch: int, sequences: Sequences) -> Tensor:
+    def _samples(self, micro_batch: int) -> Range:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
-        return sequences(start + own[0], start + own[1]).T
+        return start + own[0], start + own[1]
 
     def _read(self, x_tb: Tensor) -> Tensor:
         runs = [x_tb[first:end] for first, end in self._reads]
