@@ -1,4 +1,4 @@
-"""What a rank reads of a run's samples, on its device: a thread reads it for the next step while this one is computed."""
+"""What a rank reads of a run, on its device: a thread reads it for the next step while this one is computed."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable

@@ -7,7 +7,7 @@ from pathlib import Path
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from runtime.data.batches import Batches
-from runtime.data.tokens import prepare
+from runtime.data.corpus import prepare
 from runtime.launch.settings import Settings, TrainingRun
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
 from runtime.state.weights import HuggingFaceWeights

@@ -15,7 +15,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
-from runtime.mapping.actions import rank_actions, unit_buckets
+from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.mapping.parts import ParameterPart
@@ -108,8 +108,11 @@ class Trainee:
             agreed = _paced(self.layout, pace)
         # Emulated operations take the time of a whole one.
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
+        forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
-        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, units, self._clock, pace)
+        self.pipeline = StageRunner(
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, self._clock, pace
+        )
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
@@ -153,6 +156,12 @@ class Trainee:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
         own = self.pipeline.step(sequences, self._tokens, borders)
         total = self._counted(own)
+        dist.all_reduce(total)
+        return float(total)
+
+    def loss(self, sequences: Sequences, borders: Borders | None = None) -> float:
+        """The mean loss per token of a global batch, on every rank; nothing is trained."""
+        total = self._counted(self.pipeline.evaluate(sequences, self._tokens, borders))
         dist.all_reduce(total)
         return float(total)
 

@@ -59,11 +59,13 @@ class Timed:
 
 
 class StageRunner:
-    """Runs one rank's `actions` of a step. `reads` are the runs of tokens that it embeds or has the labels after."""
+    """Runs one rank's `actions` of a step, or the `forwards` among them. `reads` are the runs of tokens that it embeds
+    or has the labels after."""
 
     def __init__(
         self,
         actions: RankActions,
+        forwards: RankActions,
         line: PipelineLayout,
         executor: RankExecutor,
         reads: Sequence[Range],
@@ -74,7 +76,7 @@ class StageRunner:
         clock: DeviceClock,
         pace: Pace | None = None,
     ) -> None:
-        self.actions = actions
+        self.actions, self._forwards = actions, forwards
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
         self._messages, self._sync, self._units, self._clock, self._pace = messages, sync, units, clock, pace
@@ -92,10 +94,23 @@ class StageRunner:
         Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
         The host never waits for the device in here.
         """
-        total = self._messages.like.new_zeros((), dtype=torch.float64)
         self._marks = []
         self._sync.begin()
-        for action in self.actions:
+        total = self._walk(self.actions, sequences, num_tokens, borders)
+        self._sync.finish()
+        return total
+
+    def evaluate(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
+        """What `step` returns, by forwards alone: gradients and `timeline` stay as they are."""
+        marks, self._marks = self._marks, []
+        with torch.no_grad():
+            total = self._walk(self._forwards, sequences, num_tokens, borders)
+        self._marks = marks
+        return total
+
+    def _walk(self, actions: RankActions, sequences: Sequences, num_tokens: int, borders: Borders | None) -> Tensor:
+        total = self._messages.like.new_zeros((), dtype=torch.float64)
+        for action in actions:
             if isinstance(action, BucketCollective):
                 if action.kind is CollectiveKind.GATHER:
                     self._units.gather(action)
@@ -113,7 +128,6 @@ class StageRunner:
                 case ActionKind.BACKWARD:
                     self._backward(action)
         self._messages.finish()
-        self._sync.finish()
         return total
 
     def timeline(self) -> list[Timed]:
@@ -135,12 +149,13 @@ class StageRunner:
         began_s = time.time()
         if not action.part:
             self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
-        running, held = self._running[at], self._held[at]
+        running = self._running[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
             entered = running.x.detach().requires_grad_(running.x.is_floating_point())
             running.x = part(entered)
-            held.parts.append((entered, get_gradient_edge(running.x)))
+            if torch.is_grad_enabled():
+                self._held[at].parts.append((entered, get_gradient_edge(running.x)))
         running.x = running.x.detach()
         self._units.end(units)
         del running.todo[:count]
@@ -169,7 +184,8 @@ class StageRunner:
         assert x is not None
         of_samples = None if borders is None else borders(*samples)
         parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
-        self._held[at] = _Held([])
+        if torch.is_grad_enabled():
+            self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 

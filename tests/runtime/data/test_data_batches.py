@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.data import tokens as tokens_module
 from runtime.data.batches import Batches
-from runtime.data.tokens import prepare
+from runtime.data.corpus import prepare
 from tests.runtime.data.corpora import counted, token_file
 
 
