@@ -26,7 +26,7 @@ MAX_TOKENIZER_BYTES = 2**28
 PIECES = 64
 
 
-class Texts(Protocol):
+class Documents(Protocol):
     """Documents, one after another; None ends each."""
 
     @property
@@ -44,7 +44,7 @@ class Texts(Protocol):
 
 
 def prepare(
-    source: Path | Texts | None,
+    source: Path | Documents | None,
     tokenizer: Path | None,
     cache: Path,
     vocab_size: int,
@@ -101,7 +101,7 @@ def separator_token(stated: int | str | None, tokenizer: Path | None) -> int | N
     return number
 
 
-def _fingerprint(texts: Texts, tokenizer: str | None, separator: int | None) -> str:
+def _fingerprint(texts: Documents, tokenizer: str | None, separator: int | None) -> str:
     """SHA-256 of what the tokens depend on."""
     of_tokenizer = None if tokenizer is None else hashlib.sha256(tokenizer.encode()).hexdigest()
     return sha256_of([FORMAT, texts.stamps(), of_tokenizer, *([] if separator is None else [separator])])
@@ -115,7 +115,7 @@ def _counted(blocks: Iterable[Tokens], on_tokens: Callable[[int], None]) -> Iter
         on_tokens(count)
 
 
-def _by_byte(texts: Texts, separator: int | None) -> tuple[np.dtype[Any], Iterator[Tokens]]:
+def _by_byte(texts: Documents, separator: int | None) -> tuple[np.dtype[Any], Iterator[Tokens]]:
     """The narrowest type that holds bytes and the separator, and the tokens in blocks."""
     dtype = np.min_scalar_type(max(255, separator or 0))
     end = np.array([] if separator is None else [separator], dtype)
@@ -140,7 +140,9 @@ def _tokenizer(path: Path, text: str) -> Any:
     return tokenizer
 
 
-def _tokenised(texts: Texts, path: Path, words: str, separator: int | None) -> tuple[np.dtype[Any], Iterator[Tokens]]:
+def _tokenised(
+    texts: Documents, path: Path, words: str, separator: int | None
+) -> tuple[np.dtype[Any], Iterator[Tokens]]:
     """The narrowest type that holds every token of the tokenizer `words`, and the tokens of all texts in blocks."""
     tokenizer = _tokenizer(path, words)
     dtype = np.min_scalar_type(max(*tokenizer.get_vocab().values(), separator or 0, 0))

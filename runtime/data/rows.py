@@ -13,7 +13,12 @@ HUB = "hf://"
 FORMATS = {".jsonl": "json", ".parquet": "parquet"}  # by the names of files, as `datasets` calls them
 
 
-class Rows:
+def is_rows(source: str) -> bool:
+    """Whether a corpus is a dataset, rather than a text, a folder or a token file."""
+    return source.startswith(HUB) or Path(source).suffix in FORMATS
+
+
+class DatasetRows:
     """The texts in the `column` of a dataset.
 
     `source` is a file of JSON lines or of Parquet, or with wildcards several of them in the order of their names; or,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.profiler import record_function
 
 from hexiopt.schedules.lowering import Action, ActionKind
 from hexiopt.schedules.schedule import Operation, OperationKind
@@ -86,6 +88,8 @@ class StageRunner:
         self._held: dict[tuple[int, int], _Held] = {}
         self._leaving: dict[tuple[bool, int, int], Tensor] = {}  # made, but not yet sent: and whether it goes back
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
+        self.names_actions = False
+        """Whether a trace has the actions as spans, by their names."""
 
     def step(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
@@ -111,22 +115,23 @@ class StageRunner:
     def _walk(self, actions: RankActions, sequences: Sequences, num_tokens: int, borders: Borders | None) -> Tensor:
         total = self._messages.like.new_zeros((), dtype=torch.float64)
         for action in actions:
-            if isinstance(action, BucketCollective):
-                if action.kind is CollectiveKind.GATHER:
-                    self._units.gather(action)
-                else:
-                    self._sync.start(action)
-                continue
-            match action.kind:
-                case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
-                    self._messages.expect(action)
-                case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
-                    made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
-                    self._messages.send(action, made)
-                case ActionKind.FORWARD:
-                    total += self._forward(action, sequences, num_tokens, borders)
-                case ActionKind.BACKWARD:
-                    self._backward(action)
+            with record_function(str(action)) if self.names_actions else nullcontext():
+                if isinstance(action, BucketCollective):
+                    if action.kind is CollectiveKind.GATHER:
+                        self._units.gather(action)
+                    else:
+                        self._sync.start(action)
+                    continue
+                match action.kind:
+                    case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
+                        self._messages.expect(action)
+                    case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
+                        made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
+                        self._messages.send(action, made)
+                    case ActionKind.FORWARD:
+                        total += self._forward(action, sequences, num_tokens, borders)
+                    case ActionKind.BACKWARD:
+                        self._backward(action)
         self._messages.finish()
         return total
 

@@ -58,7 +58,7 @@ def losses(case: Case, asks: bool, run: Callable[[int, Callable[[int], Any]], li
 
 @pytest.mark.parametrize(("make", "seed"), slow_but(QUICK, CASES))
 def test_the_loss_of_a_plan_is_that_of_one_process(make: Callable[[int], Case], seed: int) -> None:
-    plan, model, batch = case = make(seed)
+    _, model, batch = case = make(seed)
     ((_, expected),) = losses((whole(model, batch), model, batch), True)
     assert len(expected) == 3
     found, without = losses(case, True), losses(case, False)

@@ -46,7 +46,8 @@ def corpus(folder: Path, model: ModelSpec, batch: int) -> Batches:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.vocab_size, SEQ_LEN * batch + 1)
     tokens[rng.random(len(tokens)) < 0.25] = SEPARATOR
-    tokens[: SEQ_LEN + 1] = 5  # one without a border
+    if batch > 1:
+        tokens[: SEQ_LEN + 1] = 5  # one without a border
     np.save(folder / "tokens.npy", tokens)
     return Batches(folder / "tokens.npy", SEQ_LEN, 0, SEPARATOR)
 
