@@ -15,16 +15,17 @@ from torch import Tensor
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
 from runtime.data.batches import Batches
 from runtime.launch.trainee import drawn
-from runtime.mapping.layout import Chunk
+from runtime.mapping.layout import Chunk, untrainable
 from runtime.mapping.parts import shards, whole_parts
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from tests.runtime.parallel.test_compiled import MODEL, ONE, TWO_STAGES
 from tests.runtime.parallel.test_training import features, trainee
-from tests.runtime.ranks import random_plan, run_ranks
+from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks
 from tests.slow import slow_but
 
 SEQ_LEN, SEPARATOR = 13, 3
@@ -130,3 +131,13 @@ def test_a_window_within_documents(tmp_path: Path) -> None:
         tmp_path,
         also_reset=True,
     )
+
+
+def test_sequence_layouts_are_refused_in_one_line() -> None:
+    plan, model, _ = random_sequence_plan(random.Random(2), SEQ_LEN)
+    workload = Workload(4, SEQ_LEN, precision="fp32")
+    assert untrainable(model, workload, plan) is None
+    said = untrainable(model, workload, plan, document_masking=True)
+    assert said is not None
+    assert said.startswith("train.document_masking: stage ")
+    assert "has a sequence layout, whose attention knows no documents; plan with space.sequence=false" in said
