@@ -35,7 +35,7 @@ class Rope:
         positions = torch.cat([torch.arange(*run, dtype=torch.float32) for run in tokens])
         angle = positions[:, None] * frequency
         both = torch.cat([angle, angle], dim=-1)
-        self._cos, self._sin = both.cos().to(device, dtype), both.sin().to(device, dtype)
+        self._cos, self._sin = (one.to(device, dtype)[:, None, None] for one in (both.cos(), both.sin()))
 
     def tensors(self) -> list[Tensor]:
         """What lasts: it is the same for every layer."""
@@ -43,9 +43,8 @@ class Rope:
 
     def __call__(self, x_tbnd: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""
-        cos, sin = self._cos[:, None, None], self._sin[:, None, None]
         left, right = x_tbnd.chunk(2, dim=-1)
-        return x_tbnd * cos + torch.cat([-right, left], dim=-1) * sin
+        return x_tbnd * self._cos + torch.cat([-right, left], dim=-1) * self._sin
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +169,10 @@ class DecoderChunk:
         return x
 
     def _embedded(self, tokens_tb: Tensor) -> Tensor:
-        low, high = self._shard.vocab
-        mine = (tokens_tb >= low) & (tokens_tb < high)
         if self._tp.group is None:
             return functional.embedding(tokens_tb, self._weights[EMBEDDING])
+        low, high = self._shard.vocab
+        mine = (tokens_tb >= low) & (tokens_tb < high)
         if low == high:
             return self._tp.scatter(self._weights[EMBEDDING].new_zeros(*tokens_tb.shape, self._model.hidden_size))
         rows = functional.embedding((tokens_tb - low).masked_fill(~mine, 0), self._weights[EMBEDDING])
