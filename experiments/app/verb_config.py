@@ -118,8 +118,8 @@ class TrainConfig:
     or row that is tokenised. With `document_masking`, attention does not see beyond it.
 
     `validation` is a share of the sequences, from 0 to 1, that is not trained on, or another corpus like `data` (of the
-    Hub, its `validation_split`). Its loss is computed every `validation_every` steps and at the end, over at most
-    `validation_batches` global batches.
+    Hub, its `validation_split`). Its loss is computed at the start, every `validation_every` steps and at the end,
+    over at most `validation_batches` global batches.
 
     A run starts from `resume`, a checkpoint (a folder step-NNNNNNNN), or from `weights`, a Hugging Face folder or
     .safetensors file; without either, the weights are drawn from the seed. `loggers` also get the numbers of

@@ -11,7 +11,6 @@ from hexiopt.errors import InputError
 from runtime.data.tokens import Tokens, open_tokens
 
 _ROUNDS = 6
-_FEWEST_BORDERS = 64
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,11 @@ class Batches:
     def borders(self, first: int, end: int) -> NDArray[np.int32]:
         """Where documents begin and end in the inputs of sequences `first` to `end`, laid one after another: ascending,
         from 0 to (end - first) · seq_len. Also a sequence is the end of a document.
-
-        The last one is repeated up to one of few lengths, as layers are compiled for each length.
         """
         inputs = self.sequences(first, end)[:, :-1]
         ends = inputs == self.separator
         ends[:, -1] = True
-        found = np.concatenate([[0], np.flatnonzero(ends) + 1])
-        length = _FEWEST_BORDERS
-        while length < len(found):
-            length *= 4
-        return np.pad(found, (0, length - len(found)), mode="edge").astype(np.int32)
+        return np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int32)
 
 
 def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> NDArray[np.int64]:

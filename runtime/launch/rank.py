@@ -168,6 +168,10 @@ def _train(
     reports = _Reports(trainee, problem.cluster, steps_ahead(device), tell)
     validation = None if held_out is None else Validation(trainee, held_out, workload.global_batch, device, settings)
     trace = StepTrace(trainee.pipeline, device, step, settings.trace_steps, run.checkpoints.parent / "trace")
+    if validation is not None:  # layers are compiled without a backward in it, before messages have their short limit
+        loss = validation.loss(waiting)
+        if step == 0:
+            tell({"event": "validation", "step": step, "loss": loss})
     while step < settings.steps:
         trace.begin(step)
         of_documents = borders.after(seen) if masks else None

@@ -26,9 +26,10 @@ class Settings:
     on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for as long as five steps usually take.
     Where there is a `separator`, the token with which documents end, attention keeps to documents.
 
-    The `validation_share` of the sequences of its text, the last ones, is not trained on. Every `validation_every`
-    steps and at the end, the loss of at most `validation_batches` global batches of them, or of the run's text for
-    validation, is computed. `trace_steps` steps are traced, the ones after the first `TRACE_AFTER` of a process.
+    The `validation_share` of the sequences of its text, the last ones, is not trained on. At the start, every
+    `validation_every` steps and at the end, the loss of at most `validation_batches` global batches of them, or of the
+    run's text for validation, is computed. `trace_steps` steps are traced, the ones after the first `TRACE_AFTER` of a
+    process.
     """
 
     steps: int = 50

@@ -1,7 +1,7 @@
 """Causal attention of a rank's heads over the whole sequence, or within the documents that it is made of.
 
 Shapes: T tokens, B samples, n query heads, D head size. Borders of documents are those among all tokens of the samples,
-laid one sample after another: int32, from 0 to B · T, where the last one may be repeated.
+laid one sample after another: int32, from 0 to B · T.
 """
 
 from contextlib import nullcontext
@@ -98,6 +98,9 @@ class WholeAttention:
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """For flash attention the borders themselves, else a mask [B, 1, T, T]."""
         if self._has_flash:
+            from torch._dynamo import maybe_mark_dynamic  # only here, as importing it takes seconds
+
+            maybe_mark_dynamic(borders, 0)  # one compiled graph for any number of documents
             return borders
         tokens = torch.arange(num_samples * self._seq_len, dtype=borders.dtype, device=borders.device)
         of_token = torch.searchsorted(borders, tokens, right=True).view(num_samples, self._seq_len)

@@ -118,14 +118,6 @@ def test_documents_end_with_separators_and_sequences(tokens: list[int], seq_len:
     assert borders.dtype == np.int32
     assert borders[0] == 0
     assert borders[-1] == len(inputs)
-    assert len(borders) == 64
     whole = {0, *range(seq_len, len(inputs) + 1, seq_len)}
     assert set(borders.tolist()) == whole | {k + 1 for k, token in enumerate(inputs) if token == 2}
-    assert (np.diff(borders) >= 0).all()
-
-
-def test_borders_come_in_few_lengths(tmp_path: Path) -> None:
-    """A graph of layers is compiled for each."""
-    rng = np.random.default_rng(0)
-    batches = Batches(token_file(tmp_path, rng.integers(0, 2, 20_000)), 4000, 0, separator=1)
-    assert {len(batches.borders(0, n)) for n in range(1, 5)} == {4096, 16384}
+    assert (np.diff(borders) > 0).all()

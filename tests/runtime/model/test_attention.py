@@ -78,7 +78,7 @@ def test_documents_of_any_length_are_those_of_a_mask(
     architecture = "llama" if window is None else "mistral"
     model = replace(LLAMA, architecture=architecture, attention_window=window)
     shard = shards(model, len(heads or (0,)), heads)[0]
-    borders = torch.tensor([0, 2, 3, 7, 14, 15, 21, 21, 21], dtype=torch.int32)
+    borders = torch.tensor([0, 2, 3, 7, 14, 15, 21], dtype=torch.int32)
     masked = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
     monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.nn import functional
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
@@ -20,6 +22,7 @@ from runtime.data.batches import Batches
 from runtime.launch.trainee import drawn
 from runtime.mapping.layout import Chunk, untrainable
 from runtime.mapping.parts import shards, whole_parts
+from runtime.model import attention
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
@@ -58,8 +61,8 @@ def alone(model: ModelSpec, weights: dict[str, Any], tokens: Tensor, labels: Ten
     length, (shard,) = len(tokens), shards(model, 1)
     chunk = Chunk(0, (0, model.num_layers), ("none",) * model.num_layers, first=True, last=True)
     rope, tp = Rope(model, [(place, place + length)], torch.float64, CPU), RankTpGroup(0, ((0, length),))
-    attention = WholeAttention(model, shard, length, torch.float64, CPU)
-    decoder = DecoderChunk(model, chunk, shard, tp, rope, attention, weights)
+    whole = WholeAttention(model, shard, length, torch.float64, CPU)
+    decoder = DecoderChunk(model, chunk, shard, tp, rope, whole, weights)
     return decoder.loss(decoder.hidden(tokens[:, None]), labels[:, None])
 
 
@@ -81,23 +84,28 @@ def reference(model: ModelSpec, batches: Batches, batch: int, *, resets: bool) -
     return {name: values for name, values in found.items() if values is not None}, total
 
 
-def check(plan: Plan, model: ModelSpec, batch: int, folder: Path, *, also_reset: bool = False, **more: Any) -> None:
+def check(
+    plan: Plan, model: ModelSpec, batch: int, folder: Path, *, also_reset: bool = False, **more: Any
+) -> list[int]:
+    """Returns how many graphs each rank has compiled."""
     batches = corpus(folder, model, batch)
 
     def read(what: Any) -> Any:
         return lambda first, end: torch.from_numpy(what(first, end))
 
     def work(rank: int) -> Any:
+        counters.clear()
         own = trainee(plan, model, batch, seq_len=SEQ_LEN, **more)
         loss = own.gradients(read(batches.sequences), read(batches.borders))
         gradients = [(bucket.parts, bucket.summed.numpy().copy(), bucket.share.start) for bucket in own.buckets]
-        return gradients, loss, own.gradients(read(batches.sequences))
+        graphs = counters["stats"]["unique_graphs"]
+        return gradients, loss, own.gradients(read(batches.sequences)), graphs
 
     found = run_ranks(len(plan.devices()), work)
     # Rotary positions are relative: it is the rounding of their tables, in float32, that differs where they are reset.
     for resets, close in ((False, 1e-10), (True, 1e-6))[: 1 + also_reset]:
         of_name, expected = reference(model, batches, batch, resets=resets)
-        for gradients, loss, across in found:
+        for gradients, loss, across, _ in found:
             assert loss == pytest.approx(expected, rel=close)
             assert abs(across / expected - 1) > 1e-5, "documents do not matter here"
             for parts, flat, start in gradients:
@@ -105,6 +113,7 @@ def check(plan: Plan, model: ModelSpec, batch: int, folder: Path, *, also_reset:
                 own = want[start : start + len(flat)]
                 scale = max(float(of_name[p.name].norm()) for p in parts)
                 assert float((torch.from_numpy(flat)[: len(own)] - own).norm()) <= close * scale
+    return [graphs for *_, graphs in found]
 
 
 @pytest.mark.parametrize("seed", slow_but(QUICK, range(24)))
@@ -118,9 +127,27 @@ def test_the_quick_ones_have_what_matters() -> None:
     assert found >= {"none", "selective", "full", "TP 2", "2 stages", "replicas"}, found
 
 
-def test_compiled_layers_keep_to_documents(tmp_path: Path) -> None:
-    with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
-        check(ONE, MODEL, 2, tmp_path, is_compiled=True)
+def of_any_lengths(
+    q: Tensor, k: Tensor, v: Tensor, borders: Tensor, *_: Any, window_size: tuple[int, int], enable_gqa: bool
+) -> Tensor:
+    """What `varlen_attn` does, of what a compiler can look into on a CPU."""
+    at = torch.arange(len(q), dtype=torch.int32)
+    document = torch.searchsorted(borders, at, right=True)
+    sees = (document[:, None] == document) & (at[:, None] >= at)
+    one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
+    found = functional.scaled_dot_product_attention(one, two, three, attn_mask=sees, enable_gqa=enable_gqa)
+    return found[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("has_flash", [False, True])
+def test_compiled_layers_keep_to_documents(has_flash: bool, tmp_path: Path) -> None:
+    """One graph for each recompute policy, whatever the number of documents."""
+    with (
+        patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")),
+        patch.object(attention, "has_flash_attention", lambda *arguments: has_flash),
+        patch.object(attention, "varlen_attn", of_any_lengths),
+    ):
+        assert check(ONE, MODEL, 2, tmp_path, is_compiled=True) == [3]
 
 
 def test_a_window_within_documents(tmp_path: Path) -> None:
