@@ -30,7 +30,7 @@ class Documents(Protocol):
     """Documents, one after another; None ends each."""
 
     @property
-    def where(self) -> Path:
+    def where(self) -> Path | str:
         """What errors name."""
 
     def stamps(self) -> list[Any]:

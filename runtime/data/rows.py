@@ -28,7 +28,7 @@ class DatasetRows:
 
     def __init__(self, source: str, column: str = "text", split: str = "train", subset: str | None = None) -> None:
         self._source, self._column, self._split, self._subset = source, column, split, subset
-        self.where = Path(source)
+        self.where: Path | str = source
         self._files = [] if source.startswith(HUB) else sorted(map(Path, glob(source)))
         if not self._files and not source.startswith(HUB):
             raise InputError(f"{source}: does not exist; check the path")
@@ -61,7 +61,7 @@ class DatasetRows:
         if not self._files:
             return load_dataset(self._source.removeprefix(HUB), self._subset, split=self._split, streaming=True)
         files = {"train": [str(path) for path in self._files]}
-        return load_dataset(FORMATS[self.where.suffix], data_files=files, split="train", streaming=True)
+        return load_dataset(FORMATS[Path(self._source).suffix], data_files=files, split="train", streaming=True)
 
     def _text(self, row: dict[str, Any]) -> str:
         text = row.get(self._column)

@@ -23,7 +23,7 @@ class TextFiles:
     to folders; by default the source code of Python's standard library. Raises InputError where there are none."""
 
     def __init__(self, source: Path | None) -> None:
-        self.where = source or LIBRARY
+        self.where: Path | str = source or LIBRARY
         if source is None:
             self.paths = _below(LIBRARY, suffix=".py", without=NOT_LIBRARY)
             return

@@ -83,7 +83,7 @@ def open_tokens(path: Path) -> Tokens:
     return tokens
 
 
-def check_tokens(path: Path, vocab_size: int, where: Path) -> None:
+def check_tokens(path: Path, vocab_size: int, where: Path | str) -> None:
     """Raise InputError naming `where` if a token file has a token that the model does not have."""
     tokens = open_tokens(path)
     bounds = np.iinfo(tokens.dtype)
@@ -93,7 +93,7 @@ def check_tokens(path: Path, vocab_size: int, where: Path) -> None:
             pass
 
 
-def checked(blocks: Iterable[Tokens], vocab_size: int, where: Path) -> Iterator[Tokens]:
+def checked(blocks: Iterable[Tokens], vocab_size: int, where: Path | str) -> Iterator[Tokens]:
     """The blocks as they come. Raises InputError naming `where` at the first token that the model does not have."""
     for block in blocks:
         if len(block):

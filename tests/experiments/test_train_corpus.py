@@ -51,11 +51,19 @@ def test_a_dataset_with_validation_and_a_trace(hexiopt: Run, tmp_path: Path, pla
     ran = hexiopt(*resumed, "train.validation=0.5")
     assert ran.code == 2
     assert "was trained with train.validation=0.25, not 0.5, which would cut or order its text anew" in ran.err
-    ran = hexiopt(*resumed)
-    assert ran.code == 0, ran.err
-    (last,) = events(tmp_path / "again", "validation")
-    assert last["step"] == 4
-    assert last["loss"] == pytest.approx(third, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_validates_as_one_that_was_not(hexiopt: Run, tmp_path: Path, plan: Path) -> None:  # noqa: F811
+    pytest.importorskip("datasets")
+    rows(tmp_path)
+    command, losses = ("train", f"plan={plan}", *CORPUS, *STEPS), []
+    for name, more in (("whole", ()), ("again", (f"train.resume={tmp_path}/whole/checkpoints/step-00000002",))):
+        ran = hexiopt(*command, *more, f"hydra.run.dir={name}")
+        assert ran.code == 0, ran.err
+        losses.append({one["step"]: one["loss"] for one in events(tmp_path / name, "validation")})
+    assert [[*one] for one in losses] == [[0, 2, 4], [4]]
+    assert losses[1][4] == pytest.approx(losses[0][4], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ def test_a_dataset_of_the_hub_is_streamed(subset: str | None, cache: Path, monke
     assert asked == [(("someone/texts", subset), {"split": "train[:1%]", "streaming": True})]
     assert prepare(rows, None, cache, 256, 0) == path
     assert len(asked) == 1
+    refusal(lambda: prepare(rows, None, cache, 100, 0), "hf://someone/texts: has the token 116", "vocab_size is 100")
 
 
 def test_what_is_a_dataset() -> None:

@@ -139,6 +139,7 @@ def of_any_lengths(
     return found[0].transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_flash", [False, True])
 def test_compiled_layers_keep_to_documents(has_flash: bool, tmp_path: Path) -> None:
     """One graph for each recompute policy, whatever the number of documents."""
