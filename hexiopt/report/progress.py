@@ -125,6 +125,17 @@ class MeasuringProgress(LiveLine):
         self._change(f"measuring: {what} · {time.monotonic() - self._began:.0f} s")
 
 
+class TokenisingProgress(LiveLine):
+    """How many tokens a corpus has so far."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        super().__init__(SpinnerColumn(), quiet=quiet, console=console)
+
+    def __call__(self, num_tokens: int) -> None:
+        """Show their number."""
+        self._change(f"tokenising: {num_tokens:,} tokens · {time.monotonic() - self._began:.0f} s")
+
+
 class StepLike(Protocol):
     """A finished step; `runtime/launch/session.py` has our implementation."""
 
@@ -151,6 +162,18 @@ class StepLike(Protocol):
     @property
     def mfu(self) -> float:
         """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time."""
+
+
+class ValidationLike(Protocol):
+    """The loss of what is not trained on; `runtime/launch/session.py` has our implementation."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step that it follows."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per token, in nats."""
 
 
 class TrainingProgress(LiveLine):
