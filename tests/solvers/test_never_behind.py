@@ -2,7 +2,7 @@
 
 Its members have as many steps each as what it is compared with: under a time limit they would run side by side. What is
 left of a tolerance is the luck of two searches in so few steps: members take turns that the exchange of plans changes,
-and a wider space draws other random numbers. The first problems have steps for a fraction of a second; the others, which
+and a wider space draws other random numbers. The first problems have steps for a fraction of a second; the others, that
 only `make stress` runs, for a few seconds.
 """
 
