@@ -16,7 +16,7 @@ machine for others. So the bound is loose on slow networks.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -36,13 +36,13 @@ Bools = NDArray[np.bool_]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ to try, as shares of the relevant price
 _EFFORTS = ((0.05, 2),)  # relative size of the smallest box; rounds of halving
 _CERTAIN = (0.002, 16)
-_COARSELY = 4  # rounds with multipliers of Σ before it is tracked
+_COARSELY = 7  # rounds with multipliers of Σ before it is tracked; half as many where there are few boxes
 _GAIN = 1.0005  # least excess of a chain's value over its price
 _STALE = 4e-3  # share of the step time that new chains must gain for the search to continue
 _FIRST = 0.75  # share of the remaining time for ZeRO-0 and 1; the rest is for ZeRO-2 and 3
 _LEARNING = 0.5  # share of the time for columns; the rest is for the proof
 _TOLERANCE = 5e-4  # of the step time
-_EASY = 0.3  # share of the way from the proven bound to the current optimum at which a first proof is tried
+_EASY = 0.2  # share of the way from the proven bound to the current optimum at which a first proof is tried
 _LACKING = 1.03  # multiple of their price that chains process, above which other prices are needed
 _LATER = 6  # rounds of halving before a step is shortened
 _SHORTER = 1.2  # share of such an excess by which a step is shortened
@@ -51,23 +51,25 @@ _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer range
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
-def chain_bound(model: PlanPricer, lower_s: float, deadline_s: float) -> tuple[float, dict[int, float] | None]:
+def chain_bound(
+    model: PlanPricer, lower_s: float, deadline_s: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, dict[int, float] | None]:
     """A lower bound on the step time in seconds, raised from `lower_s` (which must hold) as far as time allows, and the
     share of each machine in the value of the cluster at the prices that prove it; None where the bound stays `lower_s`.
 
     It stays so where plans may have a schedule for which the conditions of `chains.py` are not proved. `deadline_s` is
-    a time of `time.perf_counter`.
+    a time of `clock`.
     """
     proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
-    if not proved or time.perf_counter() >= deadline_s:
+    if not proved or clock() >= deadline_s:
         return lower_s, None
     types, kinds = StageTypes(model), dict[int | None, list[ScheduleFamily]]()
     for shape in families_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
     # The pipelines of a plan are of one kind, so the lowest bound of all kinds holds: raise the lowest up to the next.
-    programs = [ChainProgram(types, shapes) for shapes in kinds.values()]
+    programs = [ChainProgram(types, shapes, clock) for shapes in kinds.values()]
     bounds_s, prices, stuck = [lower_s] * len(programs), BoundColumns(types).first_prices, False
-    while (now_s := time.perf_counter()) < deadline_s:
+    while (now_s := clock()) < deadline_s:
         level_s = min(bounds_s) * (1 + _TOLERANCE)
         low = [k for k, bound_s in enumerate(bounds_s) if bound_s <= level_s]
         next_s = min((bound_s for bound_s in bounds_s if bound_s > level_s), default=inf)
@@ -105,8 +107,8 @@ def families_of(problem: Problem) -> list[ScheduleFamily]:
 class ChainProgram:
     """The program over all chains of some schedule families, which have the same `micro_batches`."""
 
-    def __init__(self, types: StageTypes, shapes: Sequence[ScheduleFamily]) -> None:
-        self.types, self._batch = types, types.global_batch
+    def __init__(self, types: StageTypes, shapes: Sequence[ScheduleFamily], clock: Callable[[], float]) -> None:
+        self.types, self._batch, self._clock = types, types.global_batch, clock
         self._shapes, self._doubtful = list(shapes), set[ScheduleFamily]()
         self._chains: dict[ScheduleFamily, Chains] = {}
         self._columns = BoundColumns(types, shapes[0].micro_batches)
@@ -115,7 +117,7 @@ class ChainProgram:
         self._share, self._centre = _EASY, list[Multipliers]()  # of the next proof: how far to go, former prices
         self._later = _LATER
         self._searched = False  # for columns, which are searched only once
-        self._began_s = self._until_s = time.perf_counter()
+        self._began_s = self._until_s = clock()
 
     def machine_shares(self) -> dict[int, float] | None:
         """The share of each machine in the value of the cluster and its layers, at the prices that prove the bound."""
@@ -124,10 +126,10 @@ class ChainProgram:
     def raised(self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers) -> tuple[float, Multipliers]:
         """A lower bound in seconds on the step time of the families' plans, and the prices of the last attempt.
 
-        It is at least `lower_s`, which must hold; a bound above `enough_s` is of no use. `until_s` is a time of
-        `time.perf_counter`, `prices` are the initial ones.
+        It is at least `lower_s`, which must hold; a bound above `enough_s` is of no use. `until_s` is a time of the
+        clock, `prices` are the initial ones.
         """
-        self._began_s, self._until_s, self._prices = time.perf_counter(), until_s, prices
+        self._began_s, self._until_s, self._prices = self._clock(), until_s, prices
         return self._raised_s(lower_s, enough_s), self._prices
 
     def _raised_s(self, lower_s: float, enough_s: float) -> float:
@@ -193,7 +195,7 @@ class ChainProgram:
         return False
 
     def _on_time(self, share: float = 1.0) -> bool:
-        return time.perf_counter() < self._began_s + share * (self._until_s - self._began_s)
+        return self._clock() < self._began_s + share * (self._until_s - self._began_s)
 
     def _longest(self, lower_s: float, most_s: float) -> tuple[float, Multipliers]:
         """The longest step in which the columns found so far cannot process the batch, and prices that prove it."""
@@ -242,7 +244,8 @@ class ChainProgram:
         smallest, rounds = _CERTAIN
         boxes = self._first_boxes(step_s, shape)
         for number in range(rounds):
-            ratio, found = self._evaluate(step_s, shape, boxes, enough, number > _COARSELY)
+            finely = number > _COARSELY or (number > _COARSELY // 2 and len(boxes) <= _TOGETHER)
+            ratio, found = self._evaluate(step_s, shape, boxes, enough, finely)
             lacking = self._columns.add(found, self._prices, step_s, _GAIN) > _LACKING * enough
             excess = float(ratio.max(initial=0.0)) / enough
             if excess <= 1.0:
