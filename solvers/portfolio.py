@@ -220,7 +220,7 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
 
 def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
     """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
-    columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
+    columns.go_on(run, random.Random(run.seed * _SEEDS + number))
     columns.restricted_master(run.until(0.75), _ELSEWHERE[number % 2])
     columns.variants(5, run.until(0.8))
     price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
@@ -291,9 +291,10 @@ def price_fallbacks(
 ) -> list[Partition]:
     """Price partitions one after another, within `allowance` or, while there is no plan, past it.
 
-    Returns the partitions with the best estimates among those that fit, best first.
+    Returns the best that fit: first, by their price, those of which no pipeline alone exceeds the best step time, then
+    the others by their estimates.
     """
-    found: list[tuple[float, int, Partition]] = []
+    found: list[tuple[bool, float, int, Partition]] = []
     for number, partition in enumerate(fallbacks):
         if not (allowance or _continues_without_plan(run)):
             break
@@ -308,8 +309,9 @@ def price_fallbacks(
             priced = completer.price(completed, run.best_s)
             tally.priced += priced is not None
             if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:
-                found.append((completed.estimate_s, number, partition))
-    return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]
+                seconds = completed.estimate_s if priced is None else priced.cost.step_time_s
+                found.append((priced is None, seconds, number, partition))
+    return [partition for *_, partition in sorted(found, key=lambda item: item[:3])[:_BEST]]
 
 
 def hexiscale_partitions(

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 
-from hexiopt.report.style import seconds, small_percent
+from hexiopt.report.style import count, seconds, small_percent
 from hexiopt.solving import Progress as SolverProgress
 
 PLAIN_INTERVAL_S = 5.0
@@ -102,7 +102,7 @@ class SearchProgress(LiveLine):
         self._width = len(line)
 
     def _line(self, progress: SolverProgress) -> str:
-        parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", f"{progress.steps:,} steps"]
+        parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", count(progress.steps, "step")]
         if progress.best_s < float("inf"):
             parts += [f"best {seconds(progress.best_s)}", f"{self._tokens / progress.best_s:,.0f} tokens/s"]
             if progress.bound_s > 0:

@@ -22,7 +22,7 @@ LUCK = 1.01
 OURS = ("columns", "shapes", "hexiscale", "local_search")
 QUICK, SLOW = (0, 1, 3), range(30)
 OPEN: dict[int, str] = {}
-NARROWER = {14: "with an even batch, 26 GPUs have a plan 11 % better after 200 steps"}
+NARROWER: dict[int, str] = {}
 
 
 def numbered(known: Mapping[int, str]) -> pytest.MarkDecorator:
