@@ -3,8 +3,7 @@
 Networks between machines 100 times as fast take away messages and gradient sync, 16 times the memory takes away its
 limit, and 8 times the batch spreads filling, gradient sync and optimizer over more work. A cause whose removal closes
 the gap is what opened it. What remains without all three is due to whole layers and micro-batches, or to a loose bound.
-A search six times as long shows how much is a plan not found. What a step is made of stands beside what the bound
-knows of it. Budgets are CPU seconds of each core, so that a busy machine gives the same table.
+A search six times as long shows how much is a plan not found.
 
 python -m experiments.studies gaps          # about 9 minutes on two cores; --quick: seconds
 """
@@ -41,7 +40,7 @@ _NOTES = (
     "gap: 1 − bound / step time of the plan, of the problem as it is and without a cause. The columns do not add up: "
     "two causes may hide each other, and the bound of a relaxed problem is tight or loose in its own way. "
     "Where the step goes: of the device that ends last, in the plan of the longer search; waiting is for other stages, "
-    "slower or not yet begun."
+    "slower or not yet begun. Time limits are CPU seconds, of each process of the search and of each core of the bound."
 )
 
 
