@@ -21,6 +21,9 @@ from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, 
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share
 from experiments.studies.irregular import FLEETS
+from hexiopt.cost.breakdown import breakdown
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -28,9 +31,16 @@ from hexiopt.problem.workload import Workload
 _LIMIT_S, _BOUND_S, _LONGER = 2.0, 4.0, 6
 _FASTER, _MORE_MEMORY, _MORE_BATCH = 100.0, 16.0, 8
 _GBIT_PER_S = 100, 5  # between machines, of HexiScale's settings
+_PARTS = (
+    *("compute", "recompute", "TP collectives", "gathers, scatters and slower holders", "messages", "bubble"),
+    *("gradient sync", "optimizer"),
+)
+_TINY = 5e-4  # share of a step
 _NOTES = (
     "gap: 1 − bound / step time of the plan, of the problem as it is and without a cause. The columns do not add up: "
-    "two causes may hide each other, and the bound of a relaxed problem is tight or loose in its own way."
+    "two causes may hide each other, and the bound of a relaxed problem is tight or loose in its own way. "
+    "Where the step goes: of the device that ends last, in the plan of the longer search; waiting is for other stages, "
+    "slower or not yet begun. Time limits are CPU seconds, of each process of the search and of each core of the bound."
 )
 
 
@@ -91,8 +101,15 @@ def searches(scale: Scale) -> list[SearchSpec]:
             labels = {"problem": name, "without": without}
             found.append(OURS.search(relax(problem), limit_s, labels))
             found.append(LOWER_BOUND.search(relax(problem), bound_s, labels))
-        found.append(OURS.search(problem, _LONGER * limit_s, {"problem": name, "without": LONGER}))
-    return found
+        longer = OURS.search(problem, _LONGER * limit_s, {"problem": name, "without": LONGER})
+        found.append(replace(longer, judge=parts_of_step))
+    return [replace(one, cpu_time=True) for one in found]
+
+
+def parts_of_step(problem: Problem, plan: Plan) -> dict[str, float]:
+    """The seconds of a plan's step by part, where a search has found it."""
+    pricer = PlanPricer(problem)
+    return dict(breakdown(pricer, plan, pricer.price(plan)).parts)
 
 
 def _problems(scale: Scale) -> dict[str, Problem]:
@@ -123,7 +140,21 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     base = rows[(rows["solver"] == OURS.solver) & (rows["without"] == AS_IT_IS)].set_index("problem")["step_time_s"]
     table = found.map(share)
     table.insert(0, "step", [seconds(base[name]) or "no plan" for name in found.index])
-    return [Report({"": table}, claims(found), draw(found, scale), _NOTES)]
+    tables = {"": table, "Where the step goes, and what of it the bound knows": step_parts(rows)}
+    return [Report(tables, claims(found), draw(found, scale), _NOTES)]
+
+
+def step_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Parts of the step of the longer search's plan, as shares, and the bound's share of the step."""
+    ours = rows[(rows["solver"] == OURS.solver) & (rows["without"] == LONGER)].set_index("problem")
+    bound = rows[(rows["solver"] == BOUND) & (rows["without"] == AS_IT_IS)].set_index("problem")["bound_s"]
+    ours = ours[ours["step_time_s"].notna()]
+    steps = ours["step_time_s"]
+    parts = [name for name in _PARTS if name in ours and (ours[name] > _TINY * steps).any()]
+    cells = {name: [share(part) for part in ours[name] / steps] for name in parts}
+    seen = [share(part) for part in bound[ours.index] / steps]
+    table = pd.DataFrame({"step": [seconds(s) for s in steps], "the bound knows": seen, **cells}, index=ours.index)
+    return table.rename(columns={"bubble": "waiting", "gathers, scatters and slower holders": "lockstep"})
 
 
 def claims(found: pd.DataFrame) -> list[str]:

@@ -6,7 +6,7 @@ bound covers sequence layouts.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hexiopt.bounds.compute import compute_bound_s, compute_shares
@@ -27,8 +27,13 @@ class LowerBound:
     machine_shares: Mapping[int, float]
 
 
-def lower_bound(model: PlanPricer, time_limit_s: float = 0.0) -> LowerBound:
-    """A lower bound on the step time; it is valid at any time limit, and tighter with more time."""
+def lower_bound(
+    model: PlanPricer, time_limit_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
+) -> LowerBound:
+    """A lower bound on the step time; it is valid at any time limit, and tighter with more time.
+
+    `clock` counts the seconds of the limit.
+    """
     best_s = compute_bound_s(model)
     if model.problem.space.sequence:
         return LowerBound(best_s, {})
@@ -36,10 +41,12 @@ def lower_bound(model: PlanPricer, time_limit_s: float = 0.0) -> LowerBound:
     if time_limit_s > 0.0:
         from hexiopt.bounds.programme import chain_bound  # imported here, since numba takes a second to load
 
-        best_s, shares = chain_bound(model, best_s, time.perf_counter() + time_limit_s)
+        best_s, shares = chain_bound(model, best_s, clock() + time_limit_s, clock)
     return LowerBound(best_s, compute_shares(model) if shares is None else shares)
 
 
-def lower_bound_s(model: PlanPricer, time_limit_s: float = 0.0) -> float:
+def lower_bound_s(
+    model: PlanPricer, time_limit_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The `lower_bound` in seconds."""
-    return lower_bound(model, time_limit_s).bound_s
+    return lower_bound(model, time_limit_s, clock).bound_s

@@ -21,7 +21,7 @@ every chain in the box.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise, product
 
 import numpy as np
@@ -90,6 +90,10 @@ class Boxes:
         """Some of the boxes."""
         return Boxes(self.low_m[where], self.high_m[where], self.low_s[where], self.high_s[where])
 
+    def beside(self, others: "Boxes") -> "Boxes":
+        """These and `others`."""
+        return Boxes(*(np.concatenate(both) for both in zip(astuple(self), astuple(others), strict=True)))
+
     def halves(self, by_m: NDArray[np.bool_]) -> "Boxes":
         """Every box halved, along micro-batches where `by_m`, else along Σ."""
         a, b = self.take(by_m), self.take(~by_m)
@@ -122,8 +126,8 @@ class Chains:
         terms = [shape.terms(after) for after in range(shape.most_stages)]
         # Interleaved pipelines have at least as many micro-batches as stages.
         fewest = [max(shape.least_stages, after + 1) if shape.interleaved else 1 for after in range(len(terms))]
-        many = np.stack([self._seconds(after, own) for after, own in enumerate(terms)])
-        few = np.stack([self._seconds(after, own.with_micro_batches(fewest[after])) for after, own in enumerate(terms)])
+        many = self._seconds_behind(terms)
+        few = self._seconds_behind([own.with_micro_batches(count) for own, count in zip(terms, fewest, strict=True)])
         enough = np.array([own.in_flight + own.first_again for own in terms])
         ahead = np.array([own.forwards_ahead for own in terms])
         self._numbers = types.numbers(shape.late)
@@ -143,15 +147,18 @@ class Chains:
             ahead,
         )
 
-    def _seconds(self, after: int, terms: BoundTerms) -> Floats:
+    def _seconds_behind(self, terms: list[BoundTerms]) -> Floats:
         shape = self.shape
-        return self.types.seconds(shape.late, after, terms, shape.least_ranges, shape.most_ranges)
+        # Every other stage has a layer in each range.
+        most_layers = self.types.num_layers - shape.least_ranges * (shape.least_stages - 1)
+        return self.types.seconds_behind(shape.late, terms, shape.least_ranges, shape.most_ranges, most_layers)
 
     def least_price(
         self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None
     ) -> tuple[Floats, list[tuple[Chain, int]]]:
         """A lower bound on the price of the chains in each box [boxes], infinite where it is not under `wanted`; and
-        chains that are under it, with the box of each.
+        chains that are under it, with the box of each. A chain of m micro-batches counts with its price times the most
+        micro-batches of the box / m.
 
         Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ; the row with the best bound counts. Without
         weights the recursion tracks Σ itself, which takes longer.
@@ -166,7 +173,7 @@ class Chains:
 
         def fill(first: int, end: int) -> None:
             at, own = turns[first:end], found.some(slice(first, end))
-            each = BoxArrays(boxes.low_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
+            each = BoxArrays(boxes.low_m[at], boxes.high_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
             if weights is None:
                 least_prices_finely(task, each, _PARTS, own)
             else:
@@ -180,10 +187,10 @@ class Chains:
 
     def _chain(self, stages: Ints) -> Chain:
         """The chain of (stage type, layers) pairs, with the times of many micro-batches."""
-        rows, n = stages.T
-        terms = [self.shape.terms(after, len(rows)) for after in range(len(rows))]
-        seconds = [
-            self._seconds(after, own)[r, k] for (after, own), r, k in zip(enumerate(terms), rows, n, strict=True)
-        ]
+        shape, (rows, n) = self.shape, stages.T
+        terms = [shape.terms(after, len(rows)) for after in range(len(rows))]
+        each = zip(enumerate(terms), rows, n, strict=True)
+        ranges = shape.least_ranges, shape.most_ranges
+        seconds = [self.types.seconds(shape.late, after, own, *ranges)[r, k] for (after, own), r, k in each]
         ahead = np.array([own.forwards_ahead for own in terms])
-        return Chain(self._numbers[rows], n.copy(), np.array(seconds), ahead, self.shape)
+        return Chain(self._numbers[rows], n.copy(), np.array(seconds), ahead, shape)

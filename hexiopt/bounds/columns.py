@@ -34,6 +34,7 @@ from hexiopt.bounds.stages import StageTypes
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+_LOW = 0.8  # share of the batch that the cluster is worth at the first prices
 _SHARED = (0, 1, 3, 6, 12, 23, 46, 92)  # bounds of modes, layers
 
 
@@ -87,14 +88,28 @@ class BoundColumns:
 
     @cached_property
     def first_prices(self) -> Multipliers:
-        """Initial prices, low enough that many chains have a positive reduced cost."""
+        """Initial prices: of devices, as they compute, and so low that many chains have a positive reduced cost."""
         types = self.types
-        price = 0.5 * types.global_batch / float(types.supply @ types.machine_devices)
-        return self._multipliers(np.full(self._shape, price), np.zeros(self._shape), np.zeros(self._shape), 0.0)
+        rate = np.zeros(len(types.supply))
+        np.maximum.at(rate, types.kind, 1.0 / (types.devices * types.layer_s))
+        price = _LOW * types.global_batch * rate / float(types.supply @ (types.machine_devices * rate))
+        shape = self._shape
+        return self._multipliers(np.repeat(price[:, None], shape[1], axis=1), np.zeros(shape), np.zeros(shape), 0.0)
 
     def _multipliers(self, device: Floats, slot: Floats, longest: Floats, holder: float) -> Multipliers:
         types = self.types
         return Multipliers(device, slot, longest, holder, self.modes.most, self.modes.tail_s, types.machine_devices)
+
+    def mixed(self, each: Sequence[Multipliers]) -> Multipliers:
+        """The mean of prices, each scaled to the same worth: of duals at vertices, it is nearer to the middle of all
+        optimal ones, at which fewer columns are missing (du Merle et al., Discrete Mathematics 194, 1999)."""
+        share = [self.types.global_batch / self.worth(prices) / len(each) for prices in each]
+        device, slot, longest = (
+            np.asarray(sum(w * getattr(prices, name) for w, prices in zip(share, each, strict=True)))
+            for name in ("device", "slot", "longest")
+        )
+        holder = sum(w * prices.holder for w, prices in zip(share, each, strict=True))
+        return self._multipliers(device, slot, longest, float(holder))
 
     def worth(self, prices: Multipliers) -> float:
         """The value of the cluster and its layers at `prices`, at which no chain may cost less than it processes."""
@@ -111,25 +126,26 @@ class BoundColumns:
         shares = (self._machine_values(prices) / self.worth(prices)).tolist()
         return {m: share for share, same in zip(shares, self.types.machines, strict=True) for m in same}
 
-    def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> bool:
+    def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> float:
         """Keep new chains, given with numbers of micro-batches at which they seemed cheap, that process more than
-        `gain` times their price; returns whether there were any."""
+        `gain` times their price; returns the most that any does, as a multiple of its price, or 0."""
         new: dict[tuple[object, ...], BoundColumn] = {}
         for chain, m in found:
             column = self._column(chain, m, prices, step_s)
             if column.key not in self._columns:
                 new[column.key] = column
         if not new:
-            return False
+            return 0.0
         table = _ColumnStages(self.types, self.modes, list(new.values())).table(step_s, self._micro_batches)
         price = self._vector(prices) @ table.usage
         # the better of both numbers of micro-batches
-        earned = (table.micro_batches - gain * price).reshape(2, -1).max(axis=0)
-        kept = {key: column for (key, column), left in zip(new.items(), earned.tolist(), strict=True) if left > 0.0}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(table.micro_batches > 0.0, table.micro_batches / price, 0.0).reshape(2, -1).max(axis=0)
+        kept = {key: column for (key, column), own in zip(new.items(), ratio.tolist(), strict=True) if own > gain}
         self._columns.update(kept)
         if kept:
             self._stages = None
-        return bool(kept)
+        return float(ratio.max()) if kept else 0.0
 
     def _column(self, chain: Chain, m: float, prices: Multipliers, step_s: float) -> BoundColumn:
         """The column of `chain` in the cheapest modes with m micro-batches."""
@@ -145,9 +161,9 @@ class BoundColumns:
                 int(types.kind[row]),
                 float(types.devices[row]),
                 prices,
-                float(types.global_batch),
-                m,
+                m / types.global_batch,
                 n,
+                1.0,
                 own,
                 shared,
             )

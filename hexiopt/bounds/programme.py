@@ -16,7 +16,7 @@ machine for others. So the bound is loose on slow networks.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -32,38 +32,44 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ to try, as shares of the relevant price
-_EFFORTS = ((0.05, 2), (0.02, 5), (0.008, 8))  # relative size of the smallest box; rounds of halving
+_EFFORTS = ((0.05, 2),)  # relative size of the smallest box; rounds of halving
 _CERTAIN = (0.002, 16)
-_COARSELY = 4  # rounds with multipliers of Σ before it is tracked
+_COARSELY = 7  # rounds with multipliers of Σ before it is tracked; half as many where there are few boxes
 _GAIN = 1.0005  # least excess of a chain's value over its price
-_STALE = 1e-3  # share of the step time that new chains must gain for the search to continue
+_STALE = 4e-3  # share of the step time that new chains must gain for the search to continue
 _FIRST = 0.75  # share of the remaining time for ZeRO-0 and 1; the rest is for ZeRO-2 and 3
 _LEARNING = 0.5  # share of the time for columns; the rest is for the proof
 _TOLERANCE = 5e-4  # of the step time
-_LOOSE = 0.6  # share of the way from the current optimum down to the proven bound at which a proof is tried first
+_EASY = 0.2  # share of the way from the proven bound to the current optimum at which a first proof is tried
+_LACKING = 1.03  # multiple of their price that chains process, above which other prices are needed
+_LATER = 6  # rounds of halving before a step is shortened
+_SHORTER = 1.2  # share of such an excess by which a step is shortened
 _TOGETHER = 64  # boxes between two readings of the clock
 _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer ranges per stage, when interleaved,
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
-def chain_bound(model: PlanPricer, lower_s: float, deadline_s: float) -> tuple[float, dict[int, float] | None]:
+def chain_bound(
+    model: PlanPricer, lower_s: float, deadline_s: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, dict[int, float] | None]:
     """A lower bound on the step time in seconds, raised from `lower_s` (which must hold) as far as time allows, and the
     share of each machine in the value of the cluster at the prices that prove it; None where the bound stays `lower_s`.
 
     It stays so where plans may have a schedule for which the conditions of `chains.py` are not proved. `deadline_s` is
-    a time of `time.perf_counter`.
+    a time of `clock`.
     """
     proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
-    if not proved or time.perf_counter() >= deadline_s:
+    if not proved or clock() >= deadline_s:
         return lower_s, None
     types, kinds = StageTypes(model), dict[int | None, list[ScheduleFamily]]()
     for shape in families_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
     # The pipelines of a plan are of one kind, so the lowest bound of all kinds holds: raise the lowest up to the next.
-    programs = [ChainProgram(types, shapes) for shapes in kinds.values()]
+    programs = [ChainProgram(types, shapes, clock) for shapes in kinds.values()]
     bounds_s, prices, stuck = [lower_s] * len(programs), BoundColumns(types).first_prices, False
-    while (now_s := time.perf_counter()) < deadline_s:
+    while (now_s := clock()) < deadline_s:
         level_s = min(bounds_s) * (1 + _TOLERANCE)
         low = [k for k, bound_s in enumerate(bounds_s) if bound_s <= level_s]
         next_s = min((bound_s for bound_s in bounds_s if bound_s > level_s), default=inf)
@@ -101,15 +107,17 @@ def families_of(problem: Problem) -> list[ScheduleFamily]:
 class ChainProgram:
     """The program over all chains of some schedule families, which have the same `micro_batches`."""
 
-    def __init__(self, types: StageTypes, shapes: Sequence[ScheduleFamily]) -> None:
-        self.types, self._batch = types, types.global_batch
+    def __init__(self, types: StageTypes, shapes: Sequence[ScheduleFamily], clock: Callable[[], float]) -> None:
+        self.types, self._batch, self._clock = types, types.global_batch, clock
         self._shapes, self._doubtful = list(shapes), set[ScheduleFamily]()
         self._chains: dict[ScheduleFamily, Chains] = {}
         self._columns = BoundColumns(types, shapes[0].micro_batches)
         self._prices = self._columns.first_prices
         self._proof: Multipliers | None = None  # the prices that prove the highest bound so far
+        self._share, self._centre = _EASY, list[Multipliers]()  # of the next proof: how far to go, former prices
+        self._later = _LATER
         self._searched = False  # for columns, which are searched only once
-        self._began_s = self._until_s = time.perf_counter()
+        self._began_s = self._until_s = clock()
 
     def machine_shares(self) -> dict[int, float] | None:
         """The share of each machine in the value of the cluster and its layers, at the prices that prove the bound."""
@@ -118,29 +126,35 @@ class ChainProgram:
     def raised(self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers) -> tuple[float, Multipliers]:
         """A lower bound in seconds on the step time of the families' plans, and the prices of the last attempt.
 
-        It is at least `lower_s`, which must hold; a bound above `enough_s` is of no use. `until_s` is a time of
-        `time.perf_counter`, `prices` are the initial ones.
+        It is at least `lower_s`, which must hold; a bound above `enough_s` is of no use. `until_s` is a time of the
+        clock, `prices` are the initial ones.
         """
-        self._began_s, self._until_s, self._prices = time.perf_counter(), until_s, prices
+        self._began_s, self._until_s, self._prices = self._clock(), until_s, prices
         return self._raised_s(lower_s, enough_s), self._prices
 
     def _raised_s(self, lower_s: float, enough_s: float) -> float:
         if enough_s < inf and self._suffices(lower_s, enough_s):
             return enough_s
         step_s = most_s = self._learned(lower_s, enough_s)
-        # First a bound that is easy to prove, then ones ever closer to the program's optimum.
-        proven_s, proven, tried = lower_s, 1.0, _LOOSE
-        while self._on_time() and (step_s - lower_s) * (proven - tried) > _TOLERANCE * step_s:
-            tried_s, known = step_s - tried * (step_s - lower_s), len(self._columns)
-            if self._refutes(tried_s):
-                proven_s, proven, tried = tried_s, tried, tried / 2
-            elif len(self._columns) > known:
-                most_s = step_s
-                step_s, self._prices = self._longest(proven_s, most_s)
-                proven = (step_s - proven_s) / max(step_s - lower_s, 1e-9 * step_s)
-                tried = min(tried, proven / 2)
-            else:
-                tried = (tried + proven) / 2
+        # One proof at a time, since the lowest bound of all programs counts.
+        proven_s = lower_s
+        while self._on_time() and step_s - proven_s > _TOLERANCE * step_s:
+            tried_s, known = proven_s + self._share * (step_s - proven_s), len(self._columns)
+            each = [self._prices, self._columns.most(tried_s)[1], *self._centre]
+            self._centre = [self._columns.mixed(each)]
+            self._prices = self._centre[0]
+            if (found_s := self._refuted(tried_s, proven_s)) > proven_s:
+                self._share = 0.5 if found_s == tried_s else self._share
+                return found_s
+            if len(self._columns) == known:
+                if self._later < _CERTAIN[1]:
+                    self._later += _LATER
+                else:
+                    self._share /= 2
+                if self._share * (step_s - proven_s) < _TOLERANCE * step_s:
+                    break
+            most_s = step_s
+            step_s, self._prices = self._longest(proven_s, most_s)
         return proven_s
 
     def _learned(self, lower_s: float, enough_s: float) -> float:
@@ -149,7 +163,9 @@ class ChainProgram:
             step_s, self._prices = self._longest(lower_s, enough_s)
             return step_s
         step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
-        promising, level = list(self._shapes), 0
+        # Interleaved families are many and seldom better: the proof asks them, at prices that are nearly right.
+        learned = [shape for shape in self._shapes if not shape.interleaved] or list(self._shapes)
+        promising, level = learned, 0
         while self._on_time(_LEARNING) and level < len(_EFFORTS):
             gained = [
                 shape
@@ -159,8 +175,8 @@ class ChainProgram:
             step_s, self._prices = self._longest(lower_s, most_s)
             # Families without new chains are tried again when the others have none left.
             stale = not gained or step_s > most_s * (1 - _STALE)
-            level += stale and len(promising) == len(self._shapes)
-            promising = list(self._shapes) if stale else gained
+            level += stale and len(promising) == len(learned)
+            promising = learned if stale else gained
             most_s = step_s
         self._searched = True
         return step_s
@@ -169,7 +185,7 @@ class ChainProgram:
         """Whether no plan has a step of `enough_s`, tried with the prices of other families."""
         while self._on_time():
             known = len(self._columns)
-            if self._refutes(enough_s):
+            if self._refuted(enough_s, enough_s) == enough_s:
                 return True
             if len(self._columns) == known:
                 break
@@ -179,7 +195,7 @@ class ChainProgram:
         return False
 
     def _on_time(self, share: float = 1.0) -> bool:
-        return time.perf_counter() < self._began_s + share * (self._until_s - self._began_s)
+        return self._clock() < self._began_s + share * (self._until_s - self._began_s)
 
     def _longest(self, lower_s: float, most_s: float) -> tuple[float, Multipliers]:
         """The longest step in which the columns found so far cannot process the batch, and prices that prove it."""
@@ -202,36 +218,54 @@ class ChainProgram:
                 high_s = middle_s
         return low_s, prices
 
-    def _refutes(self, step_s: float) -> bool:
-        """Whether the prices prove that no plan of the families has a step of `step_s` seconds; if not, there may be
-        more columns."""
-        # strictly below the batch
-        enough = (1 - 1e-9) * self._batch / self._columns.worth(self._prices)
-        smallest, rounds = _CERTAIN
+    def _refuted(self, step_s: float, floor_s: float) -> float:
+        """A step time of `step_s` seconds or less that no plan of the families reaches, as the prices prove; 0 where
+        they prove none of `floor_s` or more, and there may be more columns."""
         self._shapes.sort(key=lambda shape: shape not in self._doubtful)
         self._doubtful.clear()
         for shape in self._shapes:
-            boxes, added = self._first_boxes(step_s, shape), False
-            for number in range(rounds):
-                ratio, found = self._evaluate(step_s, shape, boxes, enough, number > _COARSELY)
-                boxes, narrow = self._halved(boxes, ratio > enough, step_s, smallest)
-                added = self._columns.add(found, self._prices, step_s, _GAIN)
-                if narrow or added or not len(boxes) or not self._on_time():
-                    break
-            if narrow or added or len(boxes):
-                self._doubtful.add(shape)
-                if not added or not self._on_time():
-                    return False
-        if not self._doubtful:
-            self._proof = self._prices
-        return not self._doubtful
+            closed_s = self._closed(step_s, floor_s, shape)
+            if closed_s:
+                step_s = closed_s
+                continue
+            self._doubtful.add(shape)
+            if not self._on_time():
+                return 0.0
+        if self._doubtful:
+            return 0.0
+        self._proof = self._prices
+        return step_s
+
+    def _closed(self, step_s: float, floor_s: float, shape: ScheduleFamily) -> float:
+        """As `_refuted`, of one family. What is closed at a step stays so at shorter ones, so that a step is shortened
+        rather than boxes made ever smaller."""
+        # strictly below the batch
+        enough = (1 - 1e-9) * self._batch / self._columns.worth(self._prices)
+        smallest, rounds = _CERTAIN
+        boxes = self._first_boxes(step_s, shape)
+        for number in range(rounds):
+            finely = number > _COARSELY or (number > _COARSELY // 2 and len(boxes) <= _TOGETHER)
+            ratio, found = self._evaluate(step_s, shape, boxes, enough, finely)
+            lacking = self._columns.add(found, self._prices, step_s, _GAIN) > _LACKING * enough
+            excess = float(ratio.max(initial=0.0)) / enough
+            if excess <= 1.0:
+                return step_s
+            if lacking or not self._on_time():
+                return 0.0
+            halved, narrow = self._halved(boxes, ratio > enough, step_s, smallest)
+            if excess <= _LACKING and (number >= self._later or not len(halved)):
+                step_s /= 1 + _SHORTER * (excess - 1)
+                if step_s < floor_s:
+                    return 0.0
+            boxes = halved.beside(boxes.take(narrow))
+        return 0.0
 
     def _learn(self, step_s: float, shape: ScheduleFamily, smallest: float, rounds: int) -> bool:
         """Add chains of `shape` whose value exceeds their price; returns whether there were any."""
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
             ratio, found = self._evaluate(step_s, shape, boxes, 1.0)
-            gained |= self._columns.add(found, self._prices, step_s, _GAIN)
+            gained |= self._columns.add(found, self._prices, step_s, _GAIN) > 0.0
             boxes, _ = self._halved(boxes, ratio > _GAIN, step_s, smallest)
             if not len(boxes) or not self._on_time(_LEARNING):
                 break
@@ -278,10 +312,10 @@ class ChainProgram:
         return ratio, chains
 
     @staticmethod
-    def _halved(boxes: Boxes, chosen: NDArray[np.bool_], step_s: float, smallest: float) -> tuple[Boxes, bool]:
-        """The `chosen` boxes halved along their wider side, and whether some were too narrow to halve."""
+    def _halved(boxes: Boxes, chosen: Bools, step_s: float, smallest: float) -> tuple[Boxes, Bools]:
+        """The `chosen` boxes halved along their wider side, and which of them are too narrow for that [boxes]."""
         wide_m, wide_s = (boxes.high_m - boxes.low_m) / boxes.high_m, (boxes.high_s - boxes.low_s) / step_s
         wide = (wide_m > smallest) | (wide_s > smallest)
-        by_m = (wide_m >= 3.0 * wide_s) & (boxes.high_m > boxes.low_m)
+        by_m = (wide_m >= 10.0 * wide_s) & (boxes.high_m > boxes.low_m)
         go = chosen & wide
-        return boxes.take(go).halves(by_m[go]), bool((chosen & ~wide).any())
+        return boxes.take(go).halves(by_m[go]), chosen & ~wide

@@ -67,32 +67,61 @@ class StageTypes:
         self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
         self._memory = dict(zip((False, True), memory, strict=True))
         self._seconds: dict[tuple[object, ...], Floats] = {}
+        self._behind: dict[tuple[object, ...], Floats] = {}
 
     def numbers(self, late: bool) -> Ints:
         """The indices of the types of ZeRO-2 and 3, or of the others."""
         return np.flatnonzero(self.late == late)
 
-    def seconds(self, late: bool, after: int, terms: BoundTerms, least_ranges: int = 1, most_ranges: int = 1) -> Floats:
+    def seconds_behind(
+        self, late: bool, terms: Sequence[BoundTerms], least_ranges: int, most_ranges: int, most_layers: int
+    ) -> Floats:
+        """`seconds` of stages followed by 0, 1, ... others, as many as there are `terms` [terms, `numbers(late)`,
+        layers + 1]."""
+        key = (late, tuple(terms), least_ranges, most_ranges, most_layers)
+        found = self._behind.get(key)
+        if found is None:
+            found = np.stack(
+                [
+                    self.seconds(late, after, own, least_ranges, most_ranges, most_layers)
+                    for after, own in enumerate(terms)
+                ]
+            )
+            self._behind[key] = found
+        return found
+
+    def seconds(
+        self,
+        late: bool,
+        after: int,
+        terms: BoundTerms,
+        least_ranges: int = 1,
+        most_ranges: int = 1,
+        most_layers: int | None = None,
+    ) -> Floats:
         """Least forward and backward seconds of n layers in so many layer ranges, followed by `after` stages, with the
         micro-batches in flight that `terms` states [`numbers(late)`, layers + 1].
 
-        They are infinite where memory does not suffice.
+        They are infinite where memory does not suffice, and for more than `most_layers`.
         """
-        key = (late, after, terms, least_ranges, most_ranges)
+        most_layers = self.num_layers if most_layers is None else most_layers
+        key = (late, after, terms, least_ranges, most_ranges, most_layers)
         found = self._seconds.get(key)
         if found is None:
-            n = np.arange(self.num_layers + 1)
+            n = np.arange(most_layers + 1)
             stored = terms.in_flight * n - (terms.in_flight - terms.last_in_flight) * -(-n // least_ranges)
             more = terms.first_again * (n // most_ranges)
             held = min(after + 1, terms.last_in_flight)
-            found = self._least_s(self.numbers(late), after == 0, stored, more, terms.in_flight, held)
+            rows = self.numbers(late)
+            found = np.full((len(rows), self.num_layers + 1), np.inf)
+            found[:, : most_layers + 1] = self._least_s(rows, after == 0, stored, more, terms.in_flight, held)
             self._seconds[key] = found
         return found
 
     def _least_s(self, rows: Ints, last: bool, stored: Ints, more: Ints, repeated: int, held: int) -> Floats:
         """Seconds when activations of `stored` layers, each at most `repeated` times, and of `more` that may be the
-        leanest [layers + 1] must fit beside what `held` micro-batches need beside layers."""
-        count, n = len(self._policies), np.arange(self.num_layers + 1)
+        leanest [layers + 1, from none on] must fit beside what `held` micro-batches need beside layers."""
+        count, n = len(self._policies), np.arange(len(stored))
         memory, policy_s = self._memory[last][rows], self._policy_s[rows]
         room = (memory[:, 0:1] * (1 + 1e-9) - memory[:, 1:2] * n - memory[:, 2:3] * held)[:, :, None]
         each, once = memory[:, None, 3 : 3 + count], memory[:, None, 3 + count :]

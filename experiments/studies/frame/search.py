@@ -54,8 +54,9 @@ class SearchSpec:
 
     `pricer` makes the cost model that the search minimises instead of ours; `judge` adds columns about the plan. Both
     are functions of a module, so that another process can import them and their names identify the search. With
-    `cpu_time` the time limit is one of CPU time, for each process of the search. With `replaces`, another search, the
-    problem is that one's after a change, and its plan is replaced as `hexiopt replan` does, by the fastest one.
+    `cpu_time` the time limit is one of CPU time, for each process of the search, and on every core for the bound. With
+    `replaces`, another search, the problem is that one's after a change, and its plan is replaced as `hexiopt replan`
+    does, by the fastest one.
     """
 
     problem: Problem
@@ -125,7 +126,7 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
     found: Measured = {"status": "bound", "bound_s": 0.0, "reason": "", "trajectory": []}
     try:
         if spec.solver == BOUND:
-            found["bound_s"] = lower_bound_s(PlanPricer(spec.problem), spec.time_limit_s)
+            found["bound_s"] = lower_bound_s(PlanPricer(spec.problem), spec.time_limit_s, _bound_clock(spec.cpu_time))
         else:
             found |= _searched(spec, plan_path)
     except InputError as error:
@@ -137,6 +138,12 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
         "cpu_s": _cpu_s() - used_s,
         "peak_gib": used * _KIB / 2**30,
     }
+
+
+def _bound_clock(cpu_time: bool) -> Callable[[], float]:
+    """Of the bound, whose threads keep all cores busy."""
+    cores = usable_cores()
+    return (lambda: cpu_seconds() / cores) if cpu_time else time.perf_counter
 
 
 def path_of(spec: SearchSpec, folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """The lower bound: below every valid plan, and close to the best one where only layers take time."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -126,6 +127,16 @@ def test_memory_raises_the_bound() -> None:
     for problem, least in ((roomy, 1.0), (large, 1.05)):
         model = PlanPricer(problem)
         assert lower_bound_s(model, 4.0) >= least * lower_bound_s(model)
+
+
+def test_a_clock_alone_decides_how_far_the_bound_is_raised() -> None:
+    """Of a clock that counts its readings, equal limits give equal bounds, and longer ones none that are lower."""
+    model, found = PlanPricer(two_kinds(global_batch=16, recompute="none")), []
+    for readings in (0, 40, 40, 4000):
+        counted = itertools.count()
+        found.append(lower_bound_s(model, float(readings), lambda counted=counted: float(next(counted))))  # type: ignore[misc]
+    assert found[0] <= found[1] == found[2] <= found[3]
+    assert found[0] < found[3]
 
 
 def test_boxes_cover_all_pairs() -> None:
