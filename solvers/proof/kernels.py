@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NEVER_S = 1e300
+_OPERATIONS_OF_A_STAGE = 8  # in a search's cheap bound
 YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
 
 
@@ -49,8 +50,9 @@ class Tails(NamedTuple):
     """Least seconds from the end of a stage's last backward to the end of the step.
 
     Sync: `local_s` [kinds, groups, layers + 1], `layer_s` [machines] for each layer of the pipeline on that machine
-    (an embedding or head counts as `units` [kinds] layers), `all_s` at every stage; the largest counts. The
-    optimiser's `after_s` [kinds, groups, layers + 1] follow.
+    (embedding and head count as `units` [kinds] layers), `all_s` at every stage; the largest counts. The
+    optimiser's `after_s` [kinds, groups, layers + 1] follow. A matrix that the first and the last stage share counts as
+    `tied_units` of their units, once on a machine. Where they are on two machines, it takes `tied_s` [machines].
     """
 
     local_s: Floats
@@ -58,6 +60,8 @@ class Tails(NamedTuple):
     all_s: float
     after_s: Floats
     units: Floats
+    tied_units: float
+    tied_s: Floats
 
 
 @numba.njit(cache=True)
@@ -225,6 +229,16 @@ def kind_of(i: int, p: int, begins: bool) -> int:
 
 
 @numba.njit(cache=True)
+def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines: Ints, on: Floats) -> Any:
+    """Seconds of sync after stage i of the last p stages of a pipeline, on `machines` [p], with `on` layers on each."""
+    kind, m = kind_of(i, p, begins), machines[i]
+    found = max(tails.all_s, tails.local_s[kind, g, n], tails.layer_s[m] * on[m])
+    if begins and machines[0] != machines[p - 1] and (i == 0 or i == p - 1):
+        found = max(found, tails.tied_s[m])
+    return found
+
+
+@numba.njit(cache=True)
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
     before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
@@ -257,6 +271,9 @@ def search_pipelines(
     free[0] = usage
     d = work = count = 0
     while d >= 0:
+        work += 1
+        if work > most_work:
+            return LIMIT, count
         if not started[d]:
             started[d], row[d], layers[d] = True, 0, num_layers - held[d] + 1
         g, n = row[d], layers[d] - 1
@@ -319,20 +336,21 @@ def search_pipelines(
                 ahead_s[i] = between_s(messages, a, b, x, y, sent, received)
                 back_s[i] = between_s(messages, b, a, y, x, sent, received)
                 total_s += ahead_s[i] + back_s[i]
+        work += _OPERATIONS_OF_A_STAGE * p
         if total_s + rounds_s + tails.all_s > limit_s:
             continue
         work += 2 * p * m_batches
         chain_ends(seconds.all_forward_first, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
         on[d + 1] = on[d]
         on[d + 1, m] += n + tails.units[kind]
+        if begins and p > 1 and machines[p - 1] == m:
+            on[d + 1, m] -= tails.tied_units  # the last stage has it
         fits = ends_s[0] + prefix_s + tails.all_s <= limit_s
         for i in range(p):
             if not fits:
                 break
             own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
-            tail_s = max(
-                tails.all_s, tails.local_s[own_kind, own, k], tails.layer_s[machines[i]] * on[d + 1, machines[i]]
-            )
+            tail_s = sync_s(tails, i, p, begins, own, k, machines, on[d + 1])
             fits = ends_s[i] + left * least_forward_s + tail_s + tails.after_s[own_kind, own, k] <= limit_s
         if fits and begins:
             for i in range(p):
@@ -343,8 +361,6 @@ def search_pipelines(
                 return YES, count
             if count == len(found):
                 return LIMIT, count
-        if work > most_work:
-            return LIMIT, count
         if fits and not begins:
             held[d + 1] = held[d] + n
             d += 1

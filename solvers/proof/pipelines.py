@@ -53,16 +53,29 @@ class FoundPipeline:
 class PipelineSearch:
     """Answers for one step time `limit_s` in seconds, cached by surroundings and usage.
 
-    `keep_on` is called regularly and may raise to end a long search.
+    `keep_on` is called regularly and may raise to end a long search. `before` has answers for the same tables and a
+    step time that was no shorter: what a pipeline cannot process in more time, it cannot process in less.
     """
 
-    def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        tables: ProofTables,
+        limit_s: float,
+        keep_on: Callable[[], None] = lambda: None,
+        before: "PipelineSearch | None" = None,
+    ) -> None:
+        assert before is None or before.limit_s >= limit_s
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
         self._caps_kept: Memo[tuple[Surroundings, int, int], Caps] = Memo(lambda key: self._caps(*key), _CAPS)
         self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
         self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
+        self._most_before: dict[Surroundings, dict[int, Ints]] = {}
+        if before is not None:
+            self._most_before = before._most_before | before._most_relaxed
+            for key, known in before._between.items():
+                self._between[key] = {size: [0, high] for size, (_, high) in known.items()}
 
     # ---------------------------------------------------------------------- bounds of all usages
 
@@ -154,12 +167,12 @@ class PipelineSearch:
         """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]. Surroundings
         of which less is known, `looser`, save work."""
         if around not in self._most_relaxed:
-            self._most_relaxed[around] = self._bisect(around, looser)
+            start = None if looser is None else self.most_relaxed(looser)
+            self._most_relaxed[around] = self._bisect(around, self._most_before.get(around, start))
         return self._most_relaxed[around]
 
-    def _bisect(self, around: Surroundings, looser: Surroundings | None) -> dict[int, Ints]:
+    def _bisect(self, around: Surroundings, start: dict[int, Ints] | None) -> dict[int, Ints]:
         tables, found = self.tables, {}
-        start = None if looser is None else self.most_relaxed(looser)
         for size in tables.sizes:
             low = np.zeros(tables.usages.size, np.int64)
             high = np.full(tables.usages.size, tables.batch // size, np.int64) if start is None else start[size].copy()
@@ -217,6 +230,11 @@ class PipelineSearch:
             relaxed = self.most_relaxed(around if around.holders == 1 else self._loosest)
             self._between[key] = {size: [0, int(relaxed[size][usage])] for size in self.tables.sizes}
         return self._between[key]
+
+    def lower(self, around: Surroundings, usage: int, sequences: int) -> None:
+        """Take note of an upper bound on the sequences of a pipeline on a usage, known from looser surroundings."""
+        for size, between in self._known(around, usage).items():
+            between[1] = min(between[1], sequences // size)
 
     def most(self, around: Surroundings, usage: int) -> int:
         """The best known upper bound on the sequences of a pipeline on a usage."""

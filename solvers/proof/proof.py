@@ -71,12 +71,19 @@ class _Several:
 _Question = _Single | _Several
 
 
+def _named(question: _Question) -> _Single | tuple[Partition, Sharding]:
+    """What is asked, whatever is known of it."""
+    return question if isinstance(question, _Single) else (question.parts, question.sharding)
+
+
 class Proof:
     """Answers questions about step times of plans of one schedule. A step of `run` is a usage, a case or a plan
     examined. Plans found are offered to `run`."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
+        self._last: PipelineSearch | None = None
+        self._refuted_before = set[_Single | tuple[Partition, Sharding]]()
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
@@ -86,7 +93,7 @@ class Proof:
         """
         self._allowed = allowed
         limit_s *= _ROUNDING
-        search = PipelineSearch(self._tables, limit_s, self._keep_on)
+        search = self._search(limit_s)
         left = list[_Question]()
         first: tuple[Callable[[PipelineSearch], Sequence[_Question]], ...] = (self._singles, self._partitions)
         for questions in first:  # partitions take longer to list
@@ -101,15 +108,28 @@ class Proof:
             left = more
         return "open" if left else "none"
 
+    def _search(self, limit_s: float) -> PipelineSearch:
+        """A search that knows what the last one refuted, if its time was no shorter: a better plan found does not start
+        the proof anew. No plan in time T means none in less, and so for single pipelines and partitions."""
+        last = self._last if self._last is not None and self._last.limit_s >= limit_s else None
+        if last is None:
+            self._refuted_before.clear()
+        self._last = PipelineSearch(self._tables, limit_s, self._keep_on, last)
+        return self._last
+
     def _left_open(
         self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
     ) -> list[_Question] | None:
         """The questions that stay open; None where a plan was found."""
         self._effort = effort
+        questions = [question for question in questions if _named(question) not in self._refuted_before]
         left, at, count = list[_Question](), 0, _FIRST_ROUND
         while at < len(questions):
             asked = questions[at : at + count * self._processes]
             answers = self._each(asked, lambda question: self._ask(search, question, limit_s), "found")
+            self._refuted_before.update(
+                _named(question) for question, answer in zip(asked, answers, strict=True) if answer == "none"
+            )
             if "found" in answers:
                 return None
             left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
@@ -277,8 +297,27 @@ class Proof:
                     if len(few) < _FEW:
                         break
                 if packed is not None:
-                    for parts in packed.partitions(k, case, self._keep_on):
+                    for parts in self._that_suffice(search, near, packed, k, case):
                         yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))
+
+    def _that_suffice(
+        self, search: PipelineSearch, around: Surroundings, packed: Packings, num_pipelines: int, case: Case
+    ) -> Iterator[Partition]:
+        """The partitions of a case that process the batch when each of their usages is searched in the case's
+        surroundings: once for all partitions with that usage, which are many times as many.
+
+        `packed.sequences` falls meanwhile, and with it what `partitions` lists.
+        """
+        sequences, asked, batch = packed.sequences, set[int](), self._tables.batch
+        for parts in packed.partitions(num_pipelines, case, self._keep_on):
+            for w in parts:
+                if w not in asked and sequences[list(parts)].sum() >= batch:
+                    self._step()
+                    asked.add(w)
+                    search.lower(around, w, int(sequences[w]))
+                    sequences[w] = min(sequences[w], search.exact_most(around, w, SHORT))
+            if sequences[list(parts)].sum() >= batch:
+                yield parts
 
     def _several(self, search: PipelineSearch, asked: _Several, limit_s: float) -> Answer:
         around = surroundings(self._tables, asked.parts, asked.sharding)
@@ -292,7 +331,9 @@ class Proof:
     ) -> bool:
         """Whether the pipelines of a partition process less than the batch, given each other's usages."""
         batch, vectors = self._tables.batch, self._tables.usages.vectors
-        most = {w: min(known[w], search.most(around[w], w)) for w in around}
+        for w in around:
+            search.lower(around[w], w, known[w])
+        most = {w: search.most(around[w], w) for w in around}
         easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
         self._step()
         for work in (RELAXED, SHORT, WHOLE * self._effort):
