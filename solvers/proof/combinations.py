@@ -30,8 +30,7 @@ from solvers.proof.tables import ProofTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_SURVIVORS = 2_000  # most combinations of families of a partition whose members are priced
-_WORK = 200_000_000  # operations of combining families: about a second
+COMBINE = 200_000_000  # operations of combining families: about a second
 
 
 class Combinations:
@@ -51,16 +50,17 @@ class Combinations:
                 yield Sharding(zero, "machine")
 
     def together(
-        self, lists: Sequence[tuple[Lines, int]], machine: bool, limit_s: float, effort: int = 1
+        self, lists: Sequence[tuple[Lines, int]], machine: bool, limit_s: float, most_work: int, most: int
     ) -> Iterator[list[FoundPipeline]] | None:
         """All choices, with repetition, of the stated number of pipelines from each list that may process the batch
-        next to each other, each with the most that it can process there; None where they are too many."""
+        next to each other, each with the most that it can process there; None where that is too much work, or where
+        more than `most` combinations of families are left."""
         tables, usages = self._tables, np.repeat(np.arange(len(lists)), [count for _, count in lists])
         families, lines = self._families([own for own, _ in lists])
-        found = np.zeros((_SURVIVORS * effort, len(usages)), np.int64)
+        found = np.zeros((most, len(usages)), np.int64)
         answer, count = surviving_families(
             usages, families, lines, tables.groups, self._seconds[len(usages), machine], tables.batch, limit_s,
-            _WORK * effort, found,
+            most_work, found,
         )  # fmt: skip
         return None if answer == LIMIT else self._members(found[:count], families, lines, machine, limit_s)
 

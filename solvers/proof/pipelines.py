@@ -27,6 +27,7 @@ _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
 _ROUNDING = 1e-9  # of a layer
+_LIMITS = 2  # searches of a usage and size that reach their limit, until no more is asked
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
 TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
@@ -96,12 +97,13 @@ class PipelineSearch:
     ) -> tuple[Floats, Floats]:
         tables = self.tables
         vectors, strides = lattice.vectors, lattice.strides
-        before_s = np.empty((len(vectors), tables.num_layers + 1, vectors.shape[1]))
+        firsts = vectors.shape[1] if tables.tied_units else 1
+        before_s = np.empty((firsts, len(vectors), tables.num_layers + 1, vectors.shape[1]))
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, self._most(around, num_micro_batches, vectors),
-            tables.num_layers, self.limit_s, known_s, before_s, whole_s,
+            vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s,
+            self._most(around, num_micro_batches, vectors), tables.num_layers, self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
 
@@ -161,6 +163,7 @@ class PipelineSearch:
             least(2, [0], first_tail_s),
             seconds.both_s[3, 0],
             least(3, [0], own_tail_s[3]),
+            float(first_tail_s),
         )
 
     def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
@@ -256,23 +259,27 @@ class PipelineSearch:
                 known[size][1] = asked[size] - 1
         return False
 
-    def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE) -> int:
-        """The most sequences of a pipeline on a usage, or an upper bound where searches reach their limit."""
+    def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE, least: int = 1) -> int:
+        """The most sequences of a pipeline on a usage, or an upper bound where searches reach their limit. Fewer than
+        `least` are of no interest: then some number below that is returned."""
         known = self._known(around, usage)
-        best = max(size * low for size, (low, _) in known.items())
+        best = max(least - 1, *(size * low for size, (low, _) in known.items()))
         for size, between in known.items():
-            low, asked = between[0], between[1]
-            while low < between[1] and between[1] * size > best:
+            low = best // size
+            asked, limits = low + 1, 0
+            while asked <= between[1]:
                 answer, _ = self.find(around, usage, size, asked, most_work)
                 if answer == NO:
                     between[1] = asked - 1
                 else:
                     low = asked
                     if answer == YES:
-                        between[0], best = asked, max(best, asked * size)
+                        between[0], best = asked, asked * size
                     elif most_work != RELAXED:
-                        break
-                asked = (max(low, best // size) + between[1] + 1) // 2
+                        limits += 1
+                        if limits == _LIMITS:
+                            break
+                asked = (low + between[1]) // 2 + 1
         return self.most(around, usage)
 
     def all_pipelines(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
-from solvers.proof.combinations import Combinations
+from solvers.proof.combinations import COMBINE, Combinations
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
@@ -35,10 +35,12 @@ T = TypeVar("T")
 ALONE = Surroundings(1)
 _FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
 _SINGLES = 2_000  # most single pipelines to price
+_COMBINED = 2_000  # most combinations of families of a partition whose members are priced
 _LISTED = 20_000  # most pipelines of a usage to combine
 _MOST_LISTED = 300_000
 _EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
 _FEW = 32  # partitions of a case that are asked one by one rather than made fewer
+_OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 150  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions
@@ -191,6 +193,13 @@ class Proof:
         if not self._run.step():
             raise BudgetSpentError
 
+    def _work(self, most: int) -> int:
+        """At most so many operations of one call, as many as there is time for: calls are not interrupted."""
+        self._keep_on()
+        if self._run.budget.max_steps is not None:
+            return most
+        return max(1, min(most, int(_OPERATIONS_PER_S * self._run.left_s())))
+
     def _keep_on(self) -> None:
         if not self._allowed:
             raise BudgetSpentError
@@ -213,7 +222,7 @@ class Proof:
         # The first is nearly always valid, but tied embeddings and switches may forbid it.
         for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
             self._step()
-            answer, found = search.find(ALONE, asked.usage, size, count, WHOLE * self._effort, most)
+            answer, found = search.find(ALONE, asked.usage, size, count, self._work(WHOLE * self._effort), most)
             if answer == NO:
                 return "none"
             for row in found.tolist():
@@ -262,7 +271,7 @@ class Proof:
                 return packings
             for usage in sorted(todo):
                 self._step()
-                most = search.exact_most(around, usage, work)
+                most = search.exact_most(around, usage, work, max(1, packings.needed(usage, num_pipelines)))
                 same = representative == usage if alike else np.arange(len(sequences)) == usage
                 sequences[same] = np.minimum(sequences[same], most)
                 asked.add(usage)
@@ -315,7 +324,8 @@ class Proof:
                     self._step()
                     asked.add(w)
                     search.lower(around, w, int(sequences[w]))
-                    sequences[w] = min(sequences[w], search.exact_most(around, w, SHORT))
+                    least = max(1, Packings(self._tables, sequences).needed(w, num_pipelines))
+                    sequences[w] = min(sequences[w], search.exact_most(around, w, SHORT, least))
             if sequences[list(parts)].sum() >= batch:
                 yield parts
 
@@ -336,7 +346,7 @@ class Proof:
         most = {w: search.most(around[w], w) for w in around}
         easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
         self._step()
-        for work in (RELAXED, SHORT, WHOLE * self._effort):
+        for work in (RELAXED, SHORT, self._work(WHOLE * self._effort)):
             for w in easiest:
                 others = sum(most[x] for x in parts if x != w)
                 if others + most[w] * parts.count(w) < batch:
@@ -345,7 +355,8 @@ class Proof:
                 if not search.can_process(around[w], w, max(1, needed), work):
                     return True
             for w in easiest:
-                most[w] = min(most[w], search.exact_most(around[w], w, work))
+                others = sum(most[x] for x in parts) - most[w]
+                most[w] = min(most[w], search.exact_most(around[w], w, work, max(1, batch - others)))
                 if sum(most[x] for x in parts) < batch:
                     return True
         return False
@@ -360,13 +371,15 @@ class Proof:
         lists = []
         for w in around:
             listed = min(_LISTED * self._effort, _MOST_LISTED)
-            found = search.all_pipelines(around[w], w, most[w] - spare, listed, WHOLE * self._effort)
+            found = search.all_pipelines(around[w], w, most[w] - spare, listed, self._work(WHOLE * self._effort))
             if found is None:
                 return "open"
             if not len(found.size):
                 return "none"
             lists.append((found, parts.count(w)))
-        every = make.together(lists, asked.sharding == "machine", limit_s, self._effort)
+        every = make.together(
+            lists, asked.sharding == "machine", limit_s, self._work(COMBINE * self._effort), _COMBINED * self._effort
+        )
         if every is None:
             return "open"
         for chosen in every:

@@ -20,7 +20,7 @@ from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.exact.exhaustive import Exhaustive
 from solvers.proof.cases import case_of, case_surroundings
-from solvers.proof.combinations import Combinations
+from solvers.proof.combinations import COMBINE, Combinations
 from solvers.proof.gaps import is_provable
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import NO, chain_ends
@@ -136,7 +136,7 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
             lists.append((usage, listed))
     run = Search("test", model.problem, STEPS, 0, model)
     every = Combinations(tables, run).together(
-        [(listed, usages.count(usage)) for usage, listed in lists], sharding == "machine", step_s * ROUNDING
+        [(listed, usages.count(usage)) for usage, listed in lists], sharding == "machine", step_s * ROUNDING, COMBINE, 2_000
     )
     wanted = sorted((one.size, one.stages, one.num_micro_batches) for one in chosen)
     assert every is None or any(
