@@ -261,11 +261,13 @@ def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines:
 @numba.njit(cache=True)
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
-    before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
+    before_s: Floats, least_on: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int,
+    found: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
 
-    Writes group and layers of each stage, then −1, to `found` [pipelines, stages + 1, 2]. Returns YES, NO or LIMIT (too
+    `before_s` is from `least_sums` for the usages inside this one; `least_on` [machines] is how many layers the pipeline
+    has on each machine at least. Writes group and layers of each stage, then −1, to `found` [pipelines, stages + 1, 2]. Returns YES, NO or LIMIT (too
     much work or too many pipelines) and the number found. Work is counted in operations of recurrences.
 
     The search is depth first, from the last stage of a pipeline to the first, so that the micro-batches in flight, the
@@ -379,7 +381,7 @@ def search_pipelines(
             if not fits:
                 break
             own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
-            tail_s = sync_s(tails, i, p, begins, own, k, machines, on[d + 1])
+            tail_s = sync_s(tails, i, p, begins, own, k, machines, np.maximum(on[d + 1], least_on))
             if apart and i == p - 1:
                 tail_s = max(tail_s, tails.tied_s[z])
             fits = ends_s[i] + left * least_forward_s + tail_s + tails.after_s[own_kind, own, k] <= limit_s
