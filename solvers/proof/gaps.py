@@ -100,9 +100,9 @@ def prove(run: Search) -> None:
     if not rest and run.budget.max_steps is None:  # the clock determines the bound
         run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, _RELAXED * run.left_s()))
     for share in _WIDER:
-        if share > first and run.best_s * (1 - share) > run.bound_s:
-            if not _proved(run, proofs, share, run.until(), rest):
-                return
+        asked = share > first and run.best_s * (1 - share) > run.bound_s
+        if asked and not _proved(run, proofs, share, run.until(), rest):
+            return
 
 
 def _proved(run: Search, proofs: list[Proof], share: float, allowed: Allowance, rest: str) -> bool:

@@ -266,9 +266,10 @@ def search_pipelines(
 ) -> tuple[int, int]:  # fmt: skip
     """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
 
-    `before_s` is from `least_sums` for the usages inside this one; `least_on` [machines] is how many layers the pipeline
-    has on each machine at least. Writes group and layers of each stage, then −1, to `found` [pipelines, stages + 1, 2]. Returns YES, NO or LIMIT (too
-    much work or too many pipelines) and the number found. Work is counted in operations of recurrences.
+    `before_s` is from `least_sums` for the usages inside this one; `least_on` [machines] is how many layers the
+    pipeline has on each machine at least. Writes group and layers of each stage, then −1, to `found` [pipelines,
+    stages + 1, 2]. Returns YES, NO or LIMIT (too much work or too many pipelines) and the number found. Work is counted
+    in operations of recurrences.
 
     The search is depth first, from the last stage of a pipeline to the first, so that the micro-batches in flight, the
     memory, and the recurrence of the suffix as a pipeline of its own are exact. 1F1B and GPipe determine a stage's

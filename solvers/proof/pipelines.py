@@ -66,12 +66,11 @@ class PipelineSearch:
         keep_on: Callable[[], None] = lambda: None,
         before: "PipelineSearch | None" = None,
     ) -> None:
+        self.tables, self._keep_on = tables, keep_on
+        self.limit_s: float = limit_s
         assert before is None or before.limit_s >= limit_s
-        self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
         self._caps_kept: Memo[Any, Caps] = Memo(lambda key: self._caps(*key), _CAPS)
-        self._most_layers_kept: Memo[tuple[Surroundings, int, int], Ints] = Memo(
-            lambda key: self._most_layers(*key), _CAPS
-        )
+        self._layers_kept: Memo[Any, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
         self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
@@ -107,12 +106,13 @@ class PipelineSearch:
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
             vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s,
-            self._most(around, size, num_micro_batches, vectors), tables.num_layers, self.limit_s, known_s, before_s, whole_s,
+            self._most(around, size, num_micro_batches, vectors), tables.num_layers, self.limit_s, known_s, before_s,
+            whole_s,
         )  # fmt: skip
         return before_s, whole_s
 
     def _most(self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints) -> Most:
-        """Layers: see `_most_layers`.
+        """Layers: see `most_layers`.
 
         Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier than M/p times the sum S
         of all stages and messages: the first micro-batch's way takes S, and then the cycle from the first stage to the
@@ -120,19 +120,20 @@ class PipelineSearch:
         behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as devices.
         """
         tables, tails = self.tables, self.tables.terms[around].tails
-        most = self._most_layers_kept[around, size, num_micro_batches]
+        most = self._layers_kept[around, size, num_micro_batches]
         layers = np.minimum(most[np.arange(len(most)), vectors].sum(axis=1), tables.num_layers)
         if tables.all_forward_first:
             never_s = np.full(len(vectors), NEVER_S)
             return Most(layers, never_s, never_s)
         devices = vectors.sum(axis=1)
-        rest_s = self.limit_s - float((tails.local_s + tails.after_s)[:, :, 1].min())
+        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
+        rest_s = max(0.0, self.limit_s - float(tail_s[:, :, 1].min()))
         behind = devices[-1] - devices
         turns = num_micro_batches - behind
         before_s = np.where(turns > 0, devices * rest_s / np.maximum(turns, 1), NEVER_S)
-        return Most(layers, before_s, devices * max(0.0, rest_s - tails.all_s) / num_micro_batches)
+        return Most(layers, before_s, devices * rest_s / num_micro_batches)
 
-    def _most_layers(self, around: Surroundings, size: int, num_micro_batches: int) -> Ints:
+    def most_layers(self, around: Surroundings, size: int, num_micro_batches: int) -> Ints:
         """The most layers that a pipeline has on so many devices of each machine [machines, devices + 1].
 
         A stage of n layers ends no earlier than its own work, and all y layers of the pipeline on a forced machine are
@@ -180,7 +181,7 @@ class PipelineSearch:
     def _caps(
         self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None = None
     ) -> Caps:
-        """Caps of any pipeline, or of one that has so many layers on each machine at least, and none where that is −1."""
+        """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
         tables = self.tables
         seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
         tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
@@ -261,7 +262,7 @@ class PipelineSearch:
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
         none = np.zeros((0, tables.most_stages + 1, 2), np.int64)
-        most_on = self._most_layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
+        most_on = self._layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
         least_on = np.maximum(tables.num_layers - (most_on.sum() - most_on), 0)  # layers on each machine
         if (most_on < least_on).any():
             return NO, none

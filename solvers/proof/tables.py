@@ -87,8 +87,8 @@ class ProofTables:
         self.first_units = (model.embedding_params - shared) / model.layer_params
         self.last_units = model.head_params / model.layer_params
         self.tied_units = shared / model.layer_params
-        own = np.array([0.0, self.first_units, self.last_units, self.first_units + self.last_units])
-        self.units: Floats = own + [0.0, *[self.tied_units] * 3]
+        ends = np.array([self.first_units, self.last_units, self.first_units + self.last_units])
+        self.units: Floats = np.concatenate(([0.0], ends + self.tied_units))
         self._stages = StageTable(pricer)
         self._seconds = Memo(self._new_seconds, 256)
         self.terms = Memo(self._new_terms, 4096)
@@ -185,7 +185,7 @@ class ProofTables:
                     layer_s[m] = across * across_bytes / self.nic[m]
             for m in around.whole:
                 all_s = max(all_s, float(layer_s[m] * (self.num_layers + self.units[3])))
-        # A matrix that the first and the last stage of this pipeline share has one holder more than there are pipelines.
+        # A matrix that the first and the last stage of this pipeline share has one holder more than pipelines.
         tied_share = k / (k + 1) if k == 1 or around.sharding == "all" else 0.5
         tied_s = tied_share * across_bytes * self.tied_units / self.nic
         base = np.array(around.crossing or [0.0] * len(self.machines), float)
