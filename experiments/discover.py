@@ -1,7 +1,7 @@
 """`hexiopt discover discover.slurm=nodes.txt`: a cluster file from the outputs of a cluster's tools, unknowns null."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import groupby
 
 from rich.table import Table
@@ -39,7 +39,8 @@ def run(job: Job) -> float:
         names = ", ".join(found.left_out[:10]) + (", ..." if len(found.left_out) > 10 else "")
         job.show("", f"Left out, without GPUs: {names}")
     if open_keys:
-        job.show("", Text("Unknown", style="bold"), _unknown(open_keys))
+        several = {entry["name"] for entry in found.cluster["machines"] if "count" in entry or "[" in entry["name"]}
+        job.show("", Text("Unknown", style="bold"), _unknown(open_keys, several))
     job.show_files(FILE)
     return float("nan")
 
@@ -63,22 +64,22 @@ def _cell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _unknown(open_keys: list[tuple[str, str]]) -> Table:
-    """What is null, where, and how to measure it."""
-    rows = list(_rows(open_keys))
+def _unknown(open_keys: list[tuple[str, str]], several: Container[str]) -> Table:
+    """What is null, where, and how to measure it; `several` are the names that stand for more than one machine."""
+    rows = list(_rows(open_keys, several))
     more = [("...", f"and {len(rows) - _SHOWN:,} more", "")] if len(rows) > _SHOWN else []
     return plain_table(("Of", "What", "Measured by"), rows[:_SHOWN] + more)
 
 
-def _rows(open_keys: list[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+def _rows(open_keys: list[tuple[str, str]], several: Container[str]) -> Iterator[tuple[str, str, str]]:
     across = "torchrun ... -m experiments.profile across the machines"
     for whose, keys in groupby(open_keys, key=lambda one: one[0]):
         what = [key for _, key in keys]
         by_hand = [key for key in what if key == "network_interfaces"]
         measured = [key for key in what if key not in by_hand]
         if measured:
-            command = across if whose == "between machines" else "hexiopt profile on the machine"
-            yield whose, ", ".join(measured), command
+            one = f"hexiopt profile on {'one of them' if whose in several else 'the machine'}"
+            yield whose, ", ".join(measured), across if whose == "between machines" else one
         if by_hand:
             yield whose, ", ".join(by_hand), "state it"
 

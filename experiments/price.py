@@ -1,6 +1,7 @@
 """`hexiopt price plan=path/plan.json`: checks a plan file, prices it again and writes the new prediction.
 
-Overrides of `cluster` and `workload` price it on a changed network, batch or profile.
+Overrides of `cluster` and `workload` price it on a changed network, batch or profile; `constraints.memory_headroom`
+says whether it leaves that share of memory free.
 """
 
 import sys

@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.result import Result
-from hexiopt.solving import Pricer
+from hexiopt.solving import Budget, Pricer
 from hexiopt.toolkit.replan.changes import changed
 from hexiopt.toolkit.replan.replanning import NoReplacementError, Replanning, replacements
 from hexiopt.toolkit.solution import PlacedPlan
@@ -50,16 +50,16 @@ def replanned(
 
     `restores` as in `replacements`. Raises InputError, and NoPlanError where there is no plan.
     """
-    config, solver, half = job.config.replan, solver_of(job), job.budget.shared(2)
+    config, solver = job.config.replan, solver_of(job)
 
-    def search(start: Plan | None, pricer: Pricer | None) -> Result:
+    def search(start: Plan | None, pricer: Pricer | None, budget: Budget) -> Result:
         with listener(job, problem) as listen:
-            return solver.solve(problem, half, seed=job.config.seed, pricer=pricer, on_progress=listen, start=start)
+            return solver.solve(problem, budget, seed=job.config.seed, pricer=pricer, on_progress=listen, start=start)
 
     steps = min(config.horizon_steps, horizon_steps)
     try:
         return replacements(
-            before, problem, search, steps, config.restart_s, config.checkpoint_gb_per_s, restores=restores
+            before, problem, search, job.budget, steps, config.restart_s, config.checkpoint_gb_per_s, restores=restores
         )
     except NoReplacementError as error:
         raise NoPlanError(str(error)) from None

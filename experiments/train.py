@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, search, solver_of
 from experiments.app.reports import show_plan, show_training, write_plan
+from experiments.app.verb_config import TrainConfig
 from experiments.replan import replanned
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
@@ -21,23 +23,28 @@ from hexiopt.toolkit.profiled import on_profiled
 from hexiopt.toolkit.solution import PlacedPlan
 
 if TYPE_CHECKING:
+    from runtime.data.rows import DatasetRows
+    from runtime.launch.preparation import Corpus
     from runtime.launch.settings import TrainingRun
 
-_PATHS = ("data", "tokenizer", "resume", "weights")
+_PATHS = ("tokenizer", "resume", "weights")
 
 
 def run(job: Job) -> float:
     """Train; returns the last loss. Raises InputError before it starts any process, NoPlanError and FailedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
+    from hexiopt.report.progress import TokenisingProgress
     from runtime.launch.admission import check_problem, check_trainable
+    from runtime.launch.loggers import check_loggers
     from runtime.launch.meeting import TrainingFailedError
     from runtime.launch.preparation import prepared_run, resumed_progress
-    from runtime.launch.settings import Settings
+    from runtime.launch.settings import TRACE_AFTER, Settings
 
     config, folder = job.config.train, job.folder.absolute()
     if config.launch == "machine" and config.machine is not None:
         return _join(config.master, config.machine)
+    check_loggers(config.loggers)
     if job.config.plan:
         replans = ("solver", "seed") if config.on_failure == "replan" else ()
         plan, plan_file = Path(job.config.plan).absolute(), job.plan_file(*replans)
@@ -45,18 +52,28 @@ def run(job: Job) -> float:
         check_problem(job.problem)
         plan = _planned(job, job.problem, "plan.json")
         plan_file = read_plan(plan)
-    check_trainable(plan, plan_file)
+    check_trainable(plan, plan_file, document_masking=config.document_masking)
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
-    seed = job.config.seed if config.seed is None else config.seed
+    seed, reached = job.config.seed if config.seed is None else config.seed, 0
     if paths["resume"] is not None:
-        reached = resumed_progress(paths["resume"], plan_file.problem, seed).step
+        reached = resumed_progress(paths["resume"], plan_file.problem, seed, config.validation_share).step
         if reached >= config.steps:
             done = f"{paths['resume']} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
             return float("nan")
     _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
-    settings = Settings.of(vars(config) | {"seed": seed})
-    started = prepared_run(plan, plan_file.problem, folder, settings, paths)
+    if config.trace_steps and reached + TRACE_AFTER + config.trace_steps > config.steps:
+        raise InputError(
+            f"train.trace_steps: {config.trace_steps} after the first {TRACE_AFTER} are more than the "
+            f"{config.steps - reached} steps of this run; trace fewer, or raise train.steps"
+        )
+    own = {"seed": seed, "separator": None, "validation_share": config.validation_share}
+    settings, corpus = Settings.of(vars(config) | own), _corpus(config, paths["tokenizer"])
+    with TokenisingProgress(quiet=job.in_sweep) as on_tokens:
+        resume, weights = paths["resume"], paths["weights"]
+        started = prepared_run(
+            plan, plan_file.problem, folder, settings, corpus, resume=resume, weights=weights, on_tokens=on_tokens
+        )
     try:
         if config.launch == "torchrun":
             from runtime.launch.worker import train_as_torchrun
@@ -65,6 +82,22 @@ def run(job: Job) -> float:
         return _follow(job, started, plan_file)
     except TrainingFailedError as error:
         raise FailedError(str(error)) from None
+
+
+def _corpus(config: TrainConfig, tokenizer: Path | None) -> "Corpus":
+    """What the run reads. Raises InputError."""
+    from runtime.data.rows import HUB, DatasetRows, is_rows
+    from runtime.launch.preparation import Corpus
+
+    def source(stated: str | None, split: str) -> "Path | DatasetRows | None":
+        if stated is None:
+            return None
+        path = stated if stated.startswith(HUB) else str(Path(stated).absolute())
+        return DatasetRows(path, config.text_column, split, config.data_subset) if is_rows(path) else Path(path)
+
+    apart = config.validation if isinstance(config.validation, str) else None
+    data, validation = source(config.data, config.data_split), source(apart, config.validation_split)
+    return Corpus(data, validation, tokenizer, config.separator, config.document_masking)
 
 
 def _computing_on(job: Job, problem: Problem, plan: Plan) -> Problem:
@@ -119,9 +152,9 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     from runtime.launch.admission import admitted_device, ranks_on
     from runtime.launch.head import AfterFaults, trained
     from runtime.launch.launch_file import launch_script, machines_of, meeting_address
+    from runtime.launch.loggers import Loggers
     from runtime.launch.meeting import MeetingPlace
     from runtime.launch.session import Session
-    from runtime.launch.tensorboard import Board
 
     config, problem = job.config.train, plan_file.problem
     computing_on = _computing_on(job, problem, plan_file.plan)
@@ -142,15 +175,15 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         return _replanned(job, problem, lost, before, checkpoint, f"replanned-{next(numbers)}.json")
 
     goes_on = started.resume is not None and started.resume.parent == started.checkpoints
-    boards = [Board(job.folder / "tensorboard")] if config.tensorboard else []
     with (
         (job.folder / "metrics.jsonl").open("a" if goes_on else "w", encoding="utf-8") as metrics,
         TrainingProgress(config.steps, quiet=job.in_sweep) as progress,
+        closing(Loggers(config.loggers, job.folder.absolute(), run.run, asdict(config), progress.tell)) as loggers,
     ):
-        session = Session(computing_on, metrics, [progress.step, *boards], progress.tell)
+        session = Session(computing_on, metrics, progress.step, loggers.log, progress.tell)
         faults = AfterFaults(config.on_failure, replan, config.max_restarts)
         session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force))
-    show_training(job, computing_on, read_plan(session.plan or started.plan).plan, session.steps, session.timelines)
+    show_training(job, computing_on, read_plan(session.plan or started.plan).plan, session)
     return session.steps[-1].loss if session.steps else float("nan")
 
 

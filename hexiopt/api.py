@@ -243,10 +243,10 @@ def replan(
     measured, of which it is the folder. `added` are more machines as a cluster file states them: the list, or a file or
     mapping with `machines` and their own `gpus`. Devices with the same name hold what they held.
 
-    Half of `time_limit_s`, and of `max_steps`, goes to the fastest plan, half to one whose moving also pays back within
-    `horizon_steps` steps. `restart_s` seconds are what a change takes beside moving; a machine reads a checkpoint at
-    `checkpoint_gb_per_s` (None: as fast as its network interfaces receive). Raises InputError, also where there is no
-    plan.
+    Three quarters of `time_limit_s`, and of `max_steps`, go to the fastest plan, the rest to one whose moving also pays
+    back within `horizon_steps` steps. `restart_s` seconds are what a change takes beside moving; a machine reads a
+    checkpoint at `checkpoint_gb_per_s` (None: as fast as its network interfaces receive). Raises InputError, also where
+    there is no plan.
     """
     now = changed(plan, plan.problem if problem is None else problem, lost, slow, added)
     if now.model != plan.problem.model:
@@ -256,15 +256,15 @@ def replan(
     if checkpoint_gb_per_s is not None:
         number_in(checkpoint_gb_per_s, "checkpoint_gb_per_s", above=0.0, at_most=1e6)
 
-    half = Budget(time_limit_s, max_steps).shared(2)
+    budget = Budget(time_limit_s, max_steps)
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
     made = made_solver(current_name(solver) if isinstance(solver, str) else solver, {})
 
-    def search(start: Plan | None, pricer: Pricer | None) -> Result:
-        with listening(Interrupt(), now.workload.tokens, half.time_limit_s, progress) as listen:
-            return made.solve(now, half, seed=seed, pricer=pricer, on_progress=listen, start=start)
+    def search(start: Plan | None, pricer: Pricer | None, own: Budget) -> Result:
+        with listening(Interrupt(), now.workload.tokens, own.time_limit_s, progress) as listen:
+            return made.solve(now, own, seed=seed, pricer=pricer, on_progress=listen, start=start)
 
-    return replacements(plan, now, search, steps, rest_s, checkpoint_gb_per_s)
+    return replacements(plan, now, search, budget, steps, rest_s, checkpoint_gb_per_s)
 
 
 def export(

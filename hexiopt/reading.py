@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from hexiopt.errors import InputError, did_you_mean, quoted
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 64
+_MOST_NULLS = 12  # that one line names
 _REQUIRED: Any = object()
 
 
@@ -166,6 +168,18 @@ def number_in(
     raise InputError(f"{where}: {quoted(value)} {rule}")
 
 
+def nulls(value: Any, where: str = "") -> Iterator[str]:
+    """The path of each null in plain data from `where` on, such as `.a[0].b`."""
+    if value is None:
+        yield where
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from nulls(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from nulls(inner, f"{where}[{i}]")
+
+
 def whole_in(value: Any, where: str, *, at_least: int, at_most: int) -> int:
     """`value` as a whole number within the stated range. Raises InputError naming `where` otherwise."""
     number = number_in(value, where, at_least=at_least, at_most=at_most)
@@ -234,15 +248,19 @@ class Section:
 
     def known(self, whose: str) -> None:
         """Refuse the first null in this mapping, however deep, saying `whose` it is. Raises InputError."""
-        waiting: list[tuple[Any, str]] = [(value, self.at(key)) for key, value in self._data.items()]
-        while waiting:
-            value, where = waiting.pop(0)
-            if value is None:
-                self._refuse_unknown(where, f" for {whose}")
-            if isinstance(value, Mapping):
-                waiting += [(inner, f"{where}.{key}") for key, inner in value.items()]
-            elif isinstance(value, list | tuple):
-                waiting += [(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+        for key, value in self._data.items():
+            for inner in nulls(value):
+                self._refuse_unknown(self.at(key) + inner, f" for {whose}")
+
+    def all_known(self, *keys: str) -> None:
+        """Refuse all nulls under `keys`, where there are several; one is left to its reader. Raises InputError."""
+        paths = [f"{key}{path}" for key in keys if key in self._data for path in nulls(self._data[key])]
+        if len(paths) > 1:
+            like = Counter(re.sub(r"\[[0-9]+\]", "[*]", path) for path in paths)
+            named = [path if number == 1 else f"{path} ({number:,} times)" for path, number in like.items()]
+            said = "values are unknown (null); state them, or measure them with 'hexiopt profile'"
+            more = f" and {len(named) - _MOST_NULLS:,} more" if len(named) > _MOST_NULLS else ""
+            raise InputError(f"{self.where}: {len(paths):,} {said}: {', '.join(named[:_MOST_NULLS])}{more}")
 
     def _refuse_unknown(self, where: str, whose: str) -> NoReturn:
         rule = f"is unknown (null){whose}; state it, or measure it with 'hexiopt profile'"

@@ -47,11 +47,6 @@ class Budget:
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
             raise InputError(f"max_steps: {quoted(steps)} is out of range; state a whole number from 1, or None")
 
-    def shared(self, count: int) -> "Budget":
-        """One of `count` equal shares of the time, and of the steps where they are limited."""
-        steps = None if self.max_steps is None else max(1, self.max_steps // count)
-        return Budget(self.time_limit_s / count, steps)
-
     def part(self, share: float) -> "Budget":
         """A share of the steps where they are limited, with the whole time; else of the time."""
         if self.max_steps is None:

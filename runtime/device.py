@@ -186,11 +186,14 @@ class KernelUse:
     seconds: float
 
 
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+
+
 def kernels_of(device: torch.device, work: Callable[[], object]) -> list[KernelUse]:
     """The kernels that `work` runs, those that take longest first; of a CPU, torch's operators."""
     is_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
-    with profile(activities=activities) as profiler:
+    with profile(activities=_activities(device)) as profiler:
         work()
         wait_for(device)
     used = []
@@ -200,6 +203,22 @@ def kernels_of(device: torch.device, work: Callable[[], object]) -> list[KernelU
         if own and seconds > 0:
             used.append(KernelUse(one.key, one.count, seconds))
     return sorted(used, key=lambda one: -one.seconds)
+
+
+class Tracer:
+    """Traces what this process and its device do, from when it is made until it is written."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profile = profile(activities=_activities(device))
+        self._profile.start()
+
+    def write(self, path: Path) -> None:
+        """End, and write a trace of Chrome's format, compressed (.json.gz)."""
+        wait_for(self._device)
+        self._profile.stop()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(path))
 
 
 def forget_peak(device: torch.device) -> None:

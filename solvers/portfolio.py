@@ -23,7 +23,8 @@ from typing import Any
 from hexiopt.solving import Budget, Capabilities
 from solvers.columns.column_search import ColumnSearch, column_stages
 from solvers.completion.completer import PlanCompleter
-from solvers.core.partition import Partition
+from solvers.core.like_parts import LikeParts, like_parts
+from solvers.core.partition import Partition, partition_of
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.frame.solver import SearchSolver
@@ -55,8 +56,9 @@ _FIRST = _Member(0, 0.25, until_first_plan=True, cooling=0.6, recreate_share=0.0
 _SECOND = _Member(1, 0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0, columns=0.08)
 _ALONE = _Member(0, 0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3, columns=0.04)
 _GENERATED = 0.3  # share for making columns
-_EXPLORED = 0.4  # of a lone member, until which it prices fallbacks after that
+_EXPLORED = 0.1  # of a lone member, for pricing fallbacks after that, or for one of the like parts
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
+_COPIED = 0.45  # of the budget, until which one of several like parts is searched, while more columns are made
 _OTHER_STAGE = 0.3  # of exploring, for columns in another ZeRO stage
 _SEEDS = 2  # factor of the seed, to which a member's number is added
 _COUNTED = 2  # members where steps are limited
@@ -174,12 +176,14 @@ def _run_columns(run: Search, members: Sequence[_Member], others: Budget) -> Non
     tries others and prices fallbacks; then all go on from the first's columns."""
     completer, layouts = PlanCompleter(run.pricer, replicates=False), run.problem.space.sequence
     columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed * _SEEDS))
-    made = run.until(members[0].before_layouts if layouts else _GENERATED)
+    parts = None if layouts else _few_like_parts(run)
+    explored = partial(_explore, completer=completer) if parts is None else partial(_of_one_part, parts=parts)
+    made = run.until(members[0].before_layouts if layouts else _GENERATED if parts is None else _COPIED)
     if len(members) == 1:
         columns.generate(made)
-        found = _explore(run, completer, run.until(_EXPLORED))
+        found = explored(run, allowance=run.until(made.end + _EXPLORED))
     else:
-        explore = _within(others, lambda other: _explore(other, completer, other.until(made.end)))
+        explore = _within(others, lambda other: explored(other, allowance=other.until(made.end)))
         with in_parallel(run, explore) as answers:
             columns.generate(made)
             [found] = answers(at_once=run.budget.max_steps is None)
@@ -205,6 +209,21 @@ def _run_columns(run: Search, members: Sequence[_Member], others: Budget) -> Non
         answers()
 
 
+def _few_like_parts(run: Search) -> LikeParts | None:
+    """The like parts of the machines, where a part has few GPUs and is priced by our cost model."""
+    parts = like_parts(run.problem) if run.pricer.features.exact is not None else None
+    return parts if parts is not None and len(parts.problem.usable_devices) <= _MACHINES else None
+
+
+def _of_one_part(run: Search, parts: LikeParts, allowance: Allowance) -> tuple[list[Partition], int]:
+    """The last partitions by which the search of one part became better, copied to all; and 0 fallbacks priced."""
+    inner = run.inside(parts.problem, allowance)
+    _run(inner, _ALONE, fallbacks=True, grids=True)
+    run.steps += inner.total_steps
+    found = filter(None, map(partition_of, inner.improvements))
+    return [parts.copied(partition) for partition in found][::-1], 0
+
+
 def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tuple[list[Partition], int]:
     """The best of columns in another ZeRO stage and of the fallbacks, and how many of the latter were priced."""
     best: list[Partition] = []
@@ -220,7 +239,7 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
 
 def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
     """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
-    columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
+    columns.go_on(run, random.Random(run.seed * _SEEDS + number))
     columns.restricted_master(run.until(0.75), _ELSEWHERE[number % 2])
     columns.variants(5, run.until(0.8))
     price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
@@ -291,9 +310,10 @@ def price_fallbacks(
 ) -> list[Partition]:
     """Price partitions one after another, within `allowance` or, while there is no plan, past it.
 
-    Returns the partitions with the best estimates among those that fit, best first.
+    Returns the best that fit: first, by their price, those of which no pipeline alone exceeds the best step time, then
+    the others by their estimates.
     """
-    found: list[tuple[float, int, Partition]] = []
+    found: list[tuple[bool, float, int, Partition]] = []
     for number, partition in enumerate(fallbacks):
         if not (allowance or _continues_without_plan(run)):
             break
@@ -308,8 +328,9 @@ def price_fallbacks(
             priced = completer.price(completed, run.best_s)
             tally.priced += priced is not None
             if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:
-                found.append((completed.estimate_s, number, partition))
-    return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]
+                seconds = completed.estimate_s if priced is None else priced.cost.step_time_s
+                found.append((priced is None, seconds, number, partition))
+    return [partition for *_, partition in sorted(found, key=lambda item: item[:3])[:_BEST]]
 
 
 def hexiscale_partitions(

@@ -17,7 +17,7 @@ BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
     "shapes": "solvers.heuristics.configuration_program:Shapes",
-    "columns": "solvers.columns.columns:ChainColumns",
+    "columns": "solvers.columns.column_search:ChainColumns",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",

@@ -43,6 +43,7 @@ from solvers.registry import make_solver, solver_class
 
 INTERRUPTED = 130
 _CHANGEABLE = ("cluster", "workload")  # of a plan file's problem, by the verbs that price it anew
+_HEADROOM = "constraints.memory_headroom"  # changeable too
 _BOUND_SHARE = 0.25  # of the time limit of search and bound together
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 
@@ -145,12 +146,13 @@ class Job:
         return self._plan_file([key for key in _PROBLEM_KEYS if key not in own])
 
     def changed_plan_file(self, *own: str) -> tuple[PlanFile, Problem]:
-        """The plan file `plan=...`, and its problem with the overrides of `cluster` and `workload`.
+        """The plan file `plan=...`, and its problem with the overrides of `cluster`, `workload` and the memory
+        headroom.
 
         `own` are keys that concern the verb, not the file. Raises InputError where an override concerns something else
         that the file holds.
         """
-        file = self._plan_file([key for key in _PROBLEM_KEYS if key not in (*_CHANGEABLE, *own)])
+        file = self._plan_file([key for key in _PROBLEM_KEYS if key not in (*_CHANGEABLE, *own)], but=_HEADROOM)
         data = problem_to_dict(file.problem)
         chosen = self.choices.get("cluster") is not None
         if chosen or self.config.cluster:
@@ -161,14 +163,16 @@ class Job:
             key = override.lstrip("+").partition("=")[0].removeprefix("workload.")
             if key in data["workload"]:
                 data["workload"][key] = getattr(self.config.workload, key)
+            elif override.lstrip("+").partition("=")[0] == _HEADROOM:
+                data["space"]["memory_headroom"] = self.config.constraints.memory_headroom
         return file, problem_from_section(Section(data, str(self.config.plan)))
 
-    def _plan_file(self, fixed: Sequence[str]) -> PlanFile:
+    def _plan_file(self, fixed: Sequence[str], but: str | None = None) -> PlanFile:
         if not self.config.plan:
             raise InputError(f"plan: is missing; give the file: hexiopt {self.verb} plan=path/plan.json")
         for override in self.overrides:
             key = override.lstrip("+~").partition("=")[0]
-            if key.partition(".")[0].partition("/")[0] in fixed:
+            if key != but and key.partition(".")[0].partition("/")[0] in fixed:
                 raise InputError(
                     f"{override.lstrip('+')}: does not apply to a plan file, which holds its whole problem; "
                     "remove it, or plan again"

@@ -107,7 +107,10 @@ class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
 
 @dataclass
 class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
-    """The constraints on a plan, also fields of `Space`; null means none. `exclude` names machines or devices."""
+    """The constraints on a plan, also fields of `Space`: null, [] and a headroom of 0 mean none.
+
+    `exclude` names machines or devices.
+    """
 
     def __post_init__(self) -> None:
         space_from_sections(Section({}, "space"), Section(asdict(self), "constraints"))

@@ -16,7 +16,7 @@ from hexiopt.result import Point, Result
 from hexiopt.toolkit.naming import named_in_order
 
 if TYPE_CHECKING:
-    from runtime.launch.session import TrainedStep
+    from runtime.launch.session import Session
 
 
 def write_plan(
@@ -68,14 +68,13 @@ def plan_reports(
     return ["plan.png", "timeline.json", "report.html"]
 
 
-def show_training(
-    job: Job, problem: Problem, plan: Plan, steps: Sequence["TrainedStep"], timelines: Sequence[Mapping[str, Any]]
-) -> None:
-    """Print and draw the steps of a training run, predictions being those for `problem`; does nothing where no step has
-    ended."""
+def show_training(job: Job, problem: Problem, plan: Plan, session: "Session") -> None:
+    """Print and draw the steps of a training run that has been followed, predictions being those for `problem`; does
+    nothing where no step has ended."""
     from hexiopt.report.runs.measured import MeasuredRank, both_timelines, measured_table
     from hexiopt.report.runs.training import draw_training, training_table
 
+    steps, timelines, validations = session.steps, session.timelines, session.validations
     if not steps:
         return
     written = ["metrics.jsonl", "checkpoints"]
@@ -86,8 +85,11 @@ def show_training(
         job.write("timeline.json", json.dumps(both_timelines(problem, plan, cost, ranks), allow_nan=False))
         written.append("timeline.json")
     if job.pictures:
-        numbers, losses = [step.step for step in steps], [step.loss for step in steps]
-        job.draw("loss.png", lambda path: draw_training(numbers, losses, path))
+        job.draw("loss.png", lambda path: draw_training(steps, validations, path))
         written.append("loss.png")
-    job.show("", training_table(steps, cost.step_time_s, whose))
+    job.show("", training_table(steps, validations, cost.step_time_s, whose))
+    if session.traces:
+        written.append("trace")
     job.show_files(*written)
+    if session.traces:
+        job.show("The traces, one of each process, open in https://ui.perfetto.dev.")

@@ -38,13 +38,15 @@ def in_newest_folder(overrides: Sequence[str]) -> list[str]:
 
 def key_of(verb: str, config: Config, choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
     """16 hexadecimal digits of a hash of everything that determines the result of a job: the whole problem as read
-    from its files, the rest of the configuration, and the content of the plan or data that it names."""
+    from its files or, as overridden, from its plan, the rest of the configuration, and the content of the plan or data
+    that it names."""
     rest: Any = OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
     for name in ("sweep", "print", "cluster", "model", "workload", "space", "constraints"):
         rest.pop(name)
     problem: Any
+    job = Job(verb, config, Path(), choices, overrides, True)
     try:
-        problem = None if config.plan else problem_to_dict(Job(verb, config, Path(), choices, overrides, True).problem)
+        problem = problem_to_dict(job.changed_plan_file("solver", "seed")[1] if config.plan else job.problem)
     except InputError:
         problem = sorted(overrides)
     files = {name: _content(getattr(config, name)) for name in _FILES if getattr(config, name)}

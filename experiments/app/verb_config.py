@@ -17,6 +17,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "print": ("summary", "full"),
     "format": READ,
     "train.device": ("auto", "cpu", "cuda"),
+    "train.loggers": ("tensorboard", "wandb", "mlflow"),
     "train.lr_schedule": ("cosine", "wsd"),
     "train.on_failure": ("restart", "replan", "stop"),
     "train.launch": ("local", "machine", "torchrun"),
@@ -109,11 +110,22 @@ class TrainConfig:
     """The settings of `train`.
 
     `data` is a text file, a folder of text files or a token file (.npy); null means the sources of Python's standard
-    library. `tokenizer` is a Hugging Face tokenizer.json; null means one token per byte.
+    library. A file of rows (.jsonl, .parquet; with * several), or a dataset of the Hugging Face Hub (hf://NAME), is
+    read by the package datasets: the texts in the column `text_column`, of the Hub's `data_split` and, if there are
+    several, `data_subset`. `tokenizer` is a Hugging Face tokenizer.json; null means one token per byte.
+
+    `separator` is the token that ends a document: its number, or its text in the tokenizer. It is put after each file
+    or row that is tokenised. With `document_masking`, attention does not see beyond it.
+
+    `validation` is a share of the sequences, from 0 to 1, that is not trained on, or another corpus like `data` (of the
+    Hub, its `validation_split`). Its loss is computed at the start, every `validation_every` steps and at the end,
+    over at most `validation_batches` global batches.
 
     A run starts from `resume`, a checkpoint (a folder step-NNNNNNNN), or from `weights`, a Hugging Face folder or
-    .safetensors file; without either, the weights are drawn from the seed. `tensorboard` also writes the steps of
-    metrics.jsonl for TensorBoard.
+    .safetensors file; without either, the weights are drawn from the seed. `loggers` also get the numbers of
+    metrics.jsonl: tensorboard, wandb, mlflow.
+
+    `trace_steps` writes a trace of so many steps of each process, after two, into the folder `trace`.
 
     The learning rate warms up linearly in `warmup_steps`. `lr_schedule`: `cosine` then falls along a cosine to
     `min_lr_share` of `lr`, `wsd` stays and falls linearly in the last `decay_share` of all steps.
@@ -150,12 +162,22 @@ class TrainConfig:
     beta2: float = 0.95
     max_norm: float | None = 1.0
     data: str | None = None
+    text_column: str = "text"
+    data_split: str = "train"
+    data_subset: str | None = None
     tokenizer: str | None = None
+    separator: Any = None
+    document_masking: bool = False
+    validation: Any = None
+    validation_split: str = "validation"
+    validation_every: int = 25
+    validation_batches: int = 8
     resume: str | None = None
     weights: str | None = None
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
-    tensorboard: bool = False
+    loggers: list[str] = field(default_factory=list)
+    trace_steps: int = 0
     on_failure: str = "restart"
     max_restarts: int = 3
     timeout_s: float = 60.0
@@ -172,8 +194,10 @@ class TrainConfig:
         section = Section(asdict(self), "train")
         section.integer("seed", at_least=0, at_most=MAX_SEED, default=None)
         section.text("device", choices=CHOICES["train.device"])
-        for key, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 1), ("keep_checkpoints", 1)):
-            section.integer(key, at_least=least, at_most=MAX_STEPS)
+        for key in ("steps", "checkpoint_every", "keep_checkpoints", "validation_every", "validation_batches"):
+            section.integer(key, at_least=1, at_most=MAX_STEPS)
+        for key in ("warmup_steps", "trace_steps"):
+            section.integer(key, at_least=0, at_most=MAX_STEPS)
         section.integer("max_restarts", at_least=0, at_most=MAX_STEPS)
         section.number("lr", above=0, at_most=100.0)
         section.number("weight_decay", at_least=0, at_most=100.0)
@@ -184,6 +208,11 @@ class TrainConfig:
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=CHOICES["train.on_failure"])
         section.text("launch", choices=CHOICES["train.launch"])
+        for name in self.loggers:
+            Section({"loggers": name}, "train").text("loggers", choices=CHOICES["train.loggers"])
+        if self.loggers and self.launch == "torchrun":
+            raise InputError("train: loggers: there are none under torchrun; leave them out, or take launch=machine")
+        self._check_corpus(section)
         if self.resume is not None and self.weights is not None:
             raise InputError("train: resume and weights exclude each other; state one of them")
         if self.launch == "torchrun" and self.on_failure == "replan":
@@ -191,6 +220,21 @@ class TrainConfig:
                 "train: on_failure: replan does not work under torchrun, which keeps the number of processes; "
                 "take launch=machine, or choose restart"
             )
+
+    def _check_corpus(self, section: Section) -> None:
+        if isinstance(self.separator, bool) or not isinstance(self.separator, int | str | None):
+            section.fail("separator", "is no token; write its number, or its text in the tokenizer")
+        if self.document_masking and self.separator is None:
+            section.fail("document_masking", "needs to know where documents end; state train.separator")
+        if isinstance(self.validation, str):
+            return
+        if self.validation is not None and not 0 < section.number("validation", at_least=0, at_most=1) < 1:
+            section.fail("validation", "is no share between 0 and 1; write one, or a path")
+
+    @property
+    def validation_share(self) -> float:
+        """Which share of the text is held out."""
+        return 0.0 if self.validation is None or isinstance(self.validation, str) else float(self.validation)
 
 
 @dataclass

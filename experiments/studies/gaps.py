@@ -58,7 +58,7 @@ def _ample_memory(problem: Problem) -> Problem:
         more = replace(
             gpu,
             memory_bytes=_MORE_MEMORY * gpu.memory_bytes,
-            usable_memory_bytes=_MORE_MEMORY * gpu.usable_memory_bytes,
+            process_memory_bytes=_MORE_MEMORY * gpu.process_memory_bytes,
         )
         machines.append(machine.replace(gpu=more))
     return problem.replace(cluster=problem.cluster.replace(machines=tuple(machines)))

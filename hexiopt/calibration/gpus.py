@@ -67,8 +67,9 @@ class Efficiency:
 class Gpu:
     """A GPU type. Rates are dense, with FP32 accumulation, in FLOP/s and bytes/s; None where it has none.
 
-    `flops_fp16` may use tensor cores; `usable_memory_bytes` is what a process can allocate. `full_speed` is the type of
-    one that runs at a share of its speed (`at`), else None.
+    `flops_fp16` may use tensor cores; `process_memory_bytes` is what a process can allocate, and `memory_headroom` the
+    share of it that plans must leave free. `full_speed` is the type of one that runs at a share of its speed (`at`),
+    else None.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Gpu:
     flops_tf32: float | None
     flops_fp32: float
     memory_bytes: float
-    usable_memory_bytes: float
+    process_memory_bytes: float
     hbm_bytes_per_s: float
     link: str
     flash_attention: bool
@@ -87,12 +88,23 @@ class Gpu:
     flops_fp8: float | None = None
     flops_mxfp8: float | None = None
     flops_nvfp4: float | None = None
+    memory_headroom: float = 0.0
     full_speed: "Gpu | None" = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
         value: float | None = getattr(self, f"flops_{precision}")
         return value
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Bytes that a plan may fill, the reserve of the memory model included: every limit is read here."""
+        return self.process_memory_bytes * (1.0 - self.memory_headroom)
+
+    def leaving(self, memory_headroom: float) -> "Gpu":
+        """The type where plans must leave that share of the memory of a process free, whatever it was before."""
+        full = None if self.full_speed is None else self.full_speed.leaving(memory_headroom)
+        return replace(self, memory_headroom=memory_headroom, full_speed=full)
 
     @property
     def type_name(self) -> str:
@@ -197,7 +209,7 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
             out[f"tflops_{precision}"] = None if rate is None else in_unit(rate, TFLOP, 15)
     return out | {
         "memory_gib": in_unit(gpu.memory_bytes, GIB, 15),
-        "usable_memory_gib": in_unit(gpu.usable_memory_bytes, GIB, 15),
+        "usable_memory_gib": in_unit(gpu.process_memory_bytes, GIB, 15),
         "hbm_gb_per_s": in_unit(gpu.hbm_bytes_per_s, GB, 15),
         "link": gpu.link,
         "flash_attention": gpu.flash_attention,
@@ -225,9 +237,9 @@ def _read(
     """The type of `section` over `base`, or over `family` without one. Raises InputError."""
     rates = _rates(section, base)
     memory = _stated(section, "memory_gib", GIB, base.memory_bytes if base else None, 4096)
-    usable = memory * (base.usable_memory_bytes / base.memory_bytes if base else _USABLE_FRACTION)
+    usable = memory * (base.process_memory_bytes / base.memory_bytes if base else _USABLE_FRACTION)
     if base and memory == base.memory_bytes:
-        usable = base.usable_memory_bytes
+        usable = base.process_memory_bytes
     source = section.text("source", default=None)
     if source is None and base is None:
         source = "stated by the cluster file"
@@ -246,7 +258,7 @@ def _read(
         flops_tf32=rates["tf32"],
         flops_fp32=rates["fp32"] or 0,
         memory_bytes=memory,
-        usable_memory_bytes=_stated(section, "usable_memory_gib", GIB, min(usable, memory), memory / GIB),
+        process_memory_bytes=_stated(section, "usable_memory_gib", GIB, min(usable, memory), memory / GIB),
         hbm_bytes_per_s=_stated(section, "hbm_gb_per_s", GB, base.hbm_bytes_per_s if base else None, 1e5),
         link=section.text("link", choices=LINKS, default=link),
         flash_attention=section.flag("flash_attention", flash),

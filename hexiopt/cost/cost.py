@@ -152,6 +152,8 @@ def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
     found = check(problem, plan)
     if found:
         return found
+    headroom = problem.space.memory_headroom
+    beside = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
@@ -161,7 +163,7 @@ def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
                         Violation(
                             "memory",
                             f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
-                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
+                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much{beside}",
                         )
                     )
     return found

@@ -280,6 +280,14 @@ class Cluster(Value):
         machines = (one.with_speeds(by_machine[m]) if m in by_machine else one for m, one in enumerate(self.machines))
         return self.replace(machines=tuple(machines))
 
+    def with_memory_headroom(self, share: float) -> "Cluster":
+        """The cluster on whose GPUs plans must leave `share` of the memory of a process free: see `Gpu.leaving`."""
+        types = dict.fromkeys(machine.gpu for machine in self.machines)
+        if all(gpu.memory_headroom == share for gpu in types):
+            return self
+        changed = {gpu: gpu.leaving(share) for gpu in types}
+        return self.replace(machines=tuple(machine.replace(gpu=changed[machine.gpu]) for machine in self.machines))
+
     def total_peak_flops(self, precision: str) -> float:
         """Σ dense peak of all devices in FLOP/s; devices without the precision count as zero."""
         return math.fsum(machine.num_gpus * (machine.gpu.peak_flops(precision) or 0.0) for machine in self.machines)

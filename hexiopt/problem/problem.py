@@ -17,6 +17,7 @@ from hexiopt.value import Value
 class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
+    The GPUs of `cluster` have the memory headroom of `space`, so that all who read their memory obey it.
     Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
     exist, a GPU type without the workload's precision, more stages than layers, more pipelines than sequences or
     devices.
@@ -34,6 +35,7 @@ class Problem(Value):
                 made = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
                 raise InputError(f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{made}")
         precision, space = self.workload.precision, self.space
+        object.__setattr__(self, "cluster", self.cluster.with_memory_headroom(space.memory_headroom))
         usable = self.usable_devices
         if not usable:
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")

@@ -39,7 +39,8 @@ class Space(Value):
     `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups
     are all holders. `sequence`, if True, allows sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
-    machines or devices (`machine:index`) to leave unused.
+    machines or devices (`machine:index`) to leave unused; `memory_headroom` is the share, 0 to 0.5, of the memory that
+    a process can allocate on a GPU which plans must leave free, beyond the reserve that the memory model counts.
     Raises InputError where a value breaks its rule.
     """
 
@@ -60,6 +61,7 @@ class Space(Value):
     num_stages: int | None = None
     max_tp: int | None = None
     exclude: tuple[str, ...] = ()
+    memory_headroom: float = 0.0
 
     def __post_init__(self) -> None:
         stated = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -168,7 +170,7 @@ SWITCHES = (
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
 """Freedoms that other systems' formats lack beside those; searches refuse what they exclude."""
 
-BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
+BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")
 
 
 def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
@@ -197,6 +199,7 @@ def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
                 optional=True,
             )
         ),
+        "memory_headroom": constraints.number("memory_headroom", at_least=0.0, at_most=0.5, default=0.0),
     }
     space.finish()
     constraints.finish()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, quoted
 from hexiopt.problem.calibration import Calibration, calibration_of
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
 from hexiopt.problem.machine import (
@@ -29,6 +29,7 @@ from hexiopt.problem.machine import (
 from hexiopt.problem.network import Group, Link, broken_end, broken_group
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
 from hexiopt.readers.calibration_file import calibration_from_section, calibration_to_dict
+from hexiopt.readers.nodelist import expand
 from hexiopt.readers.profile_files import profile_from_section, profile_to_dict, read_profile
 from hexiopt.readers.synthetic import resolve_synthetic
 from hexiopt.reading import Section, read_mapping
@@ -52,6 +53,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """
     if "synthetic" in section:
         section = resolve_synthetic(section)
+    section.all_known("inter_machine", "machines", "links")
     name = section.text("name")
     if len(name) > MAX_TITLE or not name.isprintable():
         section.fail("name", TITLE_RULE)
@@ -158,9 +160,14 @@ def _read_machines(
     if not entries:
         section.fail("machines", "is empty; state at least one machine")
     for entry in entries:
-        machine = _read_machine(entry, extra, inter_bandwidth, inter_latency, taken)
+        names = _names(entry, taken)
+        machine = _read_machine(entry, names[0], extra, inter_bandwidth, inter_latency)
         count = entry.integer("count", at_least=1, at_most=MAX_MACHINES, default=1)
         entry.finish()
+        if len(names) > 1:
+            if "count" in entry:
+                entry.fail("count", f"stands beside a name that lists {len(names)} machines; remove it")
+            count = len(names)
         num_devices += count * machine.num_gpus
         if len(machines) + count > MAX_MACHINES or num_devices > MAX_DEVICES:
             raise InputError(
@@ -168,10 +175,10 @@ def _read_machines(
                 "in all; state fewer"
             )
         if count > 1 and machine.host is not None:
-            entry.fail("host", f"is one host for {count} machines; write an entry for each, without count")
-        taken[machine.spec_name] = True
-        if count == 1:
-            machines.append(machine)
+            entry.fail("host", f"is one host for {count} machines; write an entry for each")
+        taken |= dict.fromkeys(names, True)
+        if count == len(names):
+            machines += [replace(machine, name=name, spec_name=name) for name in names]
             continue
         for i in range(count):
             name = f"{machine.name}-{i}"
@@ -182,14 +189,26 @@ def _read_machines(
     return tuple(machines)
 
 
+def _names(entry: Section, taken: Container[str]) -> list[str]:
+    """The name of the machine, or of each like machine in a node list such as `gpu[01-04,07]`."""
+    text: str = entry.text("name")
+    if not set(text) & set("[],"):
+        return [_new_name(entry, taken)]
+    try:
+        names = expand(text)
+    except ValueError as error:
+        entry.fail("name", str(error))
+    for name in names:
+        if not NAME.fullmatch(name):
+            entry.fail("name", f"lists {quoted(name)}, which {NAME_RULE}")
+        if name in taken or names.count(name) > 1:
+            entry.fail("name", f"lists {name!r}, which appears twice; give machines different names")
+    return names
+
+
 def _read_machine(
-    entry: Section,
-    extra: Mapping[str, Gpu],
-    inter_bandwidth: float,
-    inter_latency: float,
-    taken: Mapping[str, bool],
+    entry: Section, name: str, extra: Mapping[str, Gpu], inter_bandwidth: float, inter_latency: float
 ) -> Machine:
-    name = _new_name(entry, taken)
     entry.known(f"machine {name!r}")
     gpu = find_gpu(entry.text("gpu"), extra, entry.at("gpu"))
     num_gpus = entry.integer("num_gpus", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
@@ -332,7 +351,9 @@ class _Noted:
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster in the file format with defaults filled in; reading it gives an equal cluster."""
+    """The cluster in the file format with defaults filled in; reading it gives an equal cluster.
+    A memory headroom is left out: it belongs to the plan space."""
+    cluster = cluster.with_memory_headroom(0.0)
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.reading import MAX_FILE_BYTES, Section, parse, read_mapping
+from hexiopt.reading import MAX_FILE_BYTES, Section, nulls, parse, read_mapping
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -58,25 +58,14 @@ def _stood_in(value: Any, key: str = "") -> Any:
 
 def unknowns(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The owner and the key of each null: of the network between machines, of each machine, of stated links."""
-    for key in _nulls(cluster.get("inter_machine", {})):
-        yield "between machines", f"inter_machine.{key}"
+    for key in nulls(cluster.get("inter_machine", {})):
+        yield "between machines", f"inter_machine{key}"
     for machine in cluster["machines"]:
-        for key in _nulls(machine):
-            yield machine["name"], key
+        for key in nulls(machine):
+            yield machine["name"], key.removeprefix(".")
     for link in cluster.get("links", ()):
-        for key in _nulls(link):
-            yield " and ".join(link.get("between") or (link["from"], link["to"])), key
-
-
-def _nulls(value: Any, where: str = "") -> Iterator[str]:
-    if value is None:
-        yield where
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _nulls(inner, f"{where}.{key}" if where else key)
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from _nulls(inner, f"{where}[{i}]")
+        for key in nulls(link):
+            yield " and ".join(link.get("between") or (link["from"], link["to"])), key.removeprefix(".")
 
 
 def _flow(value: Any) -> str:

@@ -173,10 +173,11 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
         yield f"{gpu.name}: {precision} peak", f"{peak / TFLOP:g} TFLOPS, dense", gpu.source
         yield f"{gpu.name}: memory bandwidth", f"{gpu.hbm_bytes_per_s / 1e9:g} GB/s", gpu.source
         usable = f"{gpu.usable_memory_bytes / GIB:g} of {gpu.memory_bytes / GIB:g} GiB"
+        free = f"; constraints.memory_headroom={gpu.memory_headroom:g} left free" if gpu.memory_headroom else ""
         yield (
             f"{gpu.name}: usable memory",
             usable,
-            "usable by a process: gpus.yaml, or the cluster file",
+            f"usable by a process: gpus.yaml, or the cluster file{free}",
         )
         attention = "fused" if gpu.flash_attention else "scores are stored"
         yield f"{gpu.name}: attention", attention, "compute capability"

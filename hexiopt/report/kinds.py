@@ -15,14 +15,14 @@ from hexiopt.cost.cost import Cost
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.report.style import FULL_MEMORY, count, gib, gpu_names, seconds
+from hexiopt.report.style import FULL_MEMORY, count, gib, gpu_names, memory_words, seconds
 
 _MOST_KINDS = 10
 _MOST_RUNS = 5  # of like stages, in a row
 _HEADERS = ("", "GPUs", "Stages", "Layers", "Sequences", "Ends at", "Memory")
 _NOTE = (
     "N ×: pipelines with the same GPU types and parallelism of their stages. Layers: of a stage. Sequences: of a "
-    "pipeline in a step. Memory: the fullest device, GiB of its limit. Every stage: print=full."
+    "pipeline in a step. Memory: the fullest device, GiB of its limit, {}. Every stage: print=full."
 )
 
 Kind = tuple[str, ...]  # of a pipeline, the words for each stage
@@ -93,7 +93,7 @@ def kinds_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
         others = f"of {count(len(left), 'other kind')}, which end earlier and have more free memory"
         table.add_row(f"{pipelines:,} ×", f"{gpus:,}", Text(others, style="italic"))
     title = f"{count(len(plan.pipelines), 'pipeline')} of {count(len(kinds), 'kind')}"
-    return Group(Text(title, style="bold"), table, Text(_NOTE, style="dim"))
+    return Group(Text(title, style="bold"), table, Text(_NOTE.format(memory_words(problem.space)), style="dim"))
 
 
 def _row(cost: Cost, kind: PipelineKind, is_last: bool) -> list[Text]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 
-from hexiopt.report.style import seconds, small_percent
+from hexiopt.report.style import count, seconds, small_percent
 from hexiopt.solving import Progress as SolverProgress
 
 PLAIN_INTERVAL_S = 5.0
@@ -102,7 +102,7 @@ class SearchProgress(LiveLine):
         self._width = len(line)
 
     def _line(self, progress: SolverProgress) -> str:
-        parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", f"{progress.steps:,} steps"]
+        parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", count(progress.steps, "step")]
         if progress.best_s < float("inf"):
             parts += [f"best {seconds(progress.best_s)}", f"{self._tokens / progress.best_s:,.0f} tokens/s"]
             if progress.bound_s > 0:
@@ -123,6 +123,17 @@ class MeasuringProgress(LiveLine):
     def __call__(self, what: str) -> None:
         """Show what is measured next."""
         self._change(f"measuring: {what} · {time.monotonic() - self._began:.0f} s")
+
+
+class TokenisingProgress(LiveLine):
+    """How many tokens a corpus has so far."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        super().__init__(SpinnerColumn(), quiet=quiet, console=console)
+
+    def __call__(self, num_tokens: int) -> None:
+        """Show their number."""
+        self._change(f"tokenising: {num_tokens:,} tokens · {time.monotonic() - self._began:.0f} s")
 
 
 class StepLike(Protocol):
@@ -151,6 +162,18 @@ class StepLike(Protocol):
     @property
     def mfu(self) -> float:
         """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time."""
+
+
+class ValidationLike(Protocol):
+    """The loss of what is not trained on; `runtime/launch/session.py` has our implementation."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step that it follows."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per token, in nats."""
 
 
 class TrainingProgress(LiveLine):

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.space import Space
+from hexiopt.readers.nodelist import compress
 from hexiopt.units import GIB
 
 # Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), ordered so that neighbours contrast.
@@ -120,6 +123,16 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
 
 
+def memory_words(space: Space) -> str:
+    """What beside tensors is in the memory that reports show (see `transient`) and, where stated, kept out of its
+    limit."""
+    reserve = f"a reserve of {c.COMMUNICATOR_BYTES / GIB:g} GiB and {c.FRAGMENTATION:.0%} of transient memory"
+    if not space.memory_headroom:
+        return f"with {reserve}"
+    free = f"{100 * space.memory_headroom:g}% of usable memory free"
+    return f"with {reserve}; its limit leaves {free} (constraints.memory_headroom)"
+
+
 def small_percent(share: float) -> str:
     """A share in percent, with two significant digits below 1 %, such as the MFU of a plan for GPUs on a CPU."""
     return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"
@@ -136,23 +149,17 @@ def clipped(text: str, limit: int) -> str:
 
 
 def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
-    """Devices as ranges by machine, with machines of a spec in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
+    """Devices as ranges by machine, with like machines in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
     machines, machine_of, index_of = cluster.machines, cluster.machine_of, cluster.index_in_machine
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
         indices = [int(index_of[device]) for device in members]
         parts.append((machine, _index_ranges(indices)))
-    names = []
-    for (_, spec, text), same in groupby(
-        enumerate(parts), key=lambda at: (at[1][0] - at[0], machines[at[1][0]].spec_name, at[1][1])
-    ):
-        run = [machines[machine] for _, (machine, _) in same]
-        if len(run) == 1:
-            names.append(f"{run[0].name}:{text}")
-        else:
-            first, last = (machine.name.removeprefix(f"{spec}-") for machine in (run[0], run[-1]))
-            names.append(f"{spec}-[{first}-{last}]:{text}")
-    return names
+    return [
+        f"{name}:{indices}"
+        for (indices, _), same in groupby(parts, key=lambda part: (part[1], machines[part[0]].kind))
+        for name in compress(machines[machine].name for machine, _ in same)
+    ]
 
 
 def _index_ranges(indices: Sequence[int]) -> str:

@@ -24,13 +24,14 @@ from hexiopt.report.style import (
     device_ranges,
     gib,
     listed,
+    memory_words,
     milliseconds,
     seconds,
 )
 
 _BAR = 5
 _SHARE_BAR = 24
-_NOTE = "F+B and send (next stage and back): per micro-batch. Busy: of the step. Memory: fullest device."
+_NOTE = "F+B and send (next stage and back): per micro-batch. Busy: of the step. Memory: fullest device, {}."
 _HEADERS = (
     "Stage",
     "Devices",
@@ -59,17 +60,18 @@ def plan_table(problem: Problem, plan: Plan, cost: Cost, *, full: bool = False) 
     every = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     limits = {"max_pipelines": len(plan.pipelines), "max_stages": every}
     rows = plan_rows(problem, plan, cost, group_above=len(plan.pipelines) if full else _GROUP_ABOVE, **limits)
-    return _PlanTable(rows, None if full else kinds_table(problem, plan, cost))
+    note = _NOTE.format(memory_words(problem.space))
+    return _PlanTable(rows, note, None if full else kinds_table(problem, plan, cost))
 
 
 class _PlanTable:
     """A table as wide as the console: the column of devices takes the width that the others leave.
 
-    `instead` is shown where it has too many lines.
+    `note` says what its columns are; `instead` is shown where it has too many lines.
     """
 
-    def __init__(self, rows: PlanRows, instead: RenderableType | None) -> None:
-        self._rows, self._instead = rows, instead
+    def __init__(self, rows: PlanRows, note: str, instead: RenderableType | None) -> None:
+        self._rows, self._note, self._instead = rows, note, instead
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
@@ -94,7 +96,7 @@ class _PlanTable:
             yield _grid(widths, part, fold=narrow or not self._rows.grouped)
         if self._rows.note:
             yield Text(self._rows.note[0].upper() + self._rows.note[1:] + ".", style="italic")
-        yield Text(_NOTE, style="dim")
+        yield Text(self._note, style="dim")
 
 
 def _widths(lines: list[list[Text]]) -> list[int]:

@@ -258,4 +258,4 @@ def _memory(problem: Problem, plan: Plan, cost: Cost) -> str:
     where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices()), 2)
     taken = f"{gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB"
     left = f"{gib(abs(stage.excess_bytes))} GiB {'free' if stage.excess_bytes <= 0 else 'too much'}"
-    return f"{left} on the fullest GPUs: {where} hold {taken}"
+    return f"{left} on the fullest GPUs: {taken} on {where}"

@@ -1,28 +1,31 @@
-"""Sequences of a run on a rank's device: a thread reads those of the next step while this one is computed."""
+"""What a rank reads of a run, on its device: a thread reads it for the next step while this one is computed."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.data.batches import Batches
 from runtime.device import pinned
 
 
 class BatchesAhead:
-    """The sequences of `batches` by step. A rank asks for the same samples of every global batch, so those of the next
-    one can be read once it has asked for them."""
+    """What `read` returns of samples [first, end) of a run, by step: sequences, or borders of documents. A rank asks
+    for the same samples of every global batch, so those of the next one can be read once it has asked for them."""
 
-    def __init__(self, batches: Batches, global_batch: int, device: torch.device) -> None:
-        self._batches, self._global_batch, self._device = batches, global_batch, device
+    def __init__(
+        self, read: Callable[[int, int], NDArray[np.integer[Any]]], global_batch: int, device: torch.device
+    ) -> None:
+        self._read_samples, self._global_batch, self._device = read, global_batch, device
         self._thread = ThreadPoolExecutor(1, "sequences")
         self._read: dict[tuple[int, int], deque[Future[Tensor]]] = defaultdict(deque)
 
     def after(self, seen: int) -> Callable[[int, int], Tensor]:
-        """Of the samples [first, end) of the global batch that follows `seen` sequences, theirs:
-        [end - first, seq_len + 1]."""
+        """What there is of the samples [first, end) of the global batch that follows `seen` sequences."""
         return lambda first, end: self._of(seen + first, seen + end)
 
     def _of(self, first: int, end: int) -> Tensor:
@@ -35,7 +38,7 @@ class BatchesAhead:
         return found.to(self._device, non_blocking=True)
 
     def _from_corpus(self, first: int, end: int) -> Tensor:
-        return pinned(torch.from_numpy(self._batches.sequences(first, end)), self._device)
+        return pinned(torch.from_numpy(self._read_samples(first, end)), self._device)
 
     def close(self) -> None:
         """End the thread."""

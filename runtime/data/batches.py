@@ -20,13 +20,16 @@ class Batches:
 
     The tokens are cut into windows of seq_len + 1 with stride seq_len; the fewer than seq_len tokens left over at the
     end are not read. Every epoch visits each window once, in an order that depends on `seed` (from 0) and the epoch
-    alone, and takes no memory. A batch may lie in several epochs.
-    Raises InputError where the file is no token file, or too short for one window.
+    alone, and takes no memory. A batch may lie in several epochs. Documents end with the token `separator`, if any.
+    `part` is that of the windows, from one share of them to another.
+    Raises InputError where the file is no token file, or there is no window.
     """
 
     tokens: Path
     seq_len: int
     seed: int
+    separator: int | None = None
+    part: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         assert self.seq_len >= 1
@@ -35,6 +38,12 @@ class Batches:
             raise InputError(
                 f"{self.tokens}: has {len(self._corpus)} tokens, and one window takes {self.seq_len + 1} "
                 "(seq_len + 1); give a longer corpus or lower seq_len"
+            )
+        if not self.num_windows:
+            first, end = self.part
+            raise InputError(
+                f"{self.tokens}: {end - first:.4g} of it has no window of {self.seq_len + 1} tokens (seq_len + 1); "
+                "give a longer corpus or hold out another share of it (train.validation)"
             )
 
     @cached_property
@@ -45,7 +54,13 @@ class Batches:
     @property
     def num_windows(self) -> int:
         """Sequences of one epoch."""
-        return (len(self._corpus) - 1) // self.seq_len
+        first, end = self._windows
+        return end - first
+
+    @property
+    def _windows(self) -> tuple[int, int]:
+        every, (first, end) = (len(self._corpus) - 1) // self.seq_len, self.part
+        return round(first * every), round(end * every)
 
     def sequences(self, first: int, end: int) -> NDArray[np.int64]:
         """Sequences `first` to `end` (exclusive) of the run: [end - first, seq_len + 1].
@@ -58,9 +73,18 @@ class Batches:
             before = epoch * self.num_windows
             numbers = np.arange(max(first, before) - before, min(end - before, self.num_windows))
             windows.append(_permuted(numbers, self.num_windows, (self.seed, epoch)))
-        first_tokens = np.concatenate(windows) * self.seq_len
+        first_tokens = (self._windows[0] + np.concatenate(windows)) * self.seq_len
         found: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
         return found.astype(np.int64)
+
+    def borders(self, first: int, end: int) -> NDArray[np.int32]:
+        """Where documents begin and end in the inputs of sequences `first` to `end`, laid one after another: ascending,
+        from 0 to (end - first) · seq_len. Also a sequence is the end of a document.
+        """
+        inputs = self.sequences(first, end)[:, :-1]
+        ends = inputs == self.separator
+        ends[:, -1] = True
+        return np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int32)
 
 
 def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> NDArray[np.int64]:

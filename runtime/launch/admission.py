@@ -30,10 +30,10 @@ def check_problem(problem: Problem) -> None:
         raise InputError(cannot)
 
 
-def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
+def check_trainable(path: str | Path, plan_file: PlanFile, *, document_masking: bool = False) -> None:
     """Raise InputError where the plan of the file `path` is not valid or cannot be trained."""
     problem, plan = plan_file.problem, plan_file.plan
-    cannot = untrainable(problem.model, problem.workload, plan)
+    cannot = untrainable(problem.model, problem.workload, plan, document_masking=document_masking)
     if cannot is not None:
         raise InputError(cannot)
     wrong = check(problem, plan)

@@ -1,27 +1,43 @@
 """A training run made from what its user states: every input is checked before any process starts."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
-from runtime.data.batches import Batches
-from runtime.data.tokens import prepare
+from runtime.data.corpus import Documents, prepare, separator_token
 from runtime.launch.settings import Settings, TrainingRun
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
 from runtime.state.weights import HuggingFaceWeights
 
 
-def resumed_progress(checkpoint: Path, problem: Problem, seed: int) -> CheckpointProgress:
+@dataclass(frozen=True)
+class Corpus:
+    """What a run reads: `data`, and `validation` if it has a text of its own, as `prepare` takes them; a tokenizer; the
+    token that ends documents, by number or text; whether attention keeps to documents."""
+
+    data: Path | Documents | None = None
+    validation: Path | Documents | None = None
+    tokenizer: Path | None = None
+    separator: int | str | None = None
+    document_masking: bool = False
+
+
+def resumed_progress(
+    checkpoint: Path, problem: Problem, seed: int, validation_share: float = 0.0
+) -> CheckpointProgress:
     """How far the run of a checkpoint has come. Raises InputError where it is damaged, or does not go on with the model
-    and the sequences of `problem` and `seed`. The global batch may be another: the run goes on at the same token."""
+    and the sequences of `problem`, `seed` and what is held out. The global batch may be another: the run goes on at the
+    same token."""
     found, model, seq_len = Checkpoint(checkpoint), problem.model, problem.workload.seq_len
     if found.model.to_dict() | {"name": ""} != model.to_dict() | {"name": ""}:
         raise InputError(f"train.resume: {checkpoint} is of another model than {model.name}; train that one")
     for what, then, now in (
         ("workload.seq_len", found.progress.seq_len, seq_len),
         ("train.seed", found.progress.seed, seed),
+        ("train.validation", found.progress.validation_share, validation_share),
     ):
         if then != now:
             raise InputError(
@@ -46,18 +62,43 @@ def _own_name(checkpoints: Path, resume: Path | None) -> str:
 
 
 def prepared_run(
-    plan: Path, problem: Problem, folder: Path, settings: Settings, paths: Mapping[str, Path | None]
+    plan: Path,
+    problem: Problem,
+    folder: Path,
+    settings: Settings,
+    corpus: Corpus,
+    *,
+    resume: Path | None = None,
+    weights: Path | None = None,
+    on_tokens: Callable[[int], None] = lambda count: None,
 ) -> TrainingRun:
-    """The run of the plan file `plan` in `folder`, its text turned into tokens.
+    """The run of the plan file `plan` in `folder`, its text turned into tokens, whose number `on_tokens` hears.
 
-    `paths` are those of `data`, `tokenizer`, `resume` and `weights`, each may be None. Raises InputError where one
-    cannot be read or does not suit the model; `resume` is checked by `resumed_progress`.
+    Raises InputError where anything cannot be read or does not suit the model; `resume` is checked by
+    `resumed_progress`.
     """
-    weights, workload = paths["weights"], problem.workload
+    workload, separator = problem.workload, separator_token(corpus.separator, corpus.tokenizer)
     if weights is not None:
         HuggingFaceWeights(weights, problem.model)
-    tokens = prepare(paths["data"], paths["tokenizer"], folder / "tokens", problem.model.vocab_size)
-    Batches(tokens, workload.seq_len, settings.seed)
+    tokens, validation = (
+        None
+        if source is None and not is_data
+        else prepare(
+            source, corpus.tokenizer, folder / "tokens", problem.model.vocab_size, separator, on_tokens
+        ).absolute()
+        for source, is_data in ((corpus.data, True), (corpus.validation, False))
+    )
+    assert tokens is not None
     checkpoints = folder / "checkpoints"
-    run = _own_name(checkpoints, paths["resume"])
-    return TrainingRun(run, plan, tokens.absolute(), checkpoints, settings, paths["resume"], weights)
+    settings = replace(settings, separator=separator if corpus.document_masking else None)
+    found = TrainingRun(
+        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights
+    )
+    found.batches(workload.seq_len)
+    held_out = found.validation_batches(workload.seq_len)
+    if held_out is not None and held_out.num_windows < workload.global_batch:
+        raise InputError(
+            f"train.validation: has {held_out.num_windows} sequences, and a global batch {workload.global_batch}; "
+            "give it more text, or take a smaller workload.global_batch"
+        )
+    return found

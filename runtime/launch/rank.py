@@ -3,7 +3,7 @@
 import hashlib
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from math import isfinite
@@ -21,7 +21,10 @@ from runtime.data.batches import Batches
 from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
 from runtime.launch.meeting import Event
 from runtime.launch.settings import TrainingRun
+from runtime.launch.trace import StepTrace
 from runtime.launch.trainee import StepOutcome, Trainee, drawn
+from runtime.launch.validation import Validation
+from runtime.mapping.layout import untrainable
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
 from runtime.pace import INTERFACE, Pace, enter, read_pace
@@ -79,13 +82,13 @@ def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> N
         )
 
 
-def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
+def _agree(run: TrainingRun, plan_file: PlanFile, read: Sequence[Batches], device: torch.device) -> None:
     """Raise InputError on every rank where the ranks were started with different inputs."""
     facts = {
         "plan": repr((problem_sha256(plan_file.problem), plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
-        "corpus": repr((batches.num_windows, batches.sequences(0, 1).tolist())),
+        "corpus": repr([(one.num_windows, one.sequences(0, 1).tolist()) for one in read]),
     }
     own = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
     mine = torch.tensor(own, dtype=torch.int64, device=device)
@@ -131,6 +134,9 @@ def _train(
 ) -> None:
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
+    masks = settings.separator is not None
+    if cannot := untrainable(model, workload, plan_file.plan, document_masking=masks):
+        raise InputError(cannot)  # one that the head has made after a fault
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
     trainee = Trainee.of(
         problem,
@@ -144,8 +150,8 @@ def _train(
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
-    batches = Batches(run.tokens, workload.seq_len, settings.seed)
-    _agree(run, plan_file, batches, device)
+    batches, held_out = run.batches(workload.seq_len), run.validation_batches(workload.seq_len)
+    _agree(run, plan_file, [batches, *([held_out] if held_out else [])], device)
     writer = CheckpointWriter(run.checkpoints, model, settings.keep_checkpoints, trainee.optimizer.states())
     step = seen = 0
     if run.resume is not None:
@@ -157,18 +163,35 @@ def _train(
     def waiting() -> None:
         tell({"event": "waiting"})
 
-    sequences = BatchesAhead(batches, workload.global_batch, device)
+    sequences = BatchesAhead(batches.sequences, workload.global_batch, device)
+    borders = BatchesAhead(batches.borders, workload.global_batch, device)
     reports = _Reports(trainee, problem.cluster, steps_ahead(device), tell)
+    validation = None if held_out is None else Validation(trainee, held_out, workload.global_batch, device, settings)
+    trace = StepTrace(trainee.pipeline, device, step, settings.trace_steps, run.checkpoints.parent / "trace")
+    if validation is not None:  # layers are compiled without a backward in it, before messages have their short limit
+        loss = validation.loss(waiting)
+        if step == 0:
+            tell({"event": "validation", "step": step, "loss": loss})
     while step < settings.steps:
-        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step))
+        trace.begin(step)
+        of_documents = borders.after(seen) if masks else None
+        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step), of_documents)
         step, seen = step + 1, seen + workload.global_batch
         is_saved = step == settings.steps or step % settings.checkpoint_every == 0
-        reports.add(step, outcome, is_last=is_saved)
+        is_validated = validation is not None and validation.is_due(step)
+        reports.add(step, outcome, is_last=is_saved or is_validated or trace.ends(step))
+        if trace.ends(step):
+            tell({"event": "trace", "path": str(trace.written(step, rank))})
+        if validation is not None and is_validated:
+            tell({"event": "validation", "step": step, "loss": validation.loss(waiting)})
         if is_saved:
-            progress = CheckpointProgress(run.run, step, seen, workload.seq_len, settings.seed)
+            progress = CheckpointProgress(
+                run.run, step, seen, workload.seq_len, settings.seed, settings.validation_share
+            )
             writer.save(progress, trainee.optimizer.states(), waiting)
         _tell_written(writer, tell)
     sequences.close()
+    borders.close()
     writer.finish(waiting)
     _tell_written(writer, tell)
     timed = [

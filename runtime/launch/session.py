@@ -1,7 +1,7 @@
 """A training run as its user follows it: the steps that count, what the ranks measured, and a line of JSON an event."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -29,21 +29,32 @@ class TrainedStep:
         return cls(event["step"], event["loss"], event["norm"], seconds, *rates)
 
 
+@dataclass(frozen=True)
+class ValidatedStep:
+    """The loss of what is not trained on, after a step."""
+
+    step: int
+    loss: float
+
+
 @dataclass
 class Session:
     """Follows the events of a run of `problem` and writes them to `metrics`.
 
-    Each of `on_step` is called with each step, `on_restart` with one line on each restart, and on whatever else is to
-    be known. Steps that a restart takes back leave `steps`; `timelines` holds the last event of each rank, with the
-    operations of its last step, of which `metrics` has the seconds of a micro-batch; `plan` is that of the last
-    restart, if any.
+    `on_step` is called with each step, `log` with its numbers and the loss of each validation, `tell` with one line on
+    each restart, and on whatever else is to be known. Steps that a restart takes back leave `steps` and `validations`;
+    `timelines` holds the last event of each rank, with the operations of its last step, of which `metrics` has the
+    seconds of a micro-batch; `plan` is that of the last restart, if any; `traces` are files.
     """
 
     problem: Problem
     metrics: TextIO
-    on_step: Sequence[Callable[[TrainedStep], None]]
-    on_restart: Callable[[str], None]
+    on_step: Callable[[TrainedStep], None]
+    log: Callable[[int, Mapping[str, float]], None]
+    tell: Callable[[str], None]
     steps: list[TrainedStep] = field(default_factory=list)
+    validations: list[ValidatedStep] = field(default_factory=list)
+    traces: list[Path] = field(default_factory=list)
     timelines: list[Event] = field(default_factory=list)
     plan: Path | None = None
 
@@ -57,16 +68,26 @@ class Session:
                 case "step":
                     step = TrainedStep.of(event, self.problem)
                     self.steps.append(step)
-                    event = {"event": "step", **asdict(step)}
-                    for hear in self.on_step:
-                        hear(step)
+                    values = asdict(step)
+                    event = {"event": "step", **values}
+                    self.on_step(step)
+                    self.log(values.pop("step"), values)
+                case "validation":
+                    validated = ValidatedStep(event["step"], event["loss"])
+                    self.validations.append(validated)
+                    event = {"event": "validation", **asdict(validated)}
+                    self.tell(f"step {validated.step}: validation loss {validated.loss:.4f}")
+                    self.log(validated.step, {"validation_loss": validated.loss})
+                case "trace":
+                    self.traces.append(Path(event["path"]))
                 case "note":
-                    self.on_restart(event["reason"])
+                    self.tell(event["reason"])
                 case "restart":
                     self.plan = Path(event["plan"])
                     resumed = 0 if event["from"] is None else step_of(event["from"])
                     self.steps = [step for step in self.steps if step.step <= resumed]
-                    self.on_restart(f"{event['reason']}; going on from {event['from'] or 'the start'}")
+                    self.validations = [one for one in self.validations if one.step <= resumed and event["from"]]
+                    self.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
             print(json.dumps(event), file=self.metrics, flush=True)
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
+from runtime.data.batches import Batches
 from runtime.parallel.optimizer import AdamW
+
+TRACE_AFTER = 2  # steps of a process: operators are compiled and communicators made in the first
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,12 @@ class Settings:
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
     or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` is true or, where it is None,
     on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for as long as five steps usually take.
+    Where there is a `separator`, the token with which documents end, attention keeps to documents.
+
+    The `validation_share` of the sequences of its text, the last ones, is not trained on. At the start, every
+    `validation_every` steps and at the end, the loss of at most `validation_batches` global batches of them, or of the
+    run's text for validation, is computed. `trace_steps` steps are traced, the ones after the first `TRACE_AFTER` of a
+    process.
     """
 
     steps: int = 50
@@ -35,6 +44,11 @@ class Settings:
     timeout_s: float = 60.0
     compile_layers: bool | None = None
     silence_s: float = 15.0
+    separator: int | None = None
+    validation_share: float = 0.0
+    validation_every: int = 25
+    validation_batches: int = 8
+    trace_steps: int = 0
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "Settings":
@@ -61,20 +75,35 @@ class Settings:
 @dataclass(frozen=True)
 class TrainingRun:
     """What every process of a run reads: the name of the `run`, which its checkpoints bear; paths of the plan, the
-    tokens, the folder of checkpoints; the checkpoint to go on from, or Hugging Face weights to start with, if any; the
-    paces of ranks, where a cluster is emulated. `float64` trains in it, as tests do. `device` is `cpu` or `cuda`, for
-    all ranks; `auto` until their machines have chosen."""
+    tokens, the folder of checkpoints; the tokens of a text for validation, if it has its own; the checkpoint to go on
+    from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
+    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
 
     run: str
     plan: Path
     tokens: Path
     checkpoints: Path
     settings: Settings
+    validation: Path | None = None
     resume: Path | None = None
     weights: Path | None = None
     paces: Path | None = None
     float64: bool = False
     device: str = "cpu"
+
+    def batches(self, seq_len: int) -> Batches:
+        """What is trained on. Raises InputError."""
+        own = self.settings
+        return Batches(self.tokens, seq_len, own.seed, own.separator, (0.0, 1.0 - own.validation_share))
+
+    def validation_batches(self, seq_len: int) -> Batches | None:
+        """What is not, if any. Raises InputError."""
+        own = self.settings
+        if self.validation is not None:
+            return Batches(self.validation, seq_len, own.seed, own.separator)
+        if not own.validation_share:
+            return None
+        return Batches(self.tokens, seq_len, own.seed, own.separator, (1.0 - own.validation_share, 1.0))
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain data."""
@@ -96,7 +125,8 @@ class TrainingRun:
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
-        given |= {key: text for key in ("resume", "weights", "paces") if (text := section.raw(key, None)) is not None}
+        optional = ("validation", "resume", "weights", "paces")
+        given |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")
         return cls(

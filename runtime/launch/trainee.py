@@ -15,7 +15,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
-from runtime.mapping.actions import rank_actions, unit_buckets
+from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.mapping.parts import ParameterPart
@@ -29,7 +29,7 @@ from runtime.pace import Pace
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
-from runtime.parallel.pipeline import Sequences, StageRunner
+from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.unit_weights import UnitWeights, first_weights
 
@@ -108,8 +108,11 @@ class Trainee:
             agreed = _paced(self.layout, pace)
         # Emulated operations take the time of a whole one.
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
+        forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
-        self.pipeline = StageRunner(actions, line, executor, reads, chunks, messages, sync, units, self._clock, pace)
+        self.pipeline = StageRunner(
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, self._clock, pace
+        )
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
@@ -149,20 +152,27 @@ class Trainee:
             is_compiled=is_compiled,
         )
 
-    def gradients(self, sequences: Sequences) -> float:
+    def gradients(self, sequences: Sequences, borders: Borders | None = None) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        own = self.pipeline.step(sequences, self._tokens)
+        own = self.pipeline.step(sequences, self._tokens, borders)
         total = self._counted(own)
+        dist.all_reduce(total)
+        return float(total)
+
+    def loss(self, sequences: Sequences, borders: Borders | None = None) -> float:
+        """The mean loss per token of a global batch, on every rank; nothing is trained."""
+        total = self._counted(self.pipeline.evaluate(sequences, self._tokens, borders))
         dist.all_reduce(total)
         return float(total)
 
     def _counted(self, own_loss: Tensor) -> Tensor:
         return own_loss if self._counts_loss else torch.zeros_like(own_loss)
 
-    def begin_step(self, sequences: Sequences, lr: float) -> "StepOutcome":
-        """Enqueue one optimiser step; the host never waits for the device in here."""
+    def begin_step(self, sequences: Sequences, lr: float, borders: Borders | None = None) -> "StepOutcome":
+        """Enqueue one optimiser step; the host never waits for the device in here. With `borders`, attention keeps to
+        documents."""
         began = self._clock.mark()
-        own_loss = self.pipeline.step(sequences, self._tokens)
+        own_loss = self.pipeline.step(sequences, self._tokens, borders)
         sums = self.optimizer.step(lr, self._counted(own_loss))
         self._groups.step_ended()
         return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())

@@ -105,7 +105,7 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
             vitals.step_ended(event["seconds"])
         else:
             vitals.moved()
-        if event["event"] != "waiting" and (rank == 0 or event["event"] not in ("step", "checkpoint")):
+        if event["event"] != "waiting" and (rank == 0 or event["event"] not in ("step", "validation", "checkpoint")):
             meeting.tell({**event, **about})
 
     if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell):

@@ -32,6 +32,7 @@ from runtime.mapping.parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.times import StepTimes
 
 RankActions = tuple[Action | BucketCollective, ...]
+Unit = tuple[int, int]  # of a virtual stage: how many units come before it in a forward
 
 
 def rank_actions(
@@ -88,6 +89,24 @@ def rank_actions(
     return found
 
 
+def forward_actions(own: RankActions, executor: RankExecutor, units: Mapping[Unit, Sequence[int]]) -> RankActions:
+    """Of a rank's actions those of the forwards, in the same order: a step that only asks for the loss. `units` are of
+    `unit_buckets`; weights are gathered for the part of an operation that next needs them."""
+    found: list[Action | BucketCollective] = []
+    is_for_forward: dict[int, bool] = {}
+    for action in reversed(own):
+        if isinstance(action, BucketCollective):
+            if action.kind is CollectiveKind.GATHER and is_for_forward[action.bucket]:
+                found.append(action)
+            continue
+        if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            buckets = (number for unit in units_of(action, executor) for number in units.get(unit, ()))
+            is_for_forward |= dict.fromkeys(buckets, not action.backward)
+        if not action.backward:
+            found.append(action)
+    return tuple(reversed(found))
+
+
 def lockstep(layout: Layout, buckets: Sequence[BucketParts]) -> list[Lockstep]:
     """The stages that run every operation together, because they share gradients of each micro-batch, or weights."""
     crews: list[set[tuple[int, int]]] = []
@@ -109,9 +128,6 @@ def _place(executor: RankExecutor) -> tuple[int, int]:
 
 def _group(bucket: BucketParts, rank: int) -> tuple[int, ...]:
     return next(ranks for ranks in bucket.groups() if rank in ranks)
-
-
-Unit = tuple[int, int]  # of a virtual stage: how many units come before it in a forward
 
 
 def units_of(action: Action, executor: RankExecutor) -> list[Unit]:

@@ -199,7 +199,9 @@ class Layout:
         return sorted(ranks for ranks in within | same | across if len(ranks) > 1)
 
 
-def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
+def untrainable(
+    model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
+) -> str | None:
     """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
     if not model.gated_mlp:
         return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
@@ -214,6 +216,11 @@ def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) 
             wrong = stage.sequence and misfit(stage.sequence, workload.seq_len, model.num_heads)
             if wrong:
                 return f"stage {s} of pipeline {p}: {wrong}"
+            if stage.sequence and document_masking:
+                return (
+                    f"train.document_masking: stage {s} of pipeline {p} has a sequence layout, whose attention "
+                    "knows no documents; plan with space.sequence=false, or leave out the masking"
+                )
     return None
 
 

@@ -10,6 +10,7 @@ from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.link_files import Channel
+from hexiopt.readers.nodelist import expand
 from hexiopt.reading import Section
 from runtime.measure.network import (
     NetworkPart,
@@ -86,12 +87,13 @@ def check_base(base: Mapping[str, Any] | None, devices: Sequence[Device]) -> Non
 
 
 def _entry_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The entry of the machine `name`, which may be one of a count. Raises InputError."""
+    """The entry of the machine `name`, which may be one of a count or of a node list. Raises InputError."""
     known: list[str] = []
     for entry in base["machines"]:
         count = entry.get("count", 1)
         prefix, _, number = name.rpartition("-")
-        if entry["name"] == name or (prefix == entry["name"] and number.isdecimal() and int(number) < count):
+        counted = prefix == entry["name"] and number.isdecimal() and int(number) < count
+        if counted or name in expand(entry["name"]):
             return entry  # type: ignore[no-any-return]
         known.append(entry["name"])
     hint = closest_of_many(name, known)

@@ -1,6 +1,7 @@
-"""Causal attention of a rank's heads over the whole sequence.
+"""Causal attention of a rank's heads over the whole sequence, or within the documents that it is made of.
 
-Shapes: T tokens, B samples, n query heads, D head size.
+Shapes: T tokens, B samples, n query heads, D head size. Borders of documents are those among all tokens of the samples,
+laid one sample after another: int32, from 0 to B · T.
 """
 
 from contextlib import nullcontext
@@ -20,9 +21,13 @@ from runtime.mapping.parts import Range, RankShard
 class Attention(Protocol):
     """A way of attention, the same for every layer of a rank."""
 
-    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
+    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
         """What queries, keys and values give [T, B, n · D], their positions rotated in: all tokens of the rank's heads,
-        or all heads of its tokens."""
+        or all heads of its tokens. No token sees beyond its own one of the `documents`, if any."""
+        ...
+
+    def documents(self, borders: Tensor, num_samples: int) -> Tensor:
+        """What `__call__` takes of documents with these borders."""
         ...
 
     def tensors(self) -> list[Tensor]:
@@ -39,9 +44,9 @@ def met(model: ModelSpec, heads: Range, kv_heads: Range) -> list[int]:
 class WholeAttention:
     """Attention where a rank has all tokens, which sees back as far as the model's window.
 
-    Flash attention of a GPU that has it is asked for by name, so that nothing slower runs unseen; a window takes its
-    kernel for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the sequence is a mask
-    [T, T], added to scores.
+    Flash attention of a GPU that has it is asked for by name, so that nothing slower runs unseen; a window and
+    documents take its kernel for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
+    sequence is a mask [T, T], added to scores; documents are one for each sample.
     """
 
     def __init__(
@@ -54,38 +59,62 @@ class WholeAttention:
         window = model.attention_window
         self._window = window if window is not None and window < seq_len else None
         self._has_flash = has_flash_attention(device, dtype, model.head_dim)
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._seq_len, self._is_grouped = seq_len, is_grouped
         self._mask: Tensor | None = None
         if self._window is not None and not self._has_flash:
-            back = torch.arange(seq_len, device=device)[:, None] - torch.arange(seq_len, device=device)
-            hidden = (back < 0) | (back >= self._window)
-            self._mask = torch.zeros(seq_len, seq_len, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
-            is_grouped = is_grouped and device.type == "cpu"  # kernels of GPUs with a mask know no groups
-        self._is_grouped = is_grouped
+            self._mask = self._added(self._seen())
 
-    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
+    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
         """All tokens, of the rank's heads."""
         if not self._meets:
             return q_tbnd.flatten(2)
-        if not self._is_grouped:
+        mask = None if self._has_flash else self._mask if documents is None else documents
+        # Kernels of GPUs with a mask know no groups.
+        is_grouped = self._is_grouped and (mask is None or mask.is_cpu)
+        if not is_grouped:
             k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
-        if self._window is not None and self._has_flash:
-            return self._windowed(q_tbnd, k_tbnd, v_tbnd, self._window)
+        if self._has_flash and (self._window is not None or documents is not None):
+            return self._of_any_lengths(q_tbnd, k_tbnd, v_tbnd, documents)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self._has_flash else nullcontext():
             found = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=self._mask, is_causal=self._mask is None, enable_gqa=self._is_grouped
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
             )
         return found.permute(2, 0, 1, 3).flatten(2)
 
-    def _windowed(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, window: int) -> Tensor:
-        """Samples one after another, each a sequence of its own."""
+    def _of_any_lengths(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, borders: Tensor | None) -> Tensor:
+        """Samples one after another: each of their documents, or each sample, is a sequence of its own."""
         num_tokens, num_samples = q_tbnd.shape[:2]
         q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (q_tbnd, k_tbnd, v_tbnd))
-        ends = num_tokens * torch.arange(num_samples + 1, dtype=torch.int32, device=q.device)
-        back = (window - 1, 0)  # how many tokens before and after its own each one sees
-        found = varlen_attn(q, k, v, ends, ends, num_tokens, num_tokens, window_size=back, enable_gqa=self._is_grouped)
+        if borders is None:
+            borders = num_tokens * torch.arange(num_samples + 1, dtype=torch.int32, device=q.device)
+        # How many tokens before (-1: all) and after its own each one sees.
+        back, grouped = (-1 if self._window is None else self._window - 1, 0), self._is_grouped
+        found = varlen_attn(q, k, v, borders, borders, num_tokens, num_tokens, window_size=back, enable_gqa=grouped)
         assert isinstance(found, Tensor)
         return found.view(num_samples, num_tokens, -1).transpose(0, 1)
+
+    def documents(self, borders: Tensor, num_samples: int) -> Tensor:
+        """For flash attention the borders themselves, else a mask [B, 1, T, T]."""
+        if self._has_flash:
+            from torch._dynamo import maybe_mark_dynamic  # only here, as importing it takes seconds
+
+            maybe_mark_dynamic(borders, 0)  # one compiled graph for any number of documents
+            return borders
+        tokens = torch.arange(num_samples * self._seq_len, dtype=borders.dtype, device=borders.device)
+        of_token = torch.searchsorted(borders, tokens, right=True).view(num_samples, self._seq_len)
+        return self._added((of_token[:, None, :, None] == of_token[:, None, None, :]) & self._seen())
+
+    def _seen(self) -> Tensor:
+        """Which keys a query sees in a document without end [T, T]."""
+        at = torch.arange(self._seq_len, device=self._like.device)
+        back = at[:, None] - at
+        return back >= 0 if self._window is None else (back >= 0) & (back < self._window)
+
+    def _added(self, seen: Tensor) -> Tensor:
+        """As what is added to scores."""
+        return self._like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
     def tensors(self) -> list[Tensor]:
         """The mask, if any."""

@@ -35,7 +35,7 @@ class Rope:
         positions = torch.cat([torch.arange(*run, dtype=torch.float32) for run in tokens])
         angle = positions[:, None] * frequency
         both = torch.cat([angle, angle], dim=-1)
-        self._cos, self._sin = both.cos().to(device, dtype), both.sin().to(device, dtype)
+        self._cos, self._sin = (one.to(device, dtype)[:, None, None] for one in (both.cos(), both.sin()))
 
     def tensors(self) -> list[Tensor]:
         """What lasts: it is the same for every layer."""
@@ -43,9 +43,8 @@ class Rope:
 
     def __call__(self, x_tbnd: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""
-        cos, sin = self._cos[:, None, None], self._sin[:, None, None]
         left, right = x_tbnd.chunk(2, dim=-1)
-        return x_tbnd * cos + torch.cat([-right, left], dim=-1) * sin
+        return x_tbnd * self._cos + torch.cat([-right, left], dim=-1) * self._sin
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +69,21 @@ class Layer:
         )
         self._is_full = policy == "full"
 
-    def __call__(self, x_tbh: Tensor) -> Tensor:
+    def __call__(self, x_tbh: Tensor, documents: Tensor | None = None) -> Tensor:
         """Hidden states after the layer, from those before it: the rank's own tokens."""
-        return recomputed(self._run, x_tbh) if self._is_full else self._run(x_tbh)
+        given = (x_tbh,) if documents is None else (x_tbh, documents)
+        return recomputed(self._run, *given) if self._is_full else self._run(*given)
 
 
-LayerRun = Callable[[Weights, LayerCall, Tensor], Tensor]
+LayerRun = Callable[..., Tensor]
 
 
-def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor) -> Tensor:
-    """A layer, of the weights `own` by their names in it."""
+def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, documents: Tensor | None = None) -> Tensor:
+    """A layer, of the weights `own` by their names in it; `documents` as attention takes them."""
     eps, tp = call.model.norm_eps, call.tp
     normed = rms_norm(x_tbh, own["input_layernorm.weight"], eps)
     q, k, v = _columns(own, tp, normed, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    x_tbh = x_tbh + _row(own, tp, _attended(own, call, q, k, v), "self_attn.o_proj")
+    x_tbh = x_tbh + _row(own, tp, _attended(own, call, documents, q, k, v), "self_attn.o_proj")
     normed = rms_norm(x_tbh, own["post_attention_layernorm.weight"], eps)
     inner = gated_silu(*_columns(own, tp, normed, "mlp.gate_proj", "mlp.up_proj"))
     return x_tbh + _row(own, tp, inner, "mlp.down_proj")
@@ -105,14 +105,15 @@ def _row(own: Weights, tp: RankTpGroup, x: Tensor, name: str) -> Tensor:
     return found if bias is None else found + bias
 
 
-def _attended(own: Weights, call: LayerCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attended(own: Weights, call: LayerCall, documents: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     model = call.model
     q, k, v = (x.view(*x.shape[:2], x.shape[-1] // model.head_dim, model.head_dim) for x in (q, k, v))
     if model.qk_norm:
         q = rms_norm(q, own["self_attn.q_norm.weight"], model.norm_eps)
         k = rms_norm(k, own["self_attn.k_norm.weight"], model.norm_eps)
     q, k = call.rope(q), call.rope(k)
-    return recomputed(call.attend, q, k, v) if call.is_selective else call.attend(q, k, v)
+    given = (q, k, v) if documents is None else (q, k, v, documents)
+    return recomputed(call.attend, *given) if call.is_selective else call.attend(*given)
 
 
 class DecoderChunk:
@@ -133,6 +134,7 @@ class DecoderChunk:
     ) -> None:
         self.chunk, self._loss_chunk_tokens = chunk, loss_chunk_tokens
         self._model, self._shard, self._tp, self._weights = model, shard, tp, weights
+        self._attention = attention
         calls = {
             policy: LayerCall(model, tp, rope, attention, policy == "selective") for policy in set(chunk.recompute)
         }
@@ -141,17 +143,23 @@ class DecoderChunk:
             for number, policy in zip(range(*chunk.layers), chunk.recompute, strict=True)
         ]
 
-    def parts(self, labels_tb: Tensor | None, num_tokens: int) -> list[Callable[[Tensor], Tensor]]:
+    def parts(
+        self, labels_tb: Tensor | None, num_tokens: int, borders: Tensor | None = None, num_samples: int = 1
+    ) -> list[Callable[[Tensor], Tensor]]:
         """What it computes, one after another: of a first chunk the embedding, each layer, of a last one the sum of the
-        cross entropies of all labels over `num_tokens`. Between them are hidden states [t, B, H]."""
-        found = self._to_hidden()
+        cross entropies of all labels over `num_tokens`. Between them are hidden states [t, B, H]. Attention keeps to
+        the documents between `borders`, if any."""
+        found = self._to_hidden(None if borders is None else self._attention.documents(borders, num_samples))
         if self.chunk.last:
             assert labels_tb is not None
             found.append(lambda x_tbh: self.loss(x_tbh, labels_tb) / num_tokens)
         return found
 
-    def _to_hidden(self) -> list[Callable[[Tensor], Tensor]]:
-        return [self._embedded, *self._layers] if self.chunk.first else [*self._layers]
+    def _to_hidden(self, documents: Tensor | None = None) -> list[Callable[[Tensor], Tensor]]:
+        layers: list[Callable[[Tensor], Tensor]] = [*self._layers]
+        if documents is not None:
+            layers = [partial(layer, documents=documents) for layer in self._layers]
+        return [self._embedded, *layers] if self.chunk.first else layers
 
     def hidden(self, x: Tensor) -> Tensor:
         """Hidden states of the rank's own tokens [t, B, H] after the layers; from those before them, or, of a first
@@ -161,10 +169,10 @@ class DecoderChunk:
         return x
 
     def _embedded(self, tokens_tb: Tensor) -> Tensor:
-        low, high = self._shard.vocab
-        mine = (tokens_tb >= low) & (tokens_tb < high)
         if self._tp.group is None:
             return functional.embedding(tokens_tb, self._weights[EMBEDDING])
+        low, high = self._shard.vocab
+        mine = (tokens_tb >= low) & (tokens_tb < high)
         if low == high:
             return self._tp.scatter(self._weights[EMBEDDING].new_zeros(*tokens_tb.shape, self._model.hidden_size))
         rows = functional.embedding((tokens_tb - low).masked_fill(~mine, 0), self._weights[EMBEDDING])

@@ -139,8 +139,8 @@ class _Products(torch.autograd.Function):
             of_x.addmm_(grad, weight)
         of_x = of_x.view(*grads[0].shape[:2], of_x.shape[-1])
         scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
-        whole = x if gathering is None else gathering()
-        of_weights = [grad.T @ whole.flatten(0, 1) for grad in flat]
+        whole = (x if gathering is None else gathering()).flatten(0, 1)
+        of_weights = [grad.T @ whole for grad in flat]
         of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
         return of_x if scattering is None else scattering(), None, *of_weights, *of_biases
 

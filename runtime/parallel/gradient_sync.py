@@ -142,9 +142,20 @@ class GradientSync:
             for name in bucket.places:
                 self._of[name].append(bucket)
         for name, weight in weights.items():
-            if name in self._of:
+            if name in self._of and not self._is_added_in_place(name, weight):
                 hook = partial(self._came, name)
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _is_added_in_place(self, name: str, weight: nn.Parameter) -> bool:
+        """Let autograd add a parameter's gradients where its bucket has them, which takes the host no time: where it is
+        whole in one that lasts, and of its type."""
+        bucket, *others = self._of[name]
+        place = bucket.places[name]
+        is_scattered = bucket.zero >= 2 and bucket.sharded
+        if others or is_scattered or place.shape != weight.shape or bucket.gradient.dtype != weight.dtype:
+            return False
+        weight.grad = bucket.gradient[place.at].view(place.shape)
+        return True
 
     def begin(self) -> None:
         """Before the first backward of a step."""

@@ -101,7 +101,8 @@ class Optimizer:
         """
         counted, held = self._squares()
         sums = torch.stack([own_loss.to(counted.dtype), counted])
-        dist.all_reduce(sums)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(sums)
         most = self._settings.max_norm
         divisor = torch.ones_like(counted) if most is None else (sums[1].sqrt() / most).clamp_(min=1.0)
         elements = sum(map(_length, self._buckets))

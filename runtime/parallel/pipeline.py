@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.profiler import record_function
 
 from hexiopt.schedules.lowering import Action, ActionKind
 from hexiopt.schedules.schedule import Operation, OperationKind
@@ -24,6 +26,7 @@ from runtime.parallel.messages import StageMessages
 from runtime.parallel.unit_weights import UnitWeights
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
+Borders = Callable[[int, int], Tensor]  # of the documents in these samples, as `runtime.model.attention` has them
 
 
 @dataclass(slots=True)
@@ -58,11 +61,13 @@ class Timed:
 
 
 class StageRunner:
-    """Runs one rank's `actions` of a step. `reads` are the runs of tokens that it embeds or has the labels after."""
+    """Runs one rank's `actions` of a step, or the `forwards` among them. `reads` are the runs of tokens that it embeds
+    or has the labels after."""
 
     def __init__(
         self,
         actions: RankActions,
+        forwards: RankActions,
         line: PipelineLayout,
         executor: RankExecutor,
         reads: Sequence[Range],
@@ -73,7 +78,7 @@ class StageRunner:
         clock: DeviceClock,
         pace: Pace | None = None,
     ) -> None:
-        self.actions = actions
+        self.actions, self._forwards = actions, forwards
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
         self._messages, self._sync, self._units, self._clock, self._pace = messages, sync, units, clock, pace
@@ -83,35 +88,51 @@ class StageRunner:
         self._held: dict[tuple[int, int], _Held] = {}
         self._leaving: dict[tuple[bool, int, int], Tensor] = {}  # made, but not yet sent: and whether it goes back
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
+        self.names_actions = False
+        """Whether a trace has the actions as spans, by their names."""
 
-    def step(self, sequences: Sequences, num_tokens: int) -> Tensor:
+    def step(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
+        With `borders`, attention keeps to documents.
 
         Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
         The host never waits for the device in here.
         """
-        total = self._messages.like.new_zeros((), dtype=torch.float64)
         self._marks = []
         self._sync.begin()
-        for action in self.actions:
-            if isinstance(action, BucketCollective):
-                if action.kind is CollectiveKind.GATHER:
-                    self._units.gather(action)
-                else:
-                    self._sync.start(action)
-                continue
-            match action.kind:
-                case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
-                    self._messages.expect(action)
-                case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
-                    made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
-                    self._messages.send(action, made)
-                case ActionKind.FORWARD:
-                    total += self._forward(action, sequences, num_tokens)
-                case ActionKind.BACKWARD:
-                    self._backward(action)
-        self._messages.finish()
+        total = self._walk(self.actions, sequences, num_tokens, borders)
         self._sync.finish()
+        return total
+
+    def evaluate(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
+        """What `step` returns, by forwards alone: gradients and `timeline` stay as they are."""
+        marks, self._marks = self._marks, []
+        with torch.no_grad():
+            total = self._walk(self._forwards, sequences, num_tokens, borders)
+        self._marks = marks
+        return total
+
+    def _walk(self, actions: RankActions, sequences: Sequences, num_tokens: int, borders: Borders | None) -> Tensor:
+        total = self._messages.like.new_zeros((), dtype=torch.float64)
+        for action in actions:
+            with record_function(str(action)) if self.names_actions else nullcontext():
+                if isinstance(action, BucketCollective):
+                    if action.kind is CollectiveKind.GATHER:
+                        self._units.gather(action)
+                    else:
+                        self._sync.start(action)
+                    continue
+                match action.kind:
+                    case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
+                        self._messages.expect(action)
+                    case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
+                        made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
+                        self._messages.send(action, made)
+                    case ActionKind.FORWARD:
+                        total += self._forward(action, sequences, num_tokens, borders)
+                    case ActionKind.BACKWARD:
+                        self._backward(action)
+        self._messages.finish()
         return total
 
     def timeline(self) -> list[Timed]:
@@ -122,7 +143,9 @@ class StageRunner:
             for (operation, _, _), began_s, ended_s in zip(self._marks, read_s[::2], read_s[1::2], strict=True)
         ]
 
-    def _forward(self, action: Action, sequences: Sequences, num_tokens: int) -> Tensor | float:
+    def _forward(
+        self, action: Action, sequences: Sequences, num_tokens: int, borders: Borders | None
+    ) -> Tensor | float:
         """Returns the loss, if it ends with one."""
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         came = None if chunk.first or action.part else self._messages.receive(action.input)
@@ -130,13 +153,14 @@ class StageRunner:
         self._units.begin(units)
         began_s = time.time()
         if not action.part:
-            self._running[at] = self._begun(action, came, sequences, num_tokens)
-        running, held = self._running[at], self._held[at]
+            self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
+        running = self._running[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
             entered = running.x.detach().requires_grad_(running.x.is_floating_point())
             running.x = part(entered)
-            held.parts.append((entered, get_gradient_edge(running.x)))
+            if torch.is_grad_enabled():
+                self._held[at].parts.append((entered, get_gradient_edge(running.x)))
         running.x = running.x.detach()
         self._units.end(units)
         del running.todo[:count]
@@ -149,21 +173,30 @@ class StageRunner:
         self._leaving[False, *at] = running.x
         return 0.0
 
-    def _begun(self, action: Action, came: Tensor | None, sequences: Sequences, num_tokens: int) -> _Forward:
+    def _begun(
+        self,
+        action: Action,
+        came: Tensor | None,
+        sequences: Sequences,
+        num_tokens: int,
+        borders: Borders | None,
+    ) -> _Forward:
         at, decoder = (action.stage, action.micro_batch), self._chunks[action.stage]
-        chunk = decoder.chunk
-        tokens_tb = self._tokens(action.micro_batch, sequences) if chunk.first or chunk.last else None
+        chunk, samples = decoder.chunk, self._samples(action.micro_batch)
+        tokens_tb = sequences(*samples).T if chunk.first or chunk.last else None
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        parts = decoder.parts(labels_tb, num_tokens)
-        self._held[at] = _Held([])
+        of_samples = None if borders is None else borders(*samples)
+        parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
+        if torch.is_grad_enabled():
+            self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 
-    def _tokens(self, micro_batch: int, sequences: Sequences) -> Tensor:
+    def _samples(self, micro_batch: int) -> Range:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
-        return sequences(start + own[0], start + own[1]).T
+        return start + own[0], start + own[1]
 
     def _read(self, x_tb: Tensor) -> Tensor:
         runs = [x_tb[first:end] for first, end in self._reads]

@@ -43,8 +43,13 @@ class SequenceAttention:
         everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
         self._ring = RankSubRing(model, layout, g, own.devices.index(rank), groups.of(everyone))
 
-    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
+    def documents(self, borders: Tensor, num_samples: int) -> Tensor:
+        """A ring knows no parts of sequences: `untrainable` says so before a run."""
+        raise NotImplementedError
+
+    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
         """Own tokens of all heads, from those of queries, keys and values."""
+        assert documents is None
         by_tensor = [self._heads, self._kv_heads, self._kv_heads]
         found = applied(_RingAttention, self._ring, *self._all_to_all.to_heads(by_tensor, q_tbnd, k_tbnd, v_tbnd))
         return self._all_to_all.to_tokens(self._heads, found).flatten(2)

@@ -40,13 +40,15 @@ _MAX_INDEX_BYTES = 2**28
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far a run has come: data follow from `seed`, `seq_len` and the `sequences` that it has seen."""
+    """How far a run has come: data follow from `seed`, `seq_len`, the share that is held out for validation, and the
+    `sequences` that it has seen."""
 
     run: str
     step: int
     sequences: int
     seq_len: int
     seed: int
+    validation_share: float = 0.0
 
 
 def finished(folder: Path) -> list[Path]:
@@ -84,7 +86,8 @@ class Checkpoint:
             index.integer(key, at_least=0, at_most=2**62) for key in ("step", "sequences", "seq_len")
         )
         seed = index.integer("seed", at_least=0, at_most=2**32 - 1)
-        self.progress = CheckpointProgress(index.text("run"), step, sequences, seq_len, seed)
+        share = index.number("validation_share", at_least=0, at_most=1, default=0.0)
+        self.progress = CheckpointProgress(index.text("run"), step, sequences, seq_len, seed, share)
         files = index.section("files")
         self._files = {name: files.section(name) for name in files.keys()}  # noqa: SIM118
         for name in self._files:

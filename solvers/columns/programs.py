@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hexiopt.memo import Memo
 from hexiopt.problem.problem import Problem
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
+from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.machine_kinds import Floats, MachineKinds
 from solvers.columns.master import Chosen, ColumnMaster, Relaxed, Syncs, rank, sync_of
 from solvers.columns.sync import SharedSync
 
-PROGRAM, ROUNDING = 3, 10  # units of work, of which `column_search.py` makes steps
+PROGRAM, ROUNDING = 3, 10  # units of work, of which `column_maker.py` makes steps
 _SYNCS = 20  # values of S in a sweep in which each chain syncs as among copies of its own
 _FEW_SYNCS = 5  # values of S in a sweep in one context
 _CONTEXTS = 6  # remembered
@@ -23,7 +23,7 @@ _NEAR_BEST = 1.05  # of the best program's answer: answers in other contexts tha
 
 
 class ContextPrograms:
-    """The programs over the columns of `pool`, in the contexts met so far.
+    """The programs over `columns`, which may become more, in the contexts met so far.
 
     `answers` are those in such a context, the best first. `correction` has the factors by which pipelines of recipes
     take longer than their columns say; `work` counts units of work.
@@ -33,11 +33,12 @@ class ContextPrograms:
         self,
         problem: Problem,
         kinds: MachineKinds,
-        pool: ColumnPool,
+        columns: Sequence[ChainColumn],
         correction: Mapping[ChainRecipe, float],
         work: Callable[[int], None],
     ) -> None:
-        self._problem, self._kinds, self._pool, self._correction, self._work = problem, kinds, pool, correction, work
+        self._problem, self._kinds, self._columns = problem, kinds, columns
+        self._correction, self._work = correction, work
         self.answers: list[Relaxed] = []
         # Where each chain syncs as among copies of its own, which is too little: what they choose shows contexts.
         self._hopes: list[Relaxed] = []
@@ -57,7 +58,7 @@ class ContextPrograms:
     def master(self, columns: Sequence[ChainColumn] | None = None, supply: Floats | None = None) -> ColumnMaster:
         """The program over all columns and machines, or over some."""
         return ColumnMaster(
-            self._pool.columns if columns is None else columns,
+            self._columns if columns is None else columns,
             self._kinds.supply if supply is None else supply,
             self._problem.workload.global_batch,
             self._problem.space.num_pipelines,
@@ -114,7 +115,7 @@ class ContextPrograms:
         """The program that leaves a kind of machines out, and its best answer; None where there is none."""
         supply = self._kinds.supply.copy()
         supply[kind] = 0.0
-        kept = [column for column in self._pool.columns if not column.counts[kind]]
+        kept = [column for column in self._columns if not column.counts[kind]]
         if not kept:
             return None
         master = self.master(kept, supply)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.schedules.in_flight import holding
-from solvers.columns.chain_column import ColumnPool
 from solvers.columns.machine_kinds import Floats, MachineKinds
 from solvers.columns.sync import SharedSync, passed_bytes
 from solvers.completion.completer import PlanCompleter
@@ -103,17 +103,17 @@ def drawn_multisets(
             yield tuple(counts)
 
 
-def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) -> ChainSketches | None:
-    """The sketches of all chains under the assumptions of `pool`; None where no chain holds the model."""
+def sketched(completer: PlanCompleter, kinds: MachineKinds, shards: StateSharding) -> ChainSketches | None:
+    """The sketches of all chains whose states are spread as `shards` says; None where no chain holds the model."""
     problem, num_kinds = completer.problem, len(kinds)
     num_layers, size = problem.model.num_layers, problem.space.micro_batch_sizes(problem.workload.global_batch)[0]
-    layer_bytes = problem.model.layer_params * passed_bytes(problem, pool.zero_stage)
+    layer_bytes = problem.model.layer_params * passed_bytes(problem, shards.stage)
     tables: dict[tuple[int, int], Floats] = {}
     for k, own in enumerate(kinds.machines):
         for tp in problem.space.allowed_tp(kinds.num_gpus[k]):
             group = completer.pricer.tp_group(kinds.devices[own[0]][:tp])
             each = (
-                splitter.options(frozenset([group]), False, False, size, holding(_HELD), pool.shards).times
+                splitter.options(frozenset([group]), False, False, size, holding(_HELD), shards).times
                 for splitter in completer.splitters
             )
             tables[k, tp] = np.array(max(each, key=len))

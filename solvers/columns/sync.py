@@ -11,16 +11,11 @@ uplink only where holders stand on both sides.
 
 import math
 import operator
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import accumulate, pairwise
 
-from hexiopt.plan.holders import slices
 from hexiopt.problem.problem import Problem
-from solvers.columns.machine_kinds import MachineKinds, Uplink
-from solvers.core.partition import PipelineGroup
 
 _STEP = 1.2  # between the drains that are told apart
 
@@ -126,83 +121,6 @@ class ChainSync:
                 sent_s += seconds[min(rings, len(seconds)) - 1] * (len(own) if alike else 1)
         before_s: float = load[0][0] / len(context.rings) * context.drain_s
         return sent_s - before_s
-
-
-class SyncLoads:
-    """Makes the `ChainSync` of chains of a problem, in one ZeRO stage."""
-
-    def __init__(self, problem: Problem, kinds: MachineKinds, zero_stage: int) -> None:
-        model, workload = problem.model, problem.workload
-        self._kinds, self._machine_of = kinds, problem.cluster.machine_of.tolist()
-        network = problem.cluster.network
-        self._interface, self._inside_bytes_per_s = network.transmit_interface, network.pair_bandwidth
-        sent_bytes = passed_bytes(problem, zero_stage)
-        self._layer_bytes = float(model.layer_params * sent_bytes)
-        self._first_bytes, self._last_bytes = (n * sent_bytes for n in (model.embedding_params, model.head_params))
-        self._message_bytes = workload.seq_len * model.hidden_size * workload.element_bytes
-
-    def of(self, group: PipelineGroup, layers_of: Sequence[int], drain_s: float) -> ChainSync:
-        """Of pipelines with so many layers in their stages, the last of which ends `drain_s` before the first."""
-        rings: list[int] = []
-        loads: dict[tuple[int, bool], list[tuple[int, int, tuple[float, ...]]]] = defaultdict(list)
-        inner: set[Load] = set()
-        for s, num_layers in enumerate(layers_of):
-            ends_bytes = (s == 0) * self._first_bytes + (s + 1 == len(layers_of)) * self._last_bytes
-            most, found, between = self._stage(group.stages[s], self._layer_bytes + ends_bytes / num_layers)
-            span = len(rings), len(rings) + num_layers
-            for port, seconds in found.items():
-                loads[port].append((*span, tuple(seconds)))
-            inner |= {((*span, (each_s,)),) for each_s in between}
-            rings += [most] * num_layers
-        ends = [0, *accumulate(layers_of)]
-        uplinks = [self._uplink(group, ends, uplink) for uplink in self._kinds.uplinks]
-        inside, outside, sequence_s = zip(*uplinks, strict=True) if uplinks else ((), (), ())
-        return ChainSync(
-            SharedSync(tuple(rings), drain_s, inside, outside),
-            tuple(sorted(set(map(tuple, loads.values())))),
-            tuple(sorted(inner)),
-            tuple(self._layer_bytes / uplink.bytes_per_s for uplink in self._kinds.uplinks),
-            sequence_s,
-        )
-
-    def _stage(
-        self, slot: tuple[tuple[int, ...], ...], layer_bytes: float
-    ) -> tuple[int, Mapping[tuple[int, bool], list[float]], set[float]]:
-        """The most rings of a stage's layers; by interface, receiving or sending, seconds a layer by rings; and seconds
-        a layer of devices that send to others in their machine."""
-        holders = []  # of each slice in each machine: its share of a layer, and who holds it
-        widths, ranks = slices(tuple(map(len, slot)))
-        for width, ranks_of in zip(widths, ranks.tolist(), strict=True):
-            here: dict[int, list[int]] = defaultdict(list)
-            for devices, rank in zip(slot, ranks_of, strict=True):
-                here[self._machine_of[devices[rank]]].append(devices[rank])
-            holders += [(width, sorted(own)) for own in here.values()]
-        ports = [list(dict.fromkeys(map(self._interface, own))) for _, own in holders]
-        most = min(map(len, ports))
-        found: dict[tuple[int, bool], list[float]] = {}
-        inner: dict[int, float] = defaultdict(float)
-        for (width, own), at in zip(holders, ports, strict=True):
-            each_s = width * layer_bytes / self._kinds.interface_bytes_per_s(self._machine_of[own[0]])
-            for rings in range(1, most + 1):
-                # One ring alone comes in at the first holder and goes out at the last.
-                out = at[:rings] if rings > 1 else [self._interface(own[-1])]
-                for sends, used in ((False, at[:rings]), (True, out)):
-                    for port in used:
-                        found.setdefault((port, sends), [0.0] * most)[rings - 1] += each_s / rings
-            for sender, receiver in pairwise(own):
-                inner[sender] += width * layer_bytes / self._inside_bytes_per_s(sender, receiver)
-        return most, found, set(inner.values())
-
-    def _uplink(self, group: PipelineGroup, ends: Sequence[int], uplink: Uplink) -> tuple[int, int, float]:
-        """The layers held behind an uplink, those held elsewhere, and its seconds a sequence."""
-        inside = outside = 0
-        here = [[self._machine_of[own[0]] in uplink.machines for own in slot] for slot in group.stages]
-        for (begin, end), behind in zip(pairwise(ends), here, strict=True):
-            layers = (1 << end) - (1 << begin)
-            inside |= layers if any(behind) else 0
-            outside |= 0 if all(behind) else layers
-        crossings = sum(a != b for before, after in pairwise(here) for a, b in zip(before, after, strict=True))
-        return inside, outside, crossings / len(here[0]) * self._message_bytes / uplink.bytes_per_s
 
 
 def passed_bytes(problem: Problem, zero_stage: int) -> int:

@@ -1,6 +1,7 @@
 """One run of a search: its clock, its steps, the best plan so far, and who hears of it."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -20,6 +21,7 @@ from solvers.core.operators import OperatorStatistics, OperatorTally
 from solvers.core.zero import without_idle_sharding
 
 _TELL_EVERY_S = 0.1
+_IMPROVEMENTS = 6
 _SWAP_EVERY = 20  # steps between exchanges with other searches
 Found = tuple[float, Any]  # step time in seconds, and what the plan was made from
 
@@ -61,6 +63,7 @@ class Search:
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.enough_gap = 0.0  # the search ends at a plan proved to be within it of the best
         self.operators = OperatorStatistics()
+        self.improvements: deque[Plan] = deque(maxlen=_IMPROVEMENTS)  # the last best plans, the best last
         self.exchange: IncumbentExchange | None = None  # with other searches of this run
         self._heard: Found | None = None  # the best that it has told, not yet taken
         self._best_source: Found | None = None  # not yet passed on
@@ -85,7 +88,15 @@ class Search:
         other = copy(self)
         other._begun_steps, other._others_steps = self.steps, 0
         other.closest_to_fitting, other._trajectory, other.operators = None, [], OperatorStatistics()
+        other.improvements = self.improvements.copy()
         other.exchange, other._heard, other._best_source = None, None, None
+        return other
+
+    def inside(self, problem: Problem, allowance: "Allowance") -> "Search":
+        """A search of another problem by our cost model, within `allowance`; its steps are not counted here."""
+        share = max(1e-9, allowance.end - self.spent)
+        other = Search(self.name, problem, self.budget.part(share), self.seed)
+        other.on_progress = lambda _: self.should_continue(allowance.end if self.budget.max_steps is None else 1.0)
         return other
 
     def count_others(self) -> None:
@@ -220,6 +231,7 @@ class Search:
             return cost
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
+            self.improvements.append(plan)
             self._best_source = self._best_source if source is None else (cost.step_time_s, source)
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
         elif not cost.fits:

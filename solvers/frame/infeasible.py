@@ -212,14 +212,17 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
     """Changed problems, the smallest change first, each with a description."""
     workload = problem.workload
     space = problem.space
+    beside = " but for memory_headroom" if space.memory_headroom else ""  # which later changes keep
+    if space.memory_headroom:
+        yield replace(problem, space=replace(space, memory_headroom=0.0)), "constraints.memory_headroom=0"
     if (space.num_pipelines, space.num_stages, space.max_tp, space.exclude) != (None, None, None, ()):
         yield (
             replace(problem, space=replace(space, num_pipelines=None, num_stages=None, max_tp=None, exclude=())),
-            ("the constraints left out"),
+            f"the constraints left out{beside}",
         )
-    free = Space(sequence=space.sequence)
+    free = Space(sequence=space.sequence, memory_headroom=space.memory_headroom)
     if space != free:
-        yield replace(problem, space=free), "all freedoms of the plan space and no constraints"
+        yield replace(problem, space=free), f"all freedoms of the plan space and no constraints{beside}"
         problem = replace(problem, space=free)
     if workload.recompute not in (AUTO, "full"):
         workload = replace(workload, recompute=AUTO)

@@ -13,11 +13,12 @@ from itertools import chain
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules, sharding_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.operators import OperatorTally
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup, partition_of
 from solvers.core.search import Allowance, Search
-from solvers.core.zero import plain_stages, sharding_groups
+from solvers.core.zero import LOCKSTEP, plain_stages, sharding_groups
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_partitions,
@@ -40,6 +41,8 @@ _FORBIDDEN = 200.0  # energy of a partition that the plan space forbids
 _POOLS = (48, 16, 5, 2)  # partitions annealed in each round of equal time
 _HOPELESS = 0.3  # starts whose pipelines alone take e^0.3 times the best step are dropped
 _STARTS = 0.4  # most of the budget for pricing starts
+_SETTLED = 12  # best starts that are tried in every schedule and sharding
+_SETTLING = 0.5  # most of what is then left of the budget for that
 _POLISHED = 3  # starts that are hill-climbed first
 _POLISHING = 0.05  # most of the budget for that
 ANNEAL = 0.9  # of the budget: annealing ends here, the rest is hill climbing
@@ -128,6 +131,29 @@ class Annealer:
         [best] = anneal([known], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
         return best
 
+    def settled(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
+        """`start` in its best schedule that is not interleaved, and in that one its best ZeRO stage and sharding
+        groups: what starts are priced in first suits some of them badly, and a draw finds the combination late.
+        """
+        known = self.evaluate(start)
+        assert known is not None, "without a limit everything is evaluated"
+        problem, best = self.search.problem, known
+        if max(len(group.stages) for group in start.pipeline_groups) > 1:
+            for schedule in schedules(problem.workload):
+                if not schedule.chunked:
+                    best = self._better(replace(start, schedule=schedule, chunks=1), best, allowance)
+        for stage in sharding_stages(problem.workload):
+            if stage < LOCKSTEP or len(start.pipeline_groups) == 1:
+                for groups in sharding_groups(problem, stage):
+                    best = self._better(replace(best.partition, sharding=stage, groups=groups), best, allowance)
+        return best
+
+    def _better(self, other: Partition, best: EvaluatedPartition, allowance: Allowance) -> EvaluatedPartition:
+        if other in self._seen or not allowance or not self.search.step():
+            return best
+        found = self.evaluate(other)
+        return found if found is not None and found.energy < best.energy else best
+
     def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[OperatorTally, Partition] | None:
         return self._proposals.draw(now.partition, rng)
 
@@ -192,8 +218,8 @@ def improve(
     cooling: float = 1.0,
     recreate_share: float = 0.0,
 ) -> list[Partition]:
-    """Price `starts`, hill-climb the first few, then anneal the best in rounds with ever fewer partitions and more time
-    each.
+    """Price `starts`, try the best in every schedule and sharding, hill-climb the first few, then anneal the best in
+    rounds with ever fewer partitions and more time each.
 
     Each round begins at `cooling` times the first temperature of the round before. A share `recreate_share` of the
     moves rebuilds one or two pipeline groups as chains. Returns the resulting partitions, best first. Successive
@@ -211,6 +237,11 @@ def improve(
         if found is not None:
             least = min(least, found.energy)
             pool.append((found.energy, number, start))
+    pool.sort(key=lambda item: item[:2])
+    settling = allowance.part(_SETTLING)
+    for at, (_, number, start) in enumerate(pool[:_SETTLED]):
+        settled = annealer.settled(start, settling)
+        pool[at] = (settled.energy, number, settled.partition)
     pool.sort(key=lambda item: item[:2])
     polishing = search.until(min(allowance.end, search.spent + _POLISHING))
     climber.begin([partition for _, _, partition in pool[:_POLISHED]], polishing)

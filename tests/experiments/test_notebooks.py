@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("jupytext", reason="needs the extra notebooks")
 import nbformat
+from jupyter_client.manager import start_new_kernel
 
 from tests import notebooks
 
@@ -72,3 +73,36 @@ def test_it_runs(source: Path, tmp_path: Path) -> None:
         for one in (found, shipped(source))
     ]
     assert len(pictures[0]) == len(pictures[1]) > 0
+
+
+@pytest.mark.slow
+def test_the_stop_button_returns_the_best_so_far() -> None:
+    """A kernel is interrupted, as the button does, once the progress line has a plan; the cell ends with that plan."""
+    manager, client = start_new_kernel()
+    try:
+        asked = client.execute(
+            "import hexiopt as hx\n"
+            "problem = hx.Problem(cluster=hx.cluster('hexiscale_setting_2'), model=hx.model('llama2_7b'))\n"
+            "print(hx.solve(problem, time_limit_s=3600).status.value)"
+        )
+        printed, interrupted = {"stdout": "", "stderr": ""}, False
+        while True:
+            message = client.get_iopub_msg(timeout=120)
+            kind, content = message["msg_type"], message["content"]
+            assert kind != "error", content
+            if kind == "stream":
+                printed[content["name"]] += content["text"]
+            if not interrupted and "best" in printed["stderr"]:
+                interrupted = True
+                manager.interrupt_kernel()
+            if (
+                kind == "status"
+                and content["execution_state"] == "idle"
+                and message["parent_header"]["msg_id"] == asked
+            ):
+                break
+        assert interrupted
+        assert printed["stdout"] == "feasible\n"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

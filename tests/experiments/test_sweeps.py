@@ -185,6 +185,18 @@ def test_what_changes_a_result_makes_another_job(hexiopt: Run, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_plan_on_changed_problems_is_several_jobs(hexiopt: Run, tmp_path: Path) -> None:
+    assert hexiopt("plan", *TINY[:-1], "hydra.run.dir=found").code == 0
+    priced = ("price", "-m", "plan=found/plan.json", "workload.global_batch=128,256", "sweep.resume=true", TINY[-1])
+    for known in (0, 2):
+        ran = hexiopt(*priced)
+        assert ran.code == 0, ran.err
+        assert ran.out.count("known already") == known
+    times_s = [status["step_time_s"] for status in statuses(tmp_path)]
+    assert len(times_s) == 2
+    assert times_s[0] < times_s[1]
+
+
 def test_the_newest_sweep_is_resumed_where_none_is_named(hexiopt: Run, tmp_path: Path) -> None:
     swept = ("plan", "-m", *(word for word in TINY if not word.startswith("hydra.")), "seed=0,1")
     assert hexiopt(*swept).code == 0

@@ -77,7 +77,7 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
         assert said.endswith(f"is at step 12 of train.steps={steps}. To go on, set train.steps above that.")
         assert not (tmp_path / "complete" / "run.json").exists()
     more = ("plan=out/plan.json", f"train.resume={last}", "train.steps=14", "hydra.run.dir=again")
-    more += ("train.tensorboard=true", "train.profile=here.yaml")
+    more += ("train.loggers=[tensorboard]", "train.profile=here.yaml")
     devices = sum(len(stage["devices"]) for pipeline in plan_of(tmp_path / "out") for stage in pipeline["stages"])
     for measured, code in ((devices + 1, 2), (devices, 0)):
         (tmp_path / "here.yaml").write_text(PROFILE.format(measured))

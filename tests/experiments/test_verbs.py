@@ -88,6 +88,20 @@ def test_price_beyond_memory_exits_3(hexiopt: Run, tmp_path: Path) -> None:
     assert "does not fit" in ran.out
 
 
+def test_price_says_whether_a_plan_leaves_memory_free(hexiopt: Run, tmp_path: Path) -> None:
+    path = planned(hexiopt, tmp_path)
+    ran = hexiopt("price", f"plan={path}", "constraints.memory_headroom=0.05", "hydra.run.dir=priced")
+    assert (ran.code, ran.err) == (0, "")
+    assert "a reserve of 0.25 GiB" in " ".join(ran.out.split())
+    assert "leaves 5% of usable memory free" in " ".join(ran.out.split())
+    data, priced = (json.loads(one.read_text()) for one in (path, tmp_path / "priced" / "plan.json"))
+    assert priced["problem"]["space"] == data["problem"]["space"] | {"memory_headroom": 0.05}
+    limits = [one["prediction"]["memory_gib"]["old:0"]["limit"] for one in (data, priced)]
+    assert limits[1] == pytest.approx(0.95 * limits[0])
+    message = refused(hexiopt("price", f"plan={path}", "constraints.memory_headroom=0.6"))
+    assert "constraints: memory_headroom: 0.6 is out of range; it must be at least 0 and at most 0.5" in message
+
+
 def test_price_of_a_broken_plan_exits_2(hexiopt: Run, tmp_path: Path) -> None:
     path = planned(hexiopt, tmp_path)
     edit(path, lambda data: data["pipelines"][0].update(num_micro_batches=1000))

@@ -145,18 +145,17 @@ def path_of(spec: SearchSpec, folder: Path) -> Path:
 
 
 def _replaced(spec: SearchSpec, old: Path) -> Result:
-    """The fastest plan of those that replace the one in `old`, within the budget: half goes to the fastest, half to one
-    whose moving pays back."""
+    """The fastest plan of those that replace the one in `old`, within the budget for all of them."""
     read, solver, began = read_plan(old), make_solver(spec.solver, **spec.options), time.perf_counter()
-    half = Budget(spec.time_limit_s, spec.max_steps).shared(2)
     steps: list[Result] = []
 
-    def search(start: Plan | None, pricer: Pricer | None) -> Result:
-        steps.append(solver.solve(spec.problem, half, seed=spec.seed, pricer=pricer, start=start))
+    def search(start: Plan | None, pricer: Pricer | None, budget: Budget) -> Result:
+        steps.append(solver.solve(spec.problem, budget, seed=spec.seed, pricer=pricer, start=start))
         return steps[-1]
 
     before = PlacedPlan.of(read.problem, read.plan, read.solver)
-    best = replacements(before, spec.problem, search, horizon_steps=1000.0).replacements[-1]
+    budget = Budget(spec.time_limit_s, spec.max_steps)
+    best = replacements(before, spec.problem, search, budget, horizon_steps=1000.0).replacements[-1]
     cost = PlanPricer(spec.problem).price(best.plan)
     took_s = time.perf_counter() - began
     return replace(steps[0], plan=best.plan, cost=cost, runtime_s=took_s, steps=sum(one.steps for one in steps))

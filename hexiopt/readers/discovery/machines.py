@@ -6,7 +6,7 @@ Every machine that any text names is included. Texts that contradict each other 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
 from hexiopt.readers.discovery.hostfile import read_hostfile
 from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
 from hexiopt.readers.discovery.product import match
-from hexiopt.readers.discovery.slurm import Gres, read_slurm
+from hexiopt.readers.discovery.slurm import Gres, read_features, read_slurm
 from hexiopt.readers.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
 from hexiopt.readers.link_files import Channel, read_nccl_tests
+from hexiopt.readers.nodelist import compress, expand
 from hexiopt.units import GB, GIB
 
 LONE = ""  # key of a path given without a machine
 _LOCAL = "local"  # name of a single machine that no text names
-_NUMBERED = re.compile(r"(.+)-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class _Kind:
 
 
 def discover(name: str, texts: Texts) -> Discovery:
-    """The cluster called `name` that the texts describe. Raises InputError naming file and line."""
+    """The cluster called `name` that the texts describe. Raises InputError naming file and line.
+
+    Nodes of equal GRES and features in Slurm are alike: what was read on one of them stands for those without texts.
+    """
     slurm = read_slurm(texts.slurm) if texts.slurm else {}
     hosts = read_hostfile(texts.hostfile) if texts.hostfile else {}
     named = list(dict.fromkeys([*slurm, *hosts, *texts.nvidia_smi, *texts.topology, *texts.nccl_tests]))
@@ -65,6 +68,14 @@ def discover(name: str, texts: Texts) -> Discovery:
     smi = {m: read_nvidia_smi(p) for m, p in _by_machine("nvidia_smi", texts.nvidia_smi, named).items()}
     topologies = {m: read_topology(p) for m, p in _by_machine("topology", texts.topology, named).items()}
     buses = {m: read_nccl_tests(Path(p)) for m, p in _by_machine("nccl_tests", texts.nccl_tests, named).items()}
+    alike = _alike(slurm, read_features(texts.slurm) if texts.slurm else {}, (smi, topologies, buses))
+    topologies |= {machine: topologies[one] for machine, one in alike.items() if one in topologies}
+    buses |= {machine: buses[one] for machine, one in alike.items() if one in buses}
+    smi |= {  # but for the fabric: which one a machine is on, only its own text says
+        machine: tuple(replace(gpu, fabric=None) for gpu in smi[one])
+        for machine, one in alike.items()
+        if one in smi and machine != one
+    }
     entries: list[dict[str, Any]] = []
     notes: dict[str, tuple[str, ...]] = {}
     links: list[dict[str, Any]] = []
@@ -84,6 +95,8 @@ def discover(name: str, texts: Texts) -> Discovery:
             entry, said = _entry(part, kind, topology)
             if machine in buses and "intra_bandwidth_gb_per_s" in entry:
                 said += (_measure(entry, buses[machine]),)
+            if machine in alike:
+                said += (f"read on {alike[machine]} for all nodes of equal GRES and features",)
             entries.append(entry)
             notes[part] = said
         links += [
@@ -104,6 +117,23 @@ def discover(name: str, texts: Texts) -> Discovery:
     if links:
         cluster["links"] = links
     return Discovery(cluster, notes, tuple(left_out))
+
+
+def _alike(slurm: Mapping[str, Gres], features: Mapping[str, str], read: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The node whose texts stand for each node of its kind: the only one of them with any.
+
+    Nodes whose GRES has no type and that have no features are not taken to be alike.
+    """
+    kinds: dict[Any, list[str]] = {}
+    for node, gres in slurm.items():
+        if gres and (node in features or all(product for product, _ in gres)):
+            kinds.setdefault((gres, features.get(node)), []).append(node)
+    found: dict[str, str] = {}
+    for nodes in kinds.values():
+        had = [node for node in nodes if any(node in texts for texts in read)]
+        if len(had) == 1 and len(nodes) > 1:
+            found |= dict.fromkeys(nodes, had[0])
+    return found
 
 
 def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
@@ -277,26 +307,19 @@ def _fabrics(
 def _counted(
     entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """The entries with equal machines d-0, d-1, ... merged into one entry d with a count."""
-    taken = {entry["name"] for entry in entries}
-    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    """The entries with like machines merged: all that are named d-0, d-1, ... into one entry d with a count, others
+    whose names differ in the number at their end into one with a node list as its name."""
+    taken, kinds = {entry["name"] for entry in entries}, dict[str, list[dict[str, Any]]]()
+    bases = Counter(base for name in taken if (base := name.rpartition("-")[0]))
     for entry in entries:
-        numbered = _NUMBERED.fullmatch(entry["name"])
-        if numbered is not None and numbered[1] not in taken:
-            runs.setdefault(numbered[1], {})[int(numbered[2])] = entry
-    whole: dict[str, str] = {}
-    for base, run in runs.items():
-        kinds = {repr((entry | {"name": ""}, notes[entry["name"]])) for entry in run.values()}
-        if len(run) > 1 and sorted(run) == list(range(len(run))) and len(kinds) == 1:
-            whole |= {entry["name"]: base for entry in run.values()}
+        kinds.setdefault(repr((entry | {"name": ""}, notes[entry["name"]])), []).append(entry)
     out, comments = [], {}
-    for entry in entries:
-        name = entry["name"]
-        common = whole.get(name)
-        if common is None:
-            out.append(entry)
-            comments[name] = notes[name]
-        elif common not in comments:
-            out.append(entry | {"name": common, "count": len(runs[common])})
-            comments[common] = notes[name]
+    for alike in kinds.values():
+        for listed in compress(entry["name"] for entry in alike):
+            names, merged = expand(listed), alike[0] | {"name": listed}
+            count, base = len(names), names[0].removesuffix("-0")
+            if count > 1 and bases[base] == count and base not in taken and names[-1] == f"{base}-{count - 1}":
+                merged |= {"name": base, "count": count}
+            out.append(merged)
+            comments[merged["name"]] = notes[names[0]]
     return out, comments

@@ -5,16 +5,29 @@ import re
 
 from hexiopt.errors import InputError
 from hexiopt.readers.discovery.lines import Line, read_lines
-from hexiopt.readers.discovery.nodelist import expand
+from hexiopt.readers.nodelist import expand
 
 Gres = tuple[tuple[str | None, int], ...]  # Slurm's name of the GPU type (None: not stated), and the number of GPUs
 
 _NODE = re.compile(r"(?:^|\s)NodeName=(\S+)")
 _GRES = re.compile(r"(?:^|\s)Gres=(\S+)")
+_FEATURES = re.compile(r"(?:^|\s)(?:AvailableFeatures|Features?)=(\S+)")
 _SOCKETS = re.compile(r"\((?:S|IDX):[^()]*\)")
 _NONE = ("(null)", "N/A", "none")
 _MOST_GPUS = 1024
 _COMMANDS = "scontrol show node, or sinfo -N -o '%N %G'"
+
+
+def read_features(path: str) -> dict[str, str]:
+    """The features of every node that states some, as scontrol and slurm.conf write them."""
+    features: dict[str, str] = {}
+    names: list[str] = []
+    for line in read_lines(path):
+        if node := _NODE.search(line.text):
+            names = _names(line, node[1])
+        if (stated := _FEATURES.search(line.text)) and stated[1] not in _NONE:
+            features |= dict.fromkeys(names, stated[1])
+    return features
 
 
 def read_slurm(path: str) -> dict[str, Gres]:

@@ -98,6 +98,7 @@ def report_html(
             step=step_parts(problem, plan, cost),
             rows=rows,
             memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
+            memory_words=style.memory_words(problem.space),
             bounds=_bounds(cost, solver),
             chart=_chart(trajectory, cost, solver or {}) if trajectory else None,
             machines=_machine_types(problem.cluster),

@@ -75,7 +75,9 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
     ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(0, top) if tick <= top * 1.16])
     ax.set_ylabel("GiB", fontsize=NORMAL, color=MUTED)
     plain_axes(ax)
-    title(ax, letter, "Memory", "fullest device of each stage; line: its limit", outdent=LABELS)
+    headroom = problem.space.memory_headroom
+    free = f", {100 * headroom:g}% of usable memory left free" if headroom else ""
+    title(ax, letter, "Memory", f"fullest device of each stage; line: its limit{free}", outdent=LABELS)
     used = [part for part in MEMORY_PARTS if any(getattr(s.cost.memory, part) for _, _, s in places)]
     legend(ax, [Patch(facecolor=MEMORY_COLOURS[part], label=MEMORY_LABELS[part]) for part in used])
     return ax

@@ -8,36 +8,49 @@ from matplotlib.figure import Figure
 from rich.console import RenderableType
 from rich.table import Table
 
-from hexiopt.report.progress import StepLike
+from hexiopt.report.progress import StepLike, ValidationLike
 from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds, small_percent
 
 _WINDOW = 10  # steps over which the loss is averaged
 
 
-def training_table(ended: Sequence[StepLike], predicted_s: float, whose: str) -> RenderableType:
-    """Steps, first and last loss, and the median step beside the one predicted for the devices named by `whose`."""
+def training_table(
+    ended: Sequence[StepLike], validated: Sequence[ValidationLike], predicted_s: float, whose: str
+) -> RenderableType:
+    """Steps, first and last loss, also of validation, if any, and the median step beside the one predicted for the
+    devices named by `whose`."""
     usual = sorted(ended, key=lambda one: one.seconds)[len(ended) // 2]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("steps", f"{len(ended)}")
     table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats per token")
+    if validated:
+        table.add_row("validation", f"{validated[0].loss:.4f} → {validated[-1].loss:.4f} nats per token")
     table.add_row("step", f"{seconds(usual.seconds)} (median); predicted for {whose}: {seconds(predicted_s)}")
     table.add_row("throughput", f"{usual.tokens_per_s:,.0f} tokens/s")
     table.add_row("MFU", f"{small_percent(usual.mfu)} of the peak of {whose}")
     return table
 
 
-def draw_training(steps: Sequence[int], losses: Sequence[float], path: str | Path) -> None:
-    """Write loss.png: the loss of every step and its running mean."""
+def draw_training(ended: Sequence[StepLike], validated: Sequence[ValidationLike], path: str | Path) -> None:
+    """Write loss.png: the loss of every step and its running mean, and that of validation, if any."""
+    steps, losses = [one.step for one in ended], [one.loss for one in ended]
     figure = Figure(figsize=(7.0, 3.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, losses, color=PIPELINE_HUES[0], alpha=0.45, linewidth=1.0)
     smooth = [statistics.fmean(losses[max(0, k + 1 - _WINDOW) : k + 1]) for k in range(len(losses))]
     axes.plot(steps, smooth, color=PIPELINE_HUES[0], linewidth=2.0)
-    axes.annotate(
-        f"{smooth[-1]:.3f}", (steps[-1], smooth[-1]), xytext=(4, 0), textcoords="offset points", color=INK, va="center"
-    )
+    final, title = [(smooth[-1], steps[-1], INK)], "loss, nats per token: each step, and the mean of the last ten"
+    if validated:
+        points = [(one.step, one.loss) for one in validated]
+        hue = PIPELINE_HUES[1]
+        axes.plot(*zip(*points, strict=True), color=hue, linewidth=1.5, marker="o", markersize=4)
+        final, title = [*final, (*points[-1][::-1], hue)], f"{title}; with dots: validation"
+    # Apart from each other, the higher number above.
+    for (loss, step, color), side in zip(sorted(final), ("top", "bottom"), strict=False):
+        va = side if len(final) > 1 else "center"
+        axes.annotate(f"{loss:.3f}", (step, loss), xytext=(6, 0), textcoords="offset points", color=color, va=va)
     axes.set_xlabel("step", color=MUTED)
-    axes.set_title("loss, nats per token: each step, and the mean of the last ten", loc="left", fontsize=10, color=INK)
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(colors=MUTED, length=0)

@@ -25,7 +25,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.result import Result
-from hexiopt.solving import Pricer
+from hexiopt.solving import Budget, Pricer
 from hexiopt.toolkit.naming import renumbered
 from hexiopt.toolkit.replan.mending import kept, mended
 from hexiopt.toolkit.solution import PlacedPlan, PlanCost
@@ -33,6 +33,7 @@ from hexiopt.units import GIB
 from hexiopt.value import Value
 
 LEAST, MENDED, BETWEEN, FASTEST = "least moved", "mended", "in between", "fastest"
+_FASTEST = 0.75  # of the budget, for the fastest plan; the one in between begins at it, or at one that moves less
 _KEPT = 20_000  # plans whose moving is remembered
 _SAME = 1e-12  # of a step time
 _NEVER = -1e9  # layers, for devices that cannot take each other's place
@@ -125,20 +126,22 @@ class MovingPricer:
         return replace(cost, step_time_s=step_s, tokens_per_s=cost.tokens_per_s * slower, mfu=cost.mfu * slower)
 
 
-Search = Callable[[Plan | None, Pricer | None], Result]  # from a plan to begin with and a cost model to a result
+# From a plan to begin with, a cost model and a budget to a result.
+Search = Callable[[Plan | None, Pricer | None, Budget], Result]
 
 
 def replacements(
     before: PlacedPlan,
     problem: Problem,
     search: Search,
+    budget: Budget,
     horizon_steps: float,
     restart_s: float = 0.0,
     checkpoint_gb_per_s: float | None = None,
     *,
     restores: bool = False,
 ) -> Replanning:
-    """The plans for `problem` that can replace `before`; `search` is run twice.
+    """The plans for `problem` that can replace `before`. `search` is run twice, with shares of `budget`.
 
     A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`. With
     `restores`, training goes back to a checkpoint whatever the plan is, as our executor does after a fault.
@@ -156,7 +159,8 @@ def replacements(
 
     known = {LEAST: kept(before, problem), MENDED: mended(before, problem)}
     found = [replacement(name, plan) for name, plan in known.items() if plan is not None]
-    fastest = search(min(found, key=lambda one: one.cost.step_time_s).plan if found else None, None)
+    start = min(found, key=lambda one: one.cost.step_time_s).plan if found else None
+    fastest = search(start, None, budget.part(_FASTEST))
     if fastest.plan is None:
         if not found:
             raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
@@ -164,19 +168,22 @@ def replacements(
     near = staying(before, problem, fastest.plan)
     found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
     pricer = MovingPricer(problem, lambda plan: moved(plan)[1], horizon_steps)
-    between = search(min(found, key=lambda one: one.total_s(horizon_steps)).plan, pricer)
+    start = min(found, key=lambda one: one.total_s(horizon_steps)).plan
+    between = search(start, pricer, budget.part(1.0 - _FASTEST))
     if between.plan is not None:
         found.append(replacement(BETWEEN, staying(before, problem, between.plan), solver_to_dict(between)))
     return Replanning(before, tuple(_frontier(found)), horizon_steps)
 
 
 def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
-    """Those that no other beats in step time and moving time, least moved first."""
+    """Those that no other beats in step time and moving time, least moved first. Of the searched ones, the last is the
+    fastest, whichever search found it."""
     left: list[Replacement] = []
     for one in sorted(found, key=lambda one: (one.moving_s, one.cost.step_time_s)):
         if not left or one.cost.step_time_s < left[-1].cost.step_time_s * (1 - 1e-9):
             left.append(one)
-    return left
+    names = {one.name: FASTEST if one is left[-1] else BETWEEN for one in left if one.name in (BETWEEN, FASTEST)}
+    return [one.replace(name=names.get(one.name, one.name)) for one in left]
 
 
 def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:

@@ -159,7 +159,8 @@ class FlashFlexPricer:
                 raise ValueError(f"devices {devices} are in different machines; a TP group stays inside one")
             m, tp = key
             gpu = self.problem.cluster.machines[m].gpu
-            found = self._tp_groups[key] = FlashFlexTpGroup(self._flops[m], gpu.memory_bytes, tp, self._link_s[m][m])
+            memory_bytes = gpu.memory_bytes * (1.0 - gpu.memory_headroom)
+            found = self._tp_groups[key] = FlashFlexTpGroup(self._flops[m], memory_bytes, tp, self._link_s[m][m])
         return found
 
     def stage_s(

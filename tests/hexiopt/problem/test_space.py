@@ -34,13 +34,14 @@ SPACES = st.builds(
     num_stages=LIMITS,
     max_tp=LIMITS,
     exclude=st.lists(st.text(min_size=1), max_size=3).map(tuple),
+    memory_headroom=st.just(0.0) | st.floats(0.0, 0.5),
 )
 
 
 @given(SPACES)
 def test_round_trip(space: Space) -> None:
     data = space_to_dict(space)
-    assert set(data) | {*EXACT_SWITCHES} == {field.name for field in fields(Space)}
+    assert set(data) | {*EXACT_SWITCHES, "memory_headroom"} == {field.name for field in fields(Space)}
     assert space_from_dict(data, "space") == space
 
 
@@ -103,6 +104,10 @@ def test_choices_follow_the_workload() -> None:
         ("exclude", "a:0", "not a list"),
         ("exclude", [3], "not a name"),
         ("exclude", [""], "not a name"),
+        ("memory_headroom", 0.51, "out of range; it must be"),
+        ("memory_headroom", -0.01, "out of range"),
+        ("memory_headroom", "5%", "not a number"),
+        ("memory_headroom", float("nan"), "not finite"),
         ("uneven_pp", True, "unknown key"),
     ],
 )

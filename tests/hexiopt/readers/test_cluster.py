@@ -48,6 +48,22 @@ def test_the_host_that_a_machine_is() -> None:
         read(two(host="node1", count=2))
 
 
+def test_a_name_may_list_like_machines() -> None:
+    cluster = read(two(name="gpu[08-10],login"))
+    assert [machine.name for machine in cluster.machines[:4]] == ["gpu08", "gpu09", "gpu10", "login"]
+    assert len({machine.kind for machine in cluster.machines[:4]}) == 1
+    assert read(cluster_to_dict(cluster)) == cluster
+    for broken, rule in (
+        ({"name": "gpu[2-1]"}, r"has the range 2-1, which descends"),
+        ({"name": "gpu[1-2],gpu1"}, r"lists 'gpu1', which appears twice"),
+        ({"name": "gpu[1-2]", "count": 2}, r"count: 2 stands beside a name that lists 2 machines; remove it"),
+        ({"name": "-[1-2]"}, r"lists '-1', which is not a name"),
+        ({"name": "gpu[1-2]", "host": "one"}, r"host: 'one' is one host for 2 machines; write an entry for each"),
+    ):
+        with pytest.raises(InputError, match=rule):
+            read(two(**broken))
+
+
 def test_defaults() -> None:
     cluster = read(two())
     machine = cluster.machines[0]

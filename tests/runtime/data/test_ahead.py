@@ -21,7 +21,7 @@ def batches(tmp_path: Path) -> Batches:
 
 def test_every_step_has_its_own_sequences(batches: Batches) -> None:
     """Also those asked for twice in a step, and those of a step that nobody expected."""
-    ahead = BatchesAhead(batches, 6, CPU)
+    ahead = BatchesAhead(batches.sequences, 6, CPU)
     for step in (0, 1, 2, 7, 8, 3):
         of = ahead.after(6 * step)
         for first, end in ((0, 2), (2, 4), (0, 2)):
@@ -38,7 +38,7 @@ def test_the_next_step_is_read_by_another_thread(batches: Batches, monkeypatch: 
         return sequences(self, first, end)
 
     monkeypatch.setattr(Batches, "sequences", noted)
-    ahead = BatchesAhead(batches, 6, CPU)
+    ahead = BatchesAhead(batches.sequences, 6, CPU)
     for step in range(3):
         for first in (0, 3):
             ahead.after(6 * step)(first, first + 3)

@@ -16,9 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
+from runtime.data import corpus as corpus_module
+from runtime.data import texts as texts_module
 from runtime.data import tokens as tokens_module
 from runtime.data.batches import Batches
-from runtime.data.tokens import open_tokens, prepare
+from runtime.data.corpus import prepare
+from runtime.data.texts import TextFiles
+from runtime.data.tokens import open_tokens
 from tests.runtime.data.corpora import counted, token_file
 
 TEXT = "to be or not to be\nthat is the question\n"
@@ -70,7 +74,7 @@ def refusal(act: Callable[[], Any], *parts: str) -> None:
 def test_bytes_come_back(texts: list[bytes], block: int) -> None:
     """A folder's texts one after another, whatever their bytes and the size of the blocks."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens_module, "BLOCK", block)
+        patch.setattr(texts_module, "BLOCK", block)
         corpus = Path(folder, "corpus")
         corpus.mkdir()
         for i, one in enumerate(texts):
@@ -99,8 +103,8 @@ def test_tokenizer(
     tmp_path: Path, text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, piece: int, pieces: int
 ) -> None:
     """The tokens of the whole text, however it is cut: at ends of lines, without truncation, padding, extra tokens."""
-    monkeypatch.setattr(tokens_module, "PIECE", piece)
-    monkeypatch.setattr(tokens_module, "PIECES", pieces)
+    monkeypatch.setattr(texts_module, "PIECE", piece)
+    monkeypatch.setattr(corpus_module, "PIECES", pieces)
     text.write_text("to be\r\nor not\n\nto be? \n")
     if piece == 1:
         text.write_text("\n".join("?" * 5))
@@ -111,10 +115,11 @@ def test_tokenizer(
 
 def test_pieces_end_with_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line too long for one piece is cut; nothing is lost; what is not UTF-8 is replaced."""
-    monkeypatch.setattr(tokens_module, "PIECE", 4)
+    monkeypatch.setattr(texts_module, "PIECE", 4)
     path = tmp_path / "corpus.txt"
     path.write_bytes("ab\ncd\r\n0123456789\né\n".encode() + b"\xff.")
-    pieces = list(tokens_module._pieces([path]))
+    *pieces, end = TextFiles(path).pieces()
+    assert end is None
     assert pieces == ["ab\ncd\r\n", "01234567", "89\né\n", "\ufffd."]
 
 
@@ -132,10 +137,10 @@ def test_default_corpus(cache: Path) -> None:
     tokens = open_tokens(path)
     assert len(tokens) > 2**20
     tokens.tobytes().decode("utf-8")
-    found = tokens_module._files(None)
-    assert tokens_module.LIBRARY / "json" / "decoder.py" in found
+    found = TextFiles(None).paths
+    assert texts_module.LIBRARY / "json" / "decoder.py" in found
     assert all(path.suffix == ".py" for path in found)
-    assert not any(tokens_module.NOT_LIBRARY & set(path.relative_to(tokens_module.LIBRARY).parts) for path in found)
+    assert not any(texts_module.NOT_LIBRARY & set(path.relative_to(texts_module.LIBRARY).parts) for path in found)
     assert prepare(None, None, cache, 256) == path
     assert Batches(path, 128, 0).sequences(0, 4).shape == (4, 129)
 
@@ -147,13 +152,13 @@ def test_default_corpus(cache: Path) -> None:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The token files that were built."""
     built = []
-    write = tokens_module._write
+    write = corpus_module.write_tokens
 
     def noted(path: Path, *rest: Any) -> None:
         built.append(path)
         write(path, *rest)
 
-    monkeypatch.setattr(tokens_module, "_write", noted)
+    monkeypatch.setattr(corpus_module, "write_tokens", noted)
     return built
 
 
@@ -197,12 +202,12 @@ def test_a_token_file_is_used_as_it_is(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(files: list[Path]) -> Iterator[tokens_module.Tokens]:
-        yield np.zeros(3, np.uint8)
+    def failing(self: TextFiles) -> Iterator[bytes]:
+        yield bytes(3)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tokens_module, "_bytes", failing)
+        patch.setattr(TextFiles, "blocks", failing)
         with pytest.raises(KeyboardInterrupt):
             prepare(text, None, cache, 256)
     assert list(cache.iterdir()) == []
@@ -214,15 +219,14 @@ def test_a_killed_build_leaves_no_token_file(text: Path, cache: Path) -> None:
     script = f"""
 import os, signal
 from pathlib import Path
-import numpy as np
-from runtime.data import tokens as tokens_module
+from runtime.data import corpus
 
-def killed(files):
-    yield np.zeros(2**20, np.uint8)
+def killed(self):
+    yield bytes(2**20)
     os.kill(os.getpid(), signal.SIGKILL)
 
-tokens_module._bytes = killed
-tokens_module.prepare(Path({str(text)!r}), None, Path({str(cache)!r}), 256)
+corpus.TextFiles.blocks = killed
+corpus.prepare(Path({str(text)!r}), None, Path({str(cache)!r}), 256)
 """
     root = Path(tokens_module.__file__).parent.parent.parent
     done = subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60, check=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.data import tokens as tokens_module
 from runtime.data.batches import Batches
-from runtime.data.tokens import prepare
+from runtime.data.corpus import prepare
 from tests.runtime.data.corpora import counted, token_file
 
 
@@ -108,3 +108,16 @@ def test_tokens_are_mapped(tmp_path: Path) -> None:
     assert batches.num_windows == 2**13 - 1
     assert not Batches(path, 2**18, 0).sequences(10, 11).any()
     assert not Batches(path, 1, 0).sequences(2**40, 2**40 + 1).any()  # of an epoch of half a tera-sequence
+
+
+@given(st.lists(st.integers(0, 3), min_size=9, max_size=60), st.integers(1, 8))
+def test_documents_end_with_separators_and_sequences(tokens: list[int], seq_len: int) -> None:
+    with TemporaryDirectory() as folder:
+        batches = Batches(token_file(Path(folder), tokens), seq_len, 0, separator=2)
+        inputs, borders = batches.sequences(0, 7)[:, :-1].flatten(), batches.borders(0, 7)
+    assert borders.dtype == np.int32
+    assert borders[0] == 0
+    assert borders[-1] == len(inputs)
+    whole = {0, *range(seq_len, len(inputs) + 1, seq_len)}
+    assert set(borders.tolist()) == whole | {k + 1 for k, token in enumerate(inputs) if token == 2}
+    assert (np.diff(borders) > 0).all()

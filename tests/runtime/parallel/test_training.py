@@ -166,3 +166,23 @@ def features(plan: Plan, model: ModelSpec) -> set[str]:
 def test_the_third_has_every_feature() -> None:
     every = {seed: features(*random_plan(random.Random(seed))[:2]) for seed in SEEDS}
     assert set().union(*(every[seed] for seed in THIRD)) == set().union(*every.values())
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_gradients_are_added_where_buckets_have_them(weights: torch.dtype) -> None:
+    """By autograd itself, where they are of the same type, which takes the host no time; else by a hook."""
+    _, model, batch = random_plan(random.Random(2))
+
+    def work(rank: int) -> Any:
+        own = trainee(whole(model, batch), model, batch, weights, torch.float32)
+        tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1))
+        own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+        assert all(bucket.gradient.count_nonzero() for bucket in own.buckets)
+        places = [(name, view) for bucket in own.buckets for name, view, _ in bucket.pieces(bucket.gradient)]
+        return [
+            None if (grad := own.weights[name].grad) is None else grad.data_ptr() == view.data_ptr()
+            for name, view in places
+        ]
+
+    (found,) = run_ranks(1, work)
+    assert set(found) == {True if weights == torch.float32 else None}

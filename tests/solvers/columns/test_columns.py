@@ -16,7 +16,8 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import Budget
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
+from solvers.columns.chain_column import ChainColumn, ChainRecipe
+from solvers.columns.column_pool import ColumnPool
 from solvers.columns.column_search import ColumnSearch
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
@@ -125,11 +126,11 @@ def test_columns_take_the_machines_they_count() -> None:
     )
     search.generate(search.run.until())
     assert search.best(1)
-    pool = search._pool
+    pool = search.maker.pool
     assert len(pool.columns) > 10
     for column in pool.columns:
-        assert column.counts == column.recipe.counts(len(search.kinds))
-        assert all(c <= s for c, s in zip(column.counts, search.kinds.supply, strict=True))
+        assert column.counts == column.recipe.counts(len(search.maker.kinds))
+        assert all(c <= s for c, s in zip(column.counts, search.maker.kinds.supply, strict=True))
         assert column.rate > 0.0 <= column.fill_s
 
 

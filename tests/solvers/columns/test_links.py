@@ -10,7 +10,8 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import Budget
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
+from solvers.columns.chain_column import ChainColumn, ChainRecipe
+from solvers.columns.column_pool import ColumnPool
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import Relaxed
 from solvers.columns.sketches import sketched
@@ -70,7 +71,7 @@ def test_a_pipeline_alone_in_its_machine_uses_no_link_inside() -> None:
 def test_chains_of_a_split_are_cut_where_few_layers_cross() -> None:
     one = problem(100, 0.05)
     kinds, pool = MachineKinds(one), pool_of(one)
-    sketches = sketched(PlanCompleter(Search("t", one, Budget(), 0).pricer), kinds, pool)
+    sketches = sketched(PlanCompleter(Search("t", one, Budget(), 0).pricer), kinds, pool.shards)
     assert sketches is not None
     hope = Relaxed(3.0, 2.2 * float(sketches.layer_s[0]), 10 * float(sketches.fill_s.max()) + 1.0, np.array([1.0, 1.0]))
     splits = best_splits(kinds, sketches, hope, SharedSync.worst(LAYERS, 2), 4)
@@ -86,7 +87,7 @@ def test_chains_of_a_split_are_cut_where_few_layers_cross() -> None:
 def test_no_splits_where_the_whole_model_crosses_in_time() -> None:
     one = problem(100, 0.05)
     kinds = MachineKinds(one)
-    sketches = sketched(PlanCompleter(Search("t", one, Budget(), 0).pricer), kinds, pool_of(one))
+    sketches = sketched(PlanCompleter(Search("t", one, Budget(), 0).pricer), kinds, pool_of(one).shards)
     assert sketches is not None
     hope = Relaxed(3.0, LAYERS * float(sketches.layer_s[0]), 100.0, np.array([1.0, 1.0]))
     assert best_splits(kinds, sketches, hope, SharedSync.worst(LAYERS, 2), 4) == []

@@ -103,7 +103,7 @@ def test_alike_machines_are_counted_where_their_names_say_so(tmp_path: Path) -> 
     assert (entry["name"], entry["count"], entry["gpu"]) == ("d", 2, None)
     assert "a100_40gb_pcie, a100_40gb_sxm, a100_80gb_pcie, a100_80gb_sxm" in discovery.notes["d"][0]
     names = [entry["name"] for entry in found(tmp_path, slurm=SINFO).cluster["machines"]]
-    assert names == ["gpu01", "gpu02", "gpu03"]
+    assert names == ["gpu[01-02]", "gpu03"]
     for lines in ("d-0 gpu:t4:2\nd-1 gpu:t4:4\n", "d-1 gpu:t4:2\nd-2 gpu:t4:2\n", "d-0 gpu:2\nd-1 gpu:2\nd gpu:2\n"):
         assert all("count" not in entry for entry in found(tmp_path, slurm=lines).cluster["machines"])
 
@@ -133,7 +133,7 @@ def test_a_hostfile_alone_leaves_almost_all_open(tmp_path: Path) -> None:
         ({"slurm": "a gpu:t4:2,gpu:a10:2\n", "topology": LAB_TOPOLOGY}, "Slurm does not state which GPU has which"),
         ({"slurm": "a gpu:t4:2,gpu:a10:2\na.t4 gpu:1\n"}, "a.t4: is a machine and a part of another"),
         ({"slurm": "cpu (null)\n"}, "no text names a GPU"),
-        ({"slurm": f"{90 * 'n'}[1-7000] gpu:8\n"}, "larger than 1 MiB"),
+        ({"slurm": f"{90 * 'n'}[1-7000]x gpu:8\n"}, "larger than 1 MiB"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, texts: dict[str, Any], message: str) -> None:
@@ -167,9 +167,65 @@ def test_the_file_is_a_cluster_once_its_nulls_are_filled(tmp_path: Path, texts: 
     written = cluster_text(discovery.cluster, ["A head."], discovery.notes)
     data = parse(written, "cluster.yaml", as_json=False)
     assert data == discovery.cluster
-    with pytest.raises(InputError, match=r"is unknown \(null\).*hexiopt profile"):
+    with pytest.raises(InputError, match=r"(is|are) unknown \(null\).*hexiopt profile"):
         cluster_from_section(Section(data, "cluster.yaml"))
     cluster_from_section(Section(filled(data), "cluster.yaml"))
+
+
+LIKE = "".join(
+    f"NodeName={name}\n   AvailableFeatures={features}\n   Gres=gpu:{gres}\n   State=IDLE\n"
+    for name, features, gres in (
+        ("d-0", "ib,new", "nvidia_a100:4"),
+        ("d-1", "ib,new", "nvidia_a100:4"),
+        ("d-2", "ib,new", "nvidia_a100:4"),
+        ("old", "ib", "nvidia_a100:4"),
+        ("x", "(null)", "4"),
+        ("y", "(null)", "4"),
+    )
+)
+
+
+def test_what_is_read_on_one_node_stands_for_its_kind(tmp_path: Path) -> None:
+    """Equal GRES and features, of which one says something; two that say something differently stay by themselves."""
+    plain = {node: entry["gpu"] for node, entry in machines(found(tmp_path, slurm=LIKE)).items()}
+    assert plain == {"d": None, "old": None, "x": None, "y": None}
+    texts = {"nvidia_smi": {"d-1": A100, "x": A100}, "topology": {"d-1": A100_TOPOLOGY}}
+    discovery = found(tmp_path, slurm=LIKE, **texts)
+    entries = machines(discovery)
+    assert {node: entry["gpu"] for node, entry in entries.items()} == {
+        "d": "a100_80gb_sxm",
+        "old": None,
+        "x": "a100_80gb_sxm",
+        "y": None,
+    }
+    assert (entries["d"]["count"], entries["d"]["intra_bandwidth_gb_per_s"]) == (3, 300.0)
+    assert "read on d-1 for all nodes of equal GRES and features" in discovery.notes["d"]
+    both = {"nvidia_smi": {"d-0": A100, "d-1": A100}}
+    assert {node: one["gpu"] for node, one in machines(found(tmp_path, slurm=LIKE, **both)).items()} == {
+        "d-[0-1]": "a100_80gb_sxm",
+        "d-2": None,
+        "old": None,
+        "x": None,
+        "y": None,
+    }
+
+
+def test_a_fabric_is_not_read_on_another_node(tmp_path: Path) -> None:
+    header, *rows = A100.splitlines()
+    fabric = [header + ", fabric.clusterUuid, fabric.cliqueId", *(row + ", 1-2-3, 7" for row in rows)]
+    entries = machines(found(tmp_path, slurm=LIKE, nvidia_smi={"d-1": "\n".join(fabric) + "\n"}))
+    assert (entries["d"]["num_gpus"], entries["d"]["count"]) == (4, 3)
+
+
+def test_all_nulls_are_named_at_once() -> None:
+    machine = {"name": "a", "gpu": None, "num_gpus": 2, "intra_bandwidth_gb_per_s": None}
+    data = {"name": "m", "inter_machine": {"bandwidth_gb_per_s": None}, "machines": [machine, machine | {"name": "b"}]}
+    with pytest.raises(InputError) as caught:
+        cluster_from_section(Section(data, "my.yaml"))
+    assert str(caught.value) == (
+        "my.yaml: 5 values are unknown (null); state them, or measure them with 'hexiopt profile': "
+        "inter_machine.bandwidth_gb_per_s, machines[*].gpu (2 times), machines[*].intra_bandwidth_gb_per_s (2 times)"
+    )
 
 
 def test_a_null_is_refused_with_key_and_machine() -> None:

@@ -1,11 +1,13 @@
 """Slurm's node lists: `gpu[01-04,07],login` names gpu01 to gpu04, gpu07 and login."""
 
 import re
+from collections.abc import Iterable
 from itertools import product
 
 MAX_NODES = 100_000
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 
 
 def expand(text: str) -> list[str]:
@@ -29,6 +31,27 @@ def expand(text: str) -> list[str]:
             raise ValueError(f"names more than {MAX_NODES:,} nodes; name fewer")
         names += ["".join(words) for words in product(*parts)]
     return names
+
+
+def compress(names: Iterable[str]) -> list[str]:
+    """The names as node lists, one for all that differ only in the number at their end: `gpu[01-04,07]`."""
+    numbers: dict[tuple[str, bool], list[str]] = {}
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        prefix, number = (name, "") if found is None else (found[1], found[2])
+        numbers.setdefault((prefix, found is None), []).append(number)
+    return [prefix + (own[0] if len(own) == 1 else f"[{_ranges(own)}]") for (prefix, _), own in numbers.items()]
+
+
+def _ranges(numbers: Iterable[str]) -> str:
+    """Different numbers as ranges, which `_numbers` reads with the same zeros before them."""
+    runs: list[tuple[str, str]] = []
+    for number in sorted(numbers, key=lambda one: (int(one), one)):
+        if runs and number == f"{int(runs[-1][1]) + 1:0{len(runs[-1][0])}d}":
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(first if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _entries(text: str) -> list[str]:

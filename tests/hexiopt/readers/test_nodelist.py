@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.readers.discovery.nodelist import MAX_NODES, expand
+from hexiopt.readers.nodelist import MAX_NODES, compress, expand
 
 WORDS = st.text("abgpu-_.", min_size=1, max_size=4)
 RANGES = st.lists(st.tuples(st.integers(0, 120), st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=4)
@@ -34,6 +34,17 @@ def test_every_number_of_every_range_once_in_order(prefix: str, ranges: list[tup
     # The width that is written is that of the first number, which may be longer than asked for.
     assert expand(f"{prefix}[{inside}]{rest}") == expected
     assert expand(",".join(expected)) == expected
+
+
+@given(st.sets(st.text("ab019-", min_size=1, max_size=5), min_size=1, max_size=30))
+def test_compressed_names_are_the_names(names: set[str]) -> None:
+    lists = compress(sorted(names))
+    assert sorted(name for one in lists for name in expand(one)) == sorted(names)
+    assert sorted(expand(",".join(lists))) == sorted(names)
+
+
+def test_names_are_compressed_as_slurm_does() -> None:
+    assert compress(["gpu08", "gpu09", "gpu10", "login", "gpu12", "d-1"]) == ["gpu[08-10,12]", "login", "d-1"]
 
 
 @given(st.text("ab019[],-", max_size=20))
