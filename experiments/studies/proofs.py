@@ -89,7 +89,7 @@ def random_problem(group: ProblemSizes, seed: int) -> Problem:
     for k, size in enumerate(sizes):
         gpu = known[types[k] if k < len(types) else rng.choice(types)]
         inside = intra_bandwidth_gb_per_s(gpu) * 1e9 if size > 1 else float("inf")
-        machines.append(Machine(f"m{k}_{gpu.name}", f"m{k}", gpu, size, inside, 3e-6, (), 1, rate, 2e-5))
+        machines.append(Machine(f"m{k}", f"m{k}", gpu, size, inside, 3e-6, (), 1, rate, 2e-5))
     cluster = Cluster(f"random_{group.least}_{seed}", tuple(machines), rate, 2e-5)
     memory_bytes = sum(machine.num_gpus * machine.gpu.usable_memory_bytes for machine in machines)
     layers = rng.randint(20, 32)

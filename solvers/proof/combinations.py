@@ -30,8 +30,7 @@ from solvers.proof.tables import ProofTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_SURVIVORS = 2_000  # most combinations of families of a partition whose members are priced
-_WORK = 200_000_000  # operations of combining families: about a second
+COMBINE = 200_000_000  # operations of combining families: about a second
 
 
 class Combinations:
@@ -51,16 +50,17 @@ class Combinations:
                 yield Sharding(zero, "machine")
 
     def together(
-        self, lists: Sequence[tuple[Lines, int]], machine: bool, limit_s: float, effort: int = 1
+        self, lists: Sequence[tuple[Lines, int]], machine: bool, limit_s: float, most_work: int, most: int
     ) -> Iterator[list[FoundPipeline]] | None:
         """All choices, with repetition, of the stated number of pipelines from each list that may process the batch
-        next to each other, each with the most that it can process there; None where they are too many."""
+        next to each other, each with the most that it can process there; None where that is too much work, or where
+        more than `most` combinations of families are left."""
         tables, usages = self._tables, np.repeat(np.arange(len(lists)), [count for _, count in lists])
         families, lines = self._families([own for own, _ in lists])
-        found = np.zeros((_SURVIVORS * effort, len(usages)), np.int64)
+        found = np.zeros((most, len(usages)), np.int64)
         answer, count = surviving_families(
-            usages, families, lines, tables.groups, self._seconds[len(usages)], machine, tables.batch, limit_s,
-            _WORK * effort, found,
+            usages, families, lines, tables.groups, self._seconds[len(usages), machine], tables.batch, limit_s,
+            most_work, found,
         )  # fmt: skip
         return None if answer == LIMIT else self._members(found[:count], families, lines, machine, limit_s)
 
@@ -95,15 +95,16 @@ class Combinations:
         self, found: Ints, families: Families, lines: Lines, machine: bool, limit_s: float
     ) -> Iterator[list[FoundPipeline]]:
         """The members of chosen families that process the batch together."""
-        tables, seconds, ring_s = self._tables, self._seconds[found.shape[1]], np.zeros(self._tables.num_layers)
+        tables, seconds = self._tables, self._seconds[found.shape[1], machine]
+        ring_s, inside = np.zeros(tables.num_layers + 1), np.zeros((tables.num_layers + 1, len(tables.nic)))
         for chosen in found.tolist():
-            ring_seconds(families.machines[chosen], machine, seconds, ring_s)
+            ring_seconds(families.machines[chosen], seconds, ring_s, inside)
             sent, received = families.load[chosen].sum(axis=0)
             able = dict[int, list[tuple[int, FoundPipeline]]]()
             for f in set(chosen):
                 able[f] = []
                 for i in range(families.members[f], families.members[f + 1]):
-                    count = most_next_to(lines, i, tables.groups, seconds, sent, received, ring_s, 1, limit_s)
+                    count = most_next_to(lines, i, tables.groups, seconds, sent, received, ring_s, inside, 1, limit_s)
                     if count:
                         size = tables.sizes[lines.size[i]]
                         able[f].append((i, FoundPipeline(size, stages_of_line(lines, i), int(count))))
@@ -116,8 +117,8 @@ class Combinations:
                 if ascending and sum(one.sequences for _, one in picked) >= tables.batch:
                     yield [one for _, one in picked]
 
-    def _joint_seconds(self, holders: int) -> JointSeconds:
-        tables = self._tables
+    def _joint_seconds(self, key: tuple[int, bool]) -> JointSeconds:
+        (holders, machine), tables = key, self._tables
         # Under GPipe memory grows with the number of micro-batches; that of one is a lower bound.
         each = [tables.seconds(holders, size, 1) for size in tables.sizes]
         messages = [tables.messages(size, np.zeros(len(tables.nic))) for size in tables.sizes]
@@ -127,14 +128,17 @@ class Combinations:
             np.stack([own.forward_s for own in each]),
             np.stack([own.both_s for own in each]),
             tables.after_s_kept[holders],
-            tables.ring_s(0.5),
+            tables.ring_s(0.5 if machine else (holders - 1) / holders),
             np.stack([own.inside_s for own in messages]),
             np.array([own.num_bytes for own in messages]),
             tables.latency_s,
             tables.nic,
-            float(tables.units[1]),
-            float(tables.units[2]),
-            tables.layer_bytes,
+            tables.first_units,
+            tables.last_units,
+            tables.tied_units,
+            tables.across_bytes("machine" if machine else "all"),
+            tables.port_s,
+            machine,
         )
 
     def splits(self, chosen: list[FoundPipeline]) -> Iterator[list[FoundPipeline]]:

@@ -8,6 +8,7 @@ the bound holds only for that part of the plan space, and the result states it a
 
 import math
 
+from hexiopt.bounds import lower_bound_s
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
@@ -18,8 +19,9 @@ from solvers.proof.proof import Answer, BudgetSpentError, Proof
 from solvers.proof.tables import ProofTables
 
 _SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # shares of the best step time, asked in this order
-_WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # shares asked if the first one is left open
-_FIRST = 0.6  # share of the remaining budget for each of them
+_WIDER = (0.3, 0.2, 0.12, 0.08, 0.05, 0.03, 0.02)  # shares asked in this order if the first one is left open
+_RELAXED = 0.15  # share of the remaining budget for the relaxations' bound, which then goes first
+_FIRST = 0.8  # share of the remaining budget for the first one
 _MOST_USAGES = 1_000
 _FOREVER_S = 1e9  # upper limit on the step time of any plan of interest
 # Shares of another search's budget for the proof of what the rest of it found: where it covers the whole plan space,
@@ -94,10 +96,13 @@ def prove(run: Search) -> None:
         for share in smaller:
             if not _proved(run, proofs, share, run.until(), rest):
                 return
-    else:
-        for share in _WIDER:
-            if share > first and _proved(run, proofs, share, run.allowance(_FIRST), rest):
-                return
+        return
+    if not rest and run.budget.max_steps is None:  # the clock determines the bound
+        run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, _RELAXED * run.left_s()))
+    for share in _WIDER:
+        asked = share > first and run.best_s * (1 - share) > run.bound_s
+        if asked and not _proved(run, proofs, share, run.until(), rest):
+            return
 
 
 def _proved(run: Search, proofs: list[Proof], share: float, allowed: Allowance, rest: str) -> bool:

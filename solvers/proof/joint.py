@@ -24,6 +24,7 @@ from solvers.proof.kernels import (
     between_s,
     chain_ends,
     kind_of,
+    sync_s,
 )
 
 Floats = NDArray[np.float64]
@@ -46,7 +47,9 @@ class JointSeconds(NamedTuple):
 
     `forward_s` [sizes, kinds, groups, layers + 1], `both_s` [sizes, kinds, in flight, groups, layers + 1]; optimiser
     `after_s` and sync over own links `local_s` [kinds, groups, layers + 1]; messages as in `Messages`. A ring of a
-    layer passes `pass_bytes` times its factor; embedding and head count as `first_units` and `last_units` layers.
+    layer between machines passes `pass_bytes` times its factor; embedding and head count as `first_units` and
+    `last_units` layers, and a matrix that the first and the last stage share as `tied_units`. Inside machines, a group
+    passes its share of a layer over its own ports in `port_s` [groups] times the factor.
     """
 
     sizes: Ints
@@ -61,7 +64,10 @@ class JointSeconds(NamedTuple):
     nic: Floats
     first_units: float
     last_units: float
+    tied_units: float
     pass_bytes: float
+    port_s: Floats
+    per_machine: bool  # states are sharded within machines
 
 
 class Families(NamedTuple):
@@ -91,10 +97,12 @@ def most_alone(
     for s in range(p):
         machines[s] = groups.machine[row[s]]
         on[machines[s]] += layers[s] + tails.units[kind_of(s, p, True)]
+    if p > 1 and machines[0] == machines[p - 1]:
+        on[machines[0]] -= tails.tied_units
     add_own_load(machines, p, sent, received)
     for s in range(p):
         g, n, kind, m = row[s], layers[s], kind_of(s, p, True), machines[s]
-        tail_s[s] = max(tails.local_s[kind, g, n], tails.layer_s[m] * on[m], tails.all_s) + tails.after_s[kind, g, n]
+        tail_s[s] = sync_s(tails, s, p, True, g, n, machines, on) + tails.after_s[kind, g, n]
         if s < p - 1:
             ahead_s[s] = between_s(messages, m, machines[s + 1], g, row[s + 1], sent, received)
             back_s[s] = between_s(messages, machines[s + 1], m, row[s + 1], g, sent, received)
@@ -130,32 +138,44 @@ def what_others_see(lines: Lines, groups: Groups, machines: Ints, load: Floats) 
 
 
 @numba.njit(cache=True)
-def ring_seconds(machines: Ints, per_machine: bool, seconds: JointSeconds, ring_s: Floats) -> None:
-    """Write the seconds of each layer's ring to `ring_s` [layers], given the machines of each pipeline's layers.
+def ring_seconds(machines: Ints, seconds: JointSeconds, ring_s: Floats, inside: Floats) -> None:
+    """Write the seconds of the rings of each layer to `ring_s` [layers + 1], given the machines [pipelines, layers] of
+    each pipeline's layers, and to `inside` [layers + 1, machines] the share of a layer that each of its holders on a
+    machine passes over its own ports. The last row is a matrix that first and last stages share.
 
-    A ring passes (k − 1)/k of its bytes, of k holders, or of as many machines `per_machine`, and takes as long as its
-    most loaded interface needs for all rings.
+    A ring passes (k − 1)/k of its bytes, of k holders, and takes as long as its most loaded interface needs for all
+    rings. With states sharded within machines, there are rings inside each machine, and rings of the machines.
+    Otherwise one ring passes all holders, which use only their ports where all are on one machine.
     """
     count, num_layers = machines.shape
     num_machines = len(seconds.nic)
-    load, held = np.zeros(num_machines), np.zeros((num_layers, num_machines), np.bool_)
+    load, held = np.zeros(num_machines), np.zeros((num_layers + 1, num_machines), np.int64)  # holders on each machine
     ring_s[:] = 0.0
-    for layer in range(num_layers):
-        met = 0
+    inside[:] = 0.0
+    for layer in range(num_layers + (1 if seconds.tied_units > 0.0 else 0)):
+        holders, met, units = 0, 0, seconds.tied_units
         for i in range(count):
-            if not held[layer, machines[i, layer]]:
-                held[layer, machines[i, layer]] = True
-                met += 1
-        if met > 1:
-            factor = (met - 1.0) / met if per_machine else (count - 1.0) / count
+            if layer < num_layers:
+                held[layer, machines[i, layer]] += 1
+            else:
+                held[layer, machines[i, 0]] += 1
+                if machines[i, num_layers - 1] != machines[i, 0]:
+                    held[layer, machines[i, num_layers - 1]] += 1
+        for q in range(num_machines):
+            holders += held[layer, q]
+            met += 1 if held[layer, q] else 0
+        if layer < num_layers:
             units = 1.0 + (seconds.first_units if layer == 0 else 0.0)
-            factor *= units + (seconds.last_units if layer == num_layers - 1 else 0.0)
-            for q in range(num_machines):
-                if held[layer, q]:
-                    load[q] += factor
-        else:
-            held[layer, machines[0, layer]] = False
-    for layer in range(num_layers):
+            units += seconds.last_units if layer == num_layers - 1 else 0.0
+        factor = (met - 1.0) / met if seconds.per_machine else ((holders - 1.0) / holders if met > 1 else 0.0)
+        for q in range(num_machines):
+            if held[layer, q]:
+                load[q] += factor * units
+                if seconds.per_machine or met == 1:
+                    inside[layer, q] = (held[layer, q] - 1.0) / held[layer, q] * units
+                if met == 1:
+                    held[layer, q] = 0
+    for layer in range(num_layers + 1):
         for q in range(num_machines):
             if held[layer, q]:
                 ring_s[layer] = max(ring_s[layer], seconds.pass_bytes * load[q] / seconds.nic[q])
@@ -164,13 +184,14 @@ def ring_seconds(machines: Ints, per_machine: bool, seconds: JointSeconds, ring_
 @numba.njit(cache=True)
 def most_next_to(
     lines: Lines, i: int, groups: Groups, seconds: JointSeconds, sent: Floats, received: Floats, ring_s: Floats,
-    least: int, limit_s: float,
+    inside: Floats, least: int, limit_s: float,
 ) -> int:  # fmt: skip
     """The most micro-batches, at most its own, that pipeline i processes in time next to others; 0 if below `least`.
 
-    `sent` and `received` [machines] are the messages of all pipelines, `ring_s` [layers] the rings of all. Waiting for
-    late holders is neglected, so that this is an upper bound.
+    `sent` and `received` [machines] are the messages of all pipelines, `ring_s` and `inside` the rings of all, from
+    `ring_seconds`. Waiting for late holders is neglected, so that this is an upper bound.
     """
+    num_layers = len(ring_s) - 1
     p, c = lines.num_stages[i], lines.size[i]
     messages = Messages(
         seconds.inside_s[c], seconds.inside_s[c], seconds.num_bytes[c], seconds.latency_s, seconds.nic, seconds.nic
@@ -180,7 +201,13 @@ def most_next_to(
     at = 0
     for s in range(p):
         g, n, kind = lines.groups[i, s], lines.layers[i, s], kind_of(s, p, True)
-        tail_s[s] = max(seconds.local_s[kind, g, n], ring_s[at : at + n].max()) + seconds.after_s[kind, g, n]
+        between, units = ring_s[at : at + n].max(), inside[at : at + n, groups.machine[g]].sum()
+        if s == 0 or s == p - 1:
+            between = max(between, ring_s[num_layers])
+            units += inside[num_layers, groups.machine[g]]
+        own_s = units * seconds.port_s[g]
+        rings_s = own_s + between if seconds.per_machine else max(own_s, between)
+        tail_s[s] = max(seconds.local_s[kind, g, n], rings_s) + seconds.after_s[kind, g, n]
         at += n
         if s < p - 1:
             h = lines.groups[i, s + 1]
@@ -206,8 +233,8 @@ def most_next_to(
 
 @numba.njit(cache=True)
 def surviving_families(
-    usages: Ints, families: Families, lines: Lines, groups: Groups, seconds: JointSeconds, per_machine: bool,
-    batch: int, limit_s: float, most_work: int, found: Ints,
+    usages: Ints, families: Families, lines: Lines, groups: Groups, seconds: JointSeconds, batch: int, limit_s: float,
+    most_work: int, found: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Write to `found` [combinations, pipelines] the families, one for each of `usages` [pipelines], whose members may
     process the batch next to each other. Returns YES, NO or LIMIT (too much work or too many) and their number.
@@ -220,7 +247,8 @@ def surviving_families(
         first = families.of_usage[usages[d]]
         rest[d] = rest[d + 1] + (families.most[first] if first < families.of_usage[usages[d] + 1] else -(1 << 40))
     chosen, total = np.full(k, -1, np.int64), np.zeros(k + 1, np.int64)
-    machines, ring_s = np.zeros((k, num_layers), np.int64), np.zeros(num_layers)
+    machines, ring_s = np.zeros((k, num_layers), np.int64), np.zeros(num_layers + 1)
+    inside = np.zeros((num_layers + 1, num_machines))
     sent, received = np.zeros(num_machines), np.zeros(num_machines)
     d = work = count = 0
     while d >= 0:
@@ -246,7 +274,7 @@ def surviving_families(
         for i in range(k):
             sent += families.load[chosen[i], 0]
             received += families.load[chosen[i], 1]
-        ring_seconds(machines, per_machine, seconds, ring_s)
+        ring_seconds(machines, seconds, ring_s, inside)
         work += num_layers * (k + num_machines)
         able = total[k]
         for i in range(k):
@@ -256,7 +284,7 @@ def surviving_families(
                 size = seconds.sizes[lines.size[line]]
                 least = max(best, batch - able) // size
                 work += 2 * lines.num_stages[line] * lines.num_micro_batches[line]
-                own = most_next_to(lines, line, groups, seconds, sent, received, ring_s, least, limit_s)
+                own = most_next_to(lines, line, groups, seconds, sent, received, ring_s, inside, least, limit_s)
                 best = max(best, own * size)
                 if best == families.most[f]:
                     break

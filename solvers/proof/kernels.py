@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NEVER_S = 1e300
+_OPERATIONS_OF_A_STAGE = 8  # in a search's cheap bound
 YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
 
 
@@ -49,8 +50,9 @@ class Tails(NamedTuple):
     """Least seconds from the end of a stage's last backward to the end of the step.
 
     Sync: `local_s` [kinds, groups, layers + 1], `layer_s` [machines] for each layer of the pipeline on that machine
-    (an embedding or head counts as `units` [kinds] layers), `all_s` at every stage; the largest counts. The
-    optimiser's `after_s` [kinds, groups, layers + 1] follow.
+    (embedding and head count as `units` [kinds] layers), `all_s` at every stage; the largest counts. The
+    optimiser's `after_s` [kinds, groups, layers + 1] follow. A matrix that the first and the last stage share counts as
+    `tied_units` of their units, once on a machine. Where they are on two machines, it takes `tied_s` [machines].
     """
 
     local_s: Floats
@@ -58,6 +60,8 @@ class Tails(NamedTuple):
     all_s: float
     after_s: Floats
     units: Floats
+    tied_units: float
+    tied_s: Floats
 
 
 @numba.njit(cache=True)
@@ -127,28 +131,47 @@ class Caps(NamedTuple):
     last_rest_s: Floats
     alone_s: Floats
     alone_rest_s: Floats
+    first_tail_s: float  # that the rests of inner and last stages contain
 
 
 @numba.njit(cache=True)
 def least_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, most: Most, num_layers: int,
-    limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
+    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats, most: Most,
+    num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
-    stages, into `before_s` [usages, layers + 1, machine of the next stage before the rest]; infinite where no pipeline
-    keeps the caps.
+    stages, into `before_s` [firsts, usages, layers + 1, machine of the next stage before the rest]; infinite where no
+    pipeline keeps the caps. There is one of `firsts` for each machine that the first stage may be on, or one for all.
 
     A stage followed by r stages and with w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
     sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
     M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
     backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
-    is what the stage adds. `known_s` is a known lower bound on the sums of these usages.
+    is what the stage adds; `tied_s` as in `Tails`. `known_s` is a known lower bound on the sums of these usages.
     """
+    whole_s[:] = NEVER_S
+    for f in range(len(before_s)):
+        _least_sums(
+            f if len(before_s) > 1 else -1, vectors, strides, groups, caps, round_trip_s, tied_s, most, num_layers,
+            limit_s, known_s, before_s[f], whole_s,
+        )  # fmt: skip
+    for v in range(len(vectors)):
+        if whole_s[v] > most.whole_s[v]:
+            whole_s[v] = NEVER_S
+
+
+@numba.njit(cache=True)
+def _least_sums(
+    f: int, vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats, most: Most,
+    num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
+) -> None:  # fmt: skip
+    """As `least_sums`, of pipelines whose first stage is on machine f, or on any if it is −1; lowers `whole_s`."""
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
-    whole_s[:] = NEVER_S
     with_message_s = np.full(before_s.shape, NEVER_S)  # of `before_s`, and the round trip to the next stage's machine
     for v in range(1, len(vectors)):
+        if f >= 0 and vectors[v, f] == 0:
+            continue
         most_s = most.before_s[v]
         for g in range(num_groups):
             m, tp = groups.machine[g], groups.tp[g]
@@ -174,15 +197,16 @@ def least_sums(
                     total = with_message_s[w, held, m] + own
                     if total < before_s[v, held + n, m] and total + rest <= limit_s and total <= most_s:
                         before_s[v, held + n, m] = total
+            apart = f >= 0 and f != m  # the first stage ends with the shared matrix, and so does the last
+            more_s = max(0.0, tied_s[f] - caps.first_tail_s) if apart else 0.0
+            own_more_s = tied_s[m] - caps.first_tail_s if apart else -NEVER_S
             for n in range(1, num_layers if most.layers[v] >= num_layers else 0):
                 own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
-                if not max(known_s, own) + rest <= limit_s:
+                if not max(known_s + more_s, own + own_more_s, own) + rest <= limit_s:
                     break
                 total = with_message_s[w, num_layers - n, m] + own
-                if total < whole_s[v] and total + rest <= limit_s:
+                if total < whole_s[v] and total + rest + more_s <= limit_s:
                     whole_s[v] = total
-        if whole_s[v] > most.whole_s[v]:
-            whole_s[v] = NEVER_S
         for held in range(1, num_layers):
             for q in range(num_machines):
                 if before_s[v, held, q] < NEVER_S:
@@ -225,14 +249,27 @@ def kind_of(i: int, p: int, begins: bool) -> int:
 
 
 @numba.njit(cache=True)
+def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines: Ints, on: Floats) -> Any:
+    """Seconds of sync after stage i of the last p stages of a pipeline, on `machines` [p], with `on` layers on each."""
+    kind, m = kind_of(i, p, begins), machines[i]
+    found = max(tails.all_s, tails.local_s[kind, g, n], tails.layer_s[m] * on[m])
+    if begins and machines[0] != machines[p - 1] and (i == 0 or i == p - 1):
+        found = max(found, tails.tied_s[m])
+    return found
+
+
+@numba.njit(cache=True)
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
-    before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
+    before_s: Floats, least_on: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int,
+    found: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
 
-    Writes group and layers of each stage, then −1, to `found` [pipelines, stages + 1, 2]. Returns YES, NO or LIMIT (too
-    much work or too many pipelines) and the number found. Work is counted in operations of recurrences.
+    `before_s` is from `least_sums` for the usages inside this one; `least_on` [machines] is how many layers the
+    pipeline has on each machine at least. Writes group and layers of each stage, then −1, to `found` [pipelines,
+    stages + 1, 2]. Returns YES, NO or LIMIT (too much work or too many pipelines) and the number found. Work is counted
+    in operations of recurrences.
 
     The search is depth first, from the last stage of a pipeline to the first, so that the micro-batches in flight, the
     memory, and the recurrence of the suffix as a pipeline of its own are exact. 1F1B and GPipe determine a stage's
@@ -257,6 +294,9 @@ def search_pipelines(
     free[0] = usage
     d = work = count = 0
     while d >= 0:
+        work += 1
+        if work > most_work:
+            return LIMIT, count
         if not started[d]:
             started[d], row[d], layers[d] = True, 0, num_layers - held[d] + 1
         g, n = row[d], layers[d] - 1
@@ -291,14 +331,22 @@ def search_pipelines(
         backward_s[d] = both - forward_s[d]
         if m_batches * both - (0 if seconds.all_forward_first else min(d, m_batches - 1)) * forward_s[d] > limit_s:
             continue
-        prefix_s = 0.0
+        # The prefix and the first stage's tail, at least; `together_s` if that is on the machine of the last stage.
+        prefix_s, together_s, z = tails.all_s, tails.all_s, groups.machine[row[0]]
         if not begins:
             v = 0
             for q in range(num_machines):
                 v += free[d + 1, q] * strides[q]
-            prefix_s = NEVER_S
-            for q in range(num_machines):
-                prefix_s = min(prefix_s, before_s[v, left, q] + messages.round_trip_s[q, m])
+            prefix_s = together_s = NEVER_S
+            for f in range(len(before_s)):
+                own_s = NEVER_S
+                for q in range(num_machines):
+                    own_s = min(own_s, before_s[f, v, left, q] + messages.round_trip_s[q, m])
+                if len(before_s) == 1 or f == z:
+                    together_s = own_s + tails.all_s
+                    prefix_s = min(prefix_s, together_s)
+                else:
+                    prefix_s = min(prefix_s, own_s + max(tails.all_s, tails.tied_s[f]))
             if prefix_s >= NEVER_S:
                 continue
         for i in range(p):
@@ -319,20 +367,24 @@ def search_pipelines(
                 ahead_s[i] = between_s(messages, a, b, x, y, sent, received)
                 back_s[i] = between_s(messages, b, a, y, x, sent, received)
                 total_s += ahead_s[i] + back_s[i]
-        if total_s + rounds_s + tails.all_s > limit_s:
+        work += _OPERATIONS_OF_A_STAGE * p
+        if total_s + rounds_s > limit_s:
             continue
         work += 2 * p * m_batches
         chain_ends(seconds.all_forward_first, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
         on[d + 1] = on[d]
         on[d + 1, m] += n + tails.units[kind]
-        fits = ends_s[0] + prefix_s + tails.all_s <= limit_s
+        if begins and p > 1 and machines[p - 1] == m:
+            on[d + 1, m] -= tails.tied_units  # the last stage has it
+        fits = ends_s[0] + prefix_s <= limit_s
+        apart = ends_s[0] + together_s > limit_s
         for i in range(p):
             if not fits:
                 break
             own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
-            tail_s = max(
-                tails.all_s, tails.local_s[own_kind, own, k], tails.layer_s[machines[i]] * on[d + 1, machines[i]]
-            )
+            tail_s = sync_s(tails, i, p, begins, own, k, machines, np.maximum(on[d + 1], least_on))
+            if apart and i == p - 1:
+                tail_s = max(tail_s, tails.tied_s[z])
             fits = ends_s[i] + left * least_forward_s + tail_s + tails.after_s[own_kind, own, k] <= limit_s
         if fits and begins:
             for i in range(p):
@@ -343,8 +395,6 @@ def search_pipelines(
                 return YES, count
             if count == len(found):
                 return LIMIT, count
-        if work > most_work:
-            return LIMIT, count
         if fits and not begins:
             held[d + 1] = held[d] + n
             d += 1

@@ -31,6 +31,11 @@ class Packings:
         """The most sequences of so many pipelines."""
         return int(self._best[num_pipelines, -1])
 
+    def needed(self, usage: int, num_pipelines: int | None = None) -> int:
+        """The least that a pipeline on a usage must process, if the others process the most that they can."""
+        others = self._best[1:-1] if num_pipelines is None else self._best[num_pipelines - 1 : num_pipelines]
+        return self.tables.batch - int(others[:, -1 - usage].max())
+
     def best(self, num_pipelines: int | None = None) -> Partition:
         """A partition that processes the most sequences."""
         vectors = self.tables.usages.vectors

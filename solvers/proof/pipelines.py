@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
 _ROUNDING = 1e-9  # of a layer
+_LIMITS = 2  # searches of a usage and size that reach their limit, until no more is asked
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
 TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
@@ -53,16 +55,31 @@ class FoundPipeline:
 class PipelineSearch:
     """Answers for one step time `limit_s` in seconds, cached by surroundings and usage.
 
-    `keep_on` is called regularly and may raise to end a long search.
+    `keep_on` is called regularly and may raise to end a long search. `before` has answers for the same tables and a
+    step time that was no shorter: what a pipeline cannot process in more time, it cannot process in less.
     """
 
-    def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
-        self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
-        self._caps_kept: Memo[tuple[Surroundings, int, int], Caps] = Memo(lambda key: self._caps(*key), _CAPS)
+    def __init__(
+        self,
+        tables: ProofTables,
+        limit_s: float,
+        keep_on: Callable[[], None] = lambda: None,
+        before: "PipelineSearch | None" = None,
+    ) -> None:
+        self.tables, self._keep_on = tables, keep_on
+        self.limit_s: float = limit_s
+        assert before is None or before.limit_s >= limit_s
+        self._caps_kept: Memo[Any, Caps] = Memo(lambda key: self._caps(*key), _CAPS)
+        self._layers_kept: Memo[Any, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
         self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
         self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
+        self._most_before: dict[Surroundings, dict[int, Ints]] = {}
+        if before is not None:
+            self._most_before = before._most_before | before._most_relaxed
+            for key, known in before._between.items():
+                self._between[key] = {size: [0, high] for size, (_, high) in known.items()}
 
     # ---------------------------------------------------------------------- bounds of all usages
 
@@ -83,17 +100,19 @@ class PipelineSearch:
     ) -> tuple[Floats, Floats]:
         tables = self.tables
         vectors, strides = lattice.vectors, lattice.strides
-        before_s = np.empty((len(vectors), tables.num_layers + 1, vectors.shape[1]))
+        firsts = vectors.shape[1] if tables.tied_units else 1
+        before_s = np.empty((firsts, len(vectors), tables.num_layers + 1, vectors.shape[1]))
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, self._most(around, num_micro_batches, vectors),
-            tables.num_layers, self.limit_s, known_s, before_s, whole_s,
+            vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s,
+            self._most(around, size, num_micro_batches, vectors), tables.num_layers, self.limit_s, known_s, before_s,
+            whole_s,
         )  # fmt: skip
         return before_s, whole_s
 
-    def _most(self, around: Surroundings, num_micro_batches: int, vectors: Ints) -> Most:
-        """Layers: where a machine is forced, its interface passes each layer on it within the limit.
+    def _most(self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints) -> Most:
+        """Layers: see `most_layers`.
 
         Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier than M/p times the sum S
         of all stages and messages: the first micro-batch's way takes S, and then the cycle from the first stage to the
@@ -101,26 +120,78 @@ class PipelineSearch:
         behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as devices.
         """
         tables, tails = self.tables, self.tables.terms[around].tails
-        with np.errstate(divide="ignore"):
-            each = np.minimum(self.limit_s / tails.layer_s, tables.num_layers)
-        layers = np.minimum((vectors > 0) @ each + _ROUNDING, tables.num_layers).astype(np.int64)
+        most = self._layers_kept[around, size, num_micro_batches]
+        layers = np.minimum(most[np.arange(len(most)), vectors].sum(axis=1), tables.num_layers)
         if tables.all_forward_first:
             never_s = np.full(len(vectors), NEVER_S)
             return Most(layers, never_s, never_s)
         devices = vectors.sum(axis=1)
-        rest_s = self.limit_s - float((tails.local_s + tails.after_s)[:, :, 1].min())
+        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
+        rest_s = max(0.0, self.limit_s - float(tail_s[:, :, 1].min()))
         behind = devices[-1] - devices
         turns = num_micro_batches - behind
         before_s = np.where(turns > 0, devices * rest_s / np.maximum(turns, 1), NEVER_S)
-        return Most(layers, before_s, devices * max(0.0, rest_s - tails.all_s) / num_micro_batches)
+        return Most(layers, before_s, devices * rest_s / num_micro_batches)
 
-    def _caps(self, around: Surroundings, size: int, num_micro_batches: int) -> Caps:
+    def most_layers(self, around: Surroundings, size: int, num_micro_batches: int) -> Ints:
+        """The most layers that a pipeline has on so many devices of each machine [machines, devices + 1].
+
+        A stage of n layers ends no earlier than its own work, and all y layers of the pipeline on a forced machine are
+        passed through its interface before any of the machine's stages is done. So with y layers each stage has few,
+        and y is at most what the devices hold then.
+        """
+        tables, tails = self.tables, self.tables.terms[around].tails
+        work_s = self._least_work_s(around, size, num_micro_batches).min(axis=0)  # [groups, layers + 1]
+        numbers = np.arange(tables.num_layers + 1)
+        found = np.zeros((len(tables.machines), int(tables.usages.most.max()) + 1), np.int64)
+        for m, most in enumerate(tables.usages.most.tolist()):
+            held = np.zeros((most + 1, len(numbers)), np.int64)  # the most layers on so many devices, by y
+            for devices in range(1, most + 1):
+                for g in np.flatnonzero((tables.groups.machine == m) & (tables.groups.tp <= devices)).tolist():
+                    rest_s = self.limit_s * (1 + _ROUNDING) - tails.layer_s[m] * numbers
+                    own = np.searchsorted(work_s[g], rest_s, side="right") - 1  # `work_s` ascends with layers
+                    before = held[devices - tables.groups.tp[g]]
+                    held[devices] = np.maximum(held[devices], np.where(own >= 1, before + own, before))
+                held[devices] = np.maximum(held[devices], held[devices - 1])
+            found[m, : most + 1] = np.where(held >= numbers, numbers, 0).max(axis=1)
+        return found
+
+    def _least_work_s(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
+        """The least seconds from the start of a step to the end of a stage, and its optimiser's, over all numbers r of
+        stages that may follow [kinds, groups, layers + 1]; `NEVER_S` where it does not fit, or not in time.
+
+        The first micro-batch passes it, goes to the end and back, through r stages of one layer or more, and with
+        w = min(r, M − 1), 0 under GPipe, M − 1 − w forwards and M − 1 backwards are left.
+        """
+        tables = self.tables
+        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
+        one_s, gpipe = float(seconds.both_s[:, :, :, 1].min()), tables.all_forward_first
+        sync_s = np.maximum(tails.local_s, tails.all_s)
+        found = np.full(sync_s.shape, NEVER_S)
+        for r in range(max(1, tables.most_stages)):
+            w, k = (0, 0) if gpipe else (min(r, num_micro_batches - 1), min(num_micro_batches, r + 1) - 1)
+            for kind in (0, 1) if r else (2, 3):
+                both = seconds.both_s[kind, k]
+                own = num_micro_batches * both - w * seconds.forward_s[kind] + r * one_s + tails.after_s[kind]
+                fits = (both < NEVER_S) & (own + sync_s[kind] <= self.limit_s * (1 + _ROUNDING))
+                found[kind] = np.minimum(found[kind], np.where(fits, own, NEVER_S))
+        found[:, :, 0] = 0.0
+        return np.maximum.accumulate(found, axis=2)
+
+    def _caps(
+        self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None = None
+    ) -> Caps:
+        """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
         tables = self.tables
         seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
         tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
         units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
+        used = np.ones(len(tables.group_list), np.bool_)
+        if least_on is not None:
+            on = np.array(least_on)[tables.groups.machine][:, None]
+            units, used = np.maximum(units, on), on[:, 0] != -1
         own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
-        first_tail_s = own_tail_s[1, :, 1].min()
+        first_tail_s = own_tail_s[1, used, 1].min()
         most, first = tables.most_stages, tables.all_forward_first
 
         def least(kind: int, behind: Sequence[int], first_s: Floats | float) -> Floats:
@@ -148,18 +219,19 @@ class PipelineSearch:
             least(2, [0], first_tail_s),
             seconds.both_s[3, 0],
             least(3, [0], own_tail_s[3]),
+            float(first_tail_s),
         )
 
     def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
         """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]. Surroundings
         of which less is known, `looser`, save work."""
         if around not in self._most_relaxed:
-            self._most_relaxed[around] = self._bisect(around, looser)
+            start = None if looser is None else self.most_relaxed(looser)
+            self._most_relaxed[around] = self._bisect(around, self._most_before.get(around, start))
         return self._most_relaxed[around]
 
-    def _bisect(self, around: Surroundings, looser: Surroundings | None) -> dict[int, Ints]:
+    def _bisect(self, around: Surroundings, start: dict[int, Ints] | None) -> dict[int, Ints]:
         tables, found = self.tables, {}
-        start = None if looser is None else self.most_relaxed(looser)
         for size in tables.sizes:
             low = np.zeros(tables.usages.size, np.int64)
             high = np.full(tables.usages.size, tables.batch // size, np.int64) if start is None else start[size].copy()
@@ -190,7 +262,11 @@ class PipelineSearch:
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
         none = np.zeros((0, tables.most_stages + 1, 2), np.int64)
-        caps = self._caps_kept[around, size, num_micro_batches]
+        most_on = self._layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
+        least_on = np.maximum(tables.num_layers - (most_on.sum() - most_on), 0)  # layers on each machine
+        if (most_on < least_on).any():
+            return NO, none
+        caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(vector > 0, least_on, -1).tolist())]
         # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
         lattice, known_s = tables.usages.below(usage), 0.0
         for _ in range(1 + _ROUNDS):
@@ -206,8 +282,8 @@ class PipelineSearch:
         terms = tables.terms[around]
         answer, count = search_pipelines(
             vector, lattice.strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches),
-            terms.tails, terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_work,
-            found,
+            terms.tails, terms.messages[size], before_s, least_on.astype(float), tables.num_layers, num_micro_batches,
+            self.limit_s, most_work, found,
         )  # fmt: skip
         return int(answer), found[:count]
 
@@ -217,6 +293,11 @@ class PipelineSearch:
             relaxed = self.most_relaxed(around if around.holders == 1 else self._loosest)
             self._between[key] = {size: [0, int(relaxed[size][usage])] for size in self.tables.sizes}
         return self._between[key]
+
+    def lower(self, around: Surroundings, usage: int, sequences: int) -> None:
+        """Take note of an upper bound on the sequences of a pipeline on a usage, known from looser surroundings."""
+        for size, between in self._known(around, usage).items():
+            between[1] = min(between[1], sequences // size)
 
     def most(self, around: Surroundings, usage: int) -> int:
         """The best known upper bound on the sequences of a pipeline on a usage."""
@@ -238,23 +319,27 @@ class PipelineSearch:
                 known[size][1] = asked[size] - 1
         return False
 
-    def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE) -> int:
-        """The most sequences of a pipeline on a usage, or an upper bound where searches reach their limit."""
+    def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE, least: int = 1) -> int:
+        """The most sequences of a pipeline on a usage, or an upper bound where searches reach their limit. Fewer than
+        `least` are of no interest: then some number below that is returned."""
         known = self._known(around, usage)
-        best = max(size * low for size, (low, _) in known.items())
+        best = max(least - 1, *(size * low for size, (low, _) in known.items()))
         for size, between in known.items():
-            low, asked = between[0], between[1]
-            while low < between[1] and between[1] * size > best:
+            low = best // size
+            asked, limits = low + 1, 0
+            while asked <= between[1]:
                 answer, _ = self.find(around, usage, size, asked, most_work)
                 if answer == NO:
                     between[1] = asked - 1
                 else:
                     low = asked
                     if answer == YES:
-                        between[0], best = asked, max(best, asked * size)
+                        between[0], best = asked, asked * size
                     elif most_work != RELAXED:
-                        break
-                asked = (max(low, best // size) + between[1] + 1) // 2
+                        limits += 1
+                        if limits == _LIMITS:
+                            break
+                asked = (low + between[1]) // 2 + 1
         return self.most(around, usage)
 
     def all_pipelines(

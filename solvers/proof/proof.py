@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
-from solvers.proof.combinations import Combinations
+from solvers.proof.combinations import COMBINE, Combinations
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
@@ -35,10 +35,12 @@ T = TypeVar("T")
 ALONE = Surroundings(1)
 _FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
 _SINGLES = 2_000  # most single pipelines to price
+_COMBINED = 2_000  # most combinations of families of a partition whose members are priced
 _LISTED = 20_000  # most pipelines of a usage to combine
 _MOST_LISTED = 300_000
 _EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for what is left open
 _FEW = 32  # partitions of a case that are asked one by one rather than made fewer
+_OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 150  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions
@@ -71,12 +73,19 @@ class _Several:
 _Question = _Single | _Several
 
 
+def _named(question: _Question) -> _Single | tuple[Partition, Sharding]:
+    """What is asked, whatever is known of it."""
+    return question if isinstance(question, _Single) else (question.parts, question.sharding)
+
+
 class Proof:
     """Answers questions about step times of plans of one schedule. A step of `run` is a usage, a case or a plan
     examined. Plans found are offered to `run`."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
+        self._last: PipelineSearch | None = None
+        self._refuted_before = set[_Single | tuple[Partition, Sharding]]()
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
@@ -86,7 +95,7 @@ class Proof:
         """
         self._allowed = allowed
         limit_s *= _ROUNDING
-        search = PipelineSearch(self._tables, limit_s, self._keep_on)
+        search = self._search(limit_s)
         left = list[_Question]()
         first: tuple[Callable[[PipelineSearch], Sequence[_Question]], ...] = (self._singles, self._partitions)
         for questions in first:  # partitions take longer to list
@@ -101,15 +110,28 @@ class Proof:
             left = more
         return "open" if left else "none"
 
+    def _search(self, limit_s: float) -> PipelineSearch:
+        """A search that knows what the last one refuted, if its time was no shorter: a better plan found does not start
+        the proof anew. No plan in time T means none in less, and so for single pipelines and partitions."""
+        last = self._last if self._last is not None and self._last.limit_s >= limit_s else None
+        if last is None:
+            self._refuted_before.clear()
+        self._last = PipelineSearch(self._tables, limit_s, self._keep_on, last)
+        return self._last
+
     def _left_open(
         self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
     ) -> list[_Question] | None:
         """The questions that stay open; None where a plan was found."""
         self._effort = effort
+        questions = [question for question in questions if _named(question) not in self._refuted_before]
         left, at, count = list[_Question](), 0, _FIRST_ROUND
         while at < len(questions):
             asked = questions[at : at + count * self._processes]
             answers = self._each(asked, lambda question: self._ask(search, question, limit_s), "found")
+            self._refuted_before.update(
+                _named(question) for question, answer in zip(asked, answers, strict=True) if answer == "none"
+            )
             if "found" in answers:
                 return None
             left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
@@ -171,6 +193,13 @@ class Proof:
         if not self._run.step():
             raise BudgetSpentError
 
+    def _work(self, most: int) -> int:
+        """At most so many operations of one call, as many as there is time for: calls are not interrupted."""
+        self._keep_on()
+        if self._run.budget.max_steps is not None:
+            return most
+        return max(1, min(most, int(_OPERATIONS_PER_S * self._run.left_s())))
+
     def _keep_on(self) -> None:
         if not self._allowed:
             raise BudgetSpentError
@@ -193,7 +222,7 @@ class Proof:
         # The first is nearly always valid, but tied embeddings and switches may forbid it.
         for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
             self._step()
-            answer, found = search.find(ALONE, asked.usage, size, count, WHOLE * self._effort, most)
+            answer, found = search.find(ALONE, asked.usage, size, count, self._work(WHOLE * self._effort), most)
             if answer == NO:
                 return "none"
             for row in found.tolist():
@@ -242,7 +271,7 @@ class Proof:
                 return packings
             for usage in sorted(todo):
                 self._step()
-                most = search.exact_most(around, usage, work)
+                most = search.exact_most(around, usage, work, max(1, packings.needed(usage, num_pipelines)))
                 same = representative == usage if alike else np.arange(len(sequences)) == usage
                 sequences[same] = np.minimum(sequences[same], most)
                 asked.add(usage)
@@ -277,8 +306,28 @@ class Proof:
                     if len(few) < _FEW:
                         break
                 if packed is not None:
-                    for parts in packed.partitions(k, case, self._keep_on):
+                    for parts in self._that_suffice(search, near, packed, k, case):
                         yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))
+
+    def _that_suffice(
+        self, search: PipelineSearch, around: Surroundings, packed: Packings, num_pipelines: int, case: Case
+    ) -> Iterator[Partition]:
+        """The partitions of a case that process the batch when each of their usages is searched in the case's
+        surroundings: once for all partitions with that usage, which are many times as many.
+
+        `packed.sequences` falls meanwhile, and with it what `partitions` lists.
+        """
+        sequences, asked, batch = packed.sequences, set[int](), self._tables.batch
+        for parts in packed.partitions(num_pipelines, case, self._keep_on):
+            for w in parts:
+                if w not in asked and sequences[list(parts)].sum() >= batch:
+                    self._step()
+                    asked.add(w)
+                    search.lower(around, w, int(sequences[w]))
+                    least = max(1, Packings(self._tables, sequences).needed(w, num_pipelines))
+                    sequences[w] = min(sequences[w], search.exact_most(around, w, SHORT, least))
+            if sequences[list(parts)].sum() >= batch:
+                yield parts
 
     def _several(self, search: PipelineSearch, asked: _Several, limit_s: float) -> Answer:
         around = surroundings(self._tables, asked.parts, asked.sharding)
@@ -292,10 +341,12 @@ class Proof:
     ) -> bool:
         """Whether the pipelines of a partition process less than the batch, given each other's usages."""
         batch, vectors = self._tables.batch, self._tables.usages.vectors
-        most = {w: min(known[w], search.most(around[w], w)) for w in around}
+        for w in around:
+            search.lower(around[w], w, known[w])
+        most = {w: search.most(around[w], w) for w in around}
         easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
         self._step()
-        for work in (RELAXED, SHORT, WHOLE * self._effort):
+        for work in (RELAXED, SHORT, self._work(WHOLE * self._effort)):
             for w in easiest:
                 others = sum(most[x] for x in parts if x != w)
                 if others + most[w] * parts.count(w) < batch:
@@ -304,7 +355,8 @@ class Proof:
                 if not search.can_process(around[w], w, max(1, needed), work):
                     return True
             for w in easiest:
-                most[w] = min(most[w], search.exact_most(around[w], w, work))
+                others = sum(most[x] for x in parts) - most[w]
+                most[w] = min(most[w], search.exact_most(around[w], w, work, max(1, batch - others)))
                 if sum(most[x] for x in parts) < batch:
                     return True
         return False
@@ -319,13 +371,15 @@ class Proof:
         lists = []
         for w in around:
             listed = min(_LISTED * self._effort, _MOST_LISTED)
-            found = search.all_pipelines(around[w], w, most[w] - spare, listed, WHOLE * self._effort)
+            found = search.all_pipelines(around[w], w, most[w] - spare, listed, self._work(WHOLE * self._effort))
             if found is None:
                 return "open"
             if not len(found.size):
                 return "none"
             lists.append((found, parts.count(w)))
-        every = make.together(lists, asked.sharding == "machine", limit_s, self._effort)
+        every = make.together(
+            lists, asked.sharding == "machine", limit_s, self._work(COMBINE * self._effort), _COMBINED * self._effort
+        )
         if every is None:
             return "open"
         for chosen in every:

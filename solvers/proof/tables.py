@@ -1,5 +1,6 @@
 """Times of all stages of a proof, and the surroundings of a pipeline in its plan."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,10 +84,11 @@ class ProofTables:
         weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
         self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
         shared = model.vocabulary_params if model.tied_embeddings else 0
-        first_units = (model.embedding_params - shared) / model.layer_params
-        last_units = model.head_params / model.layer_params
+        self.first_units = (model.embedding_params - shared) / model.layer_params
+        self.last_units = model.head_params / model.layer_params
         self.tied_units = shared / model.layer_params
-        self.units: Floats = np.array([0.0, first_units, last_units, first_units + last_units])
+        ends = np.array([self.first_units, self.last_units, self.first_units + self.last_units])
+        self.units: Floats = np.concatenate(([0.0], ends + self.tied_units))
         self._stages = StageTable(pricer)
         self._seconds = Memo(self._new_seconds, 256)
         self.terms = Memo(self._new_terms, 4096)
@@ -133,7 +135,7 @@ class ProofTables:
 
     def ring_s(self, share: float, of_tied: bool = False) -> Floats:
         """Seconds in which a stage's own links pass `share` of its parameters once around [kinds, groups, layers + 1];
-        with `of_tied`, only of the matrix that the first and the last stage share."""
+        with `of_tied`, only of the matrix that the first and the last stage of one pipeline share."""
         found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
         layers = np.arange(self.num_layers + 1)
         for g, (m, tp) in enumerate(self.group_list):
@@ -141,10 +143,22 @@ class ProofTables:
             if rate == 0.0:
                 continue
             for kind, (first, last) in enumerate(KINDS):
-                tied = self.tied_units if first != last else 0.0
-                units = tied if of_tied else layers + self.units[kind] + tied
+                units = self.tied_units * (first != last) if of_tied else layers + self.units[kind]
                 found[kind, g] = share * self.layer_bytes * units / rate
         return found
+
+    def across_bytes(self, sharding: Sharding) -> float:
+        """Bytes of a layer that a ring between machines passes, on all its passes: with states sharded within machines
+        gradients are all-reduced between them."""
+        if sharding == "machine":
+            return 2.0 * float(self.problem.model.layer_params) * self.problem.workload.stored_gradient_bytes
+        return self.layer_bytes
+
+    @cached_property
+    def port_s(self) -> Floats:
+        """Seconds in which each group passes a layer once around over its ports [groups]; 0 on single devices."""
+        rates = [tp * self.machines[m].intra_bandwidth_bytes_per_s for m, tp in self.group_list]
+        return np.array([self.layer_bytes / rate if math.isfinite(rate) else 0.0 for rate in rates])
 
     def _rate(self, machine: int, tp: int) -> float:
         """The most bytes/s that `tp` devices of a machine send, limited by its interface and by their ports."""
@@ -156,6 +170,7 @@ class ProofTables:
         k, h = around.holders, max(around.least_machines, 2)
         shape = (len(KINDS), len(self.tp_groups), self.num_layers + 1)
         after_s, layer_s, all_s = self.after_s_kept[k], np.zeros(len(self.machines)), 0.0
+        across_bytes = self.across_bytes(around.sharding)
         if k == 1:
             local_s = self.ring_s(0.5, of_tied=True) if self.tied_units else np.zeros(shape)
         else:
@@ -167,14 +182,15 @@ class ProofTables:
                 after_s = after_s + self._port_s(around)
             for m, forced in enumerate(around.forced):
                 if forced:
-                    layer_s[m] = across * self.layer_bytes / self.nic[m]
+                    layer_s[m] = across * across_bytes / self.nic[m]
             for m in around.whole:
-                all_s = max(
-                    all_s, across * self.layer_bytes * (self.num_layers + float(self.units[3])) / float(self.nic[m])
-                )
+                all_s = max(all_s, float(layer_s[m] * (self.num_layers + self.units[3])))
+        # A matrix that the first and the last stage of this pipeline share has one holder more than pipelines.
+        tied_share = k / (k + 1) if k == 1 or around.sharding == "all" else 0.5
+        tied_s = tied_share * across_bytes * self.tied_units / self.nic
         base = np.array(around.crossing or [0.0] * len(self.machines), float)
         return Terms(
-            Tails(local_s, layer_s, all_s, after_s, self.units),
+            Tails(local_s, layer_s, all_s, after_s, self.units, self.tied_units, tied_s),
             {size: self.messages(size, base) for size in self.sizes},
         )
 
@@ -187,9 +203,8 @@ class ProofTables:
             beside, rate = around.inside[m], self.machines[m].intra_bandwidth_bytes_per_s
             if around.forced[m] and beside and self.machines[m].num_gpus > 1:
                 share = beside / (beside + 1)
-                for kind, (first, last) in enumerate(KINDS):
-                    units = layers + self.units[kind] + (self.tied_units if first != last else 0.0)
-                    found[kind, g] = share * self.layer_bytes * units / (tp * rate)
+                for kind in range(len(KINDS)):
+                    found[kind, g] = share * self.layer_bytes * (layers + self.units[kind]) / (tp * rate)
         return found
 
     def messages(self, size: int, base: Floats) -> Messages:

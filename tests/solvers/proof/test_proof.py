@@ -20,7 +20,7 @@ from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.exact.exhaustive import Exhaustive
 from solvers.proof.cases import case_of, case_surroundings
-from solvers.proof.combinations import Combinations
+from solvers.proof.combinations import COMBINE, Combinations
 from solvers.proof.gaps import is_provable
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import NO, chain_ends
@@ -90,6 +90,17 @@ def stages_of(tables: ProofTables, pipeline: Pipeline) -> tuple[tuple[int, int],
     )
 
 
+def holds_layer_bounds(search: PipelineSearch, around: Surroundings, usage: int, pipeline: FoundPipeline) -> None:
+    """Holds that a pipeline that is in time has no more layers on a machine than the search allows."""
+    tables = search.tables
+    most = search.most_layers(around, pipeline.size, pipeline.num_micro_batches)
+    layers = [0] * len(tables.machines)
+    for group, count in pipeline.stages:
+        layers[tables.group_list[group][0]] += count
+    for m, (devices, own) in enumerate(zip(tables.usages.vectors[usage], layers, strict=True)):
+        assert own <= most[m, devices]
+
+
 def listed_pipeline(tables: ProofTables, lines: Lines, i: int) -> FoundPipeline:
     """Pipeline i of a list."""
     return FoundPipeline(tables.sizes[lines.size[i]], stages_of_line(lines, i), int(lines.num_micro_batches[i]))
@@ -126,6 +137,8 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
         listed = search.all_pipelines(around[usage], usage, pipeline.num_sequences, 20_000)
         own = FoundPipeline(pipeline.micro_batch_size, stages_of(tables, pipeline), pipeline.num_micro_batches)
         chosen.append(own)
+        for known in (anything, of_case, around[usage]):
+            holds_layer_bounds(search, known, usage, own)
         assume(listed is not None)
         assert listed is not None
         lines = [listed_pipeline(tables, listed, i) for i in range(len(listed.size))]
@@ -136,7 +149,11 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
             lists.append((usage, listed))
     run = Search("test", model.problem, STEPS, 0, model)
     every = Combinations(tables, run).together(
-        [(listed, usages.count(usage)) for usage, listed in lists], sharding == "machine", step_s * ROUNDING
+        [(listed, usages.count(usage)) for usage, listed in lists],
+        sharding == "machine",
+        step_s * ROUNDING,
+        COMBINE,
+        2_000,
     )
     wanted = sorted((one.size, one.stages, one.num_micro_batches) for one in chosen)
     assert every is None or any(
@@ -161,7 +178,21 @@ def agrees(problem: Problem) -> bool:
     assert proof.answer(expected.objective * (1 + 1e-6), run.until()) == "found"
     assert run.plan is not None
     assert not check(problem, run.plan)
+    refutes_ever_shorter_times(problem, expected.objective)
     return True
+
+
+def refutes_ever_shorter_times(problem: Problem, optimum_s: float) -> None:
+    """Holds that one proof, asked again below each plan that it finds, remembers what it refuted and ends at the
+    optimum."""
+    run = Search("test", problem, STEPS, 0)
+    proof = Proof(ProofTables(run.exact_pricer, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)
+    limit_s, answers = 3 * optimum_s, list[str]()
+    while not answers or answers[-1] == "found":
+        answers.append(proof.answer(limit_s, run.until()))
+        limit_s = min(run.best_s, limit_s) * (1 - 1e-6)
+    assert answers[-1] == "none"
+    assert run.best_s <= optimum_s * (1 + 2e-6)
 
 
 @pytest.mark.parametrize("seed", range(8))
