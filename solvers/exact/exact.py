@@ -32,7 +32,7 @@ class Exact(SearchSolver):
         """Start from the portfolio's plan and prove gaps from 1 % down; problems that are not provable get the
         relaxations' bound."""
         run.enough_gap = self.gap
-        provable = is_provable(run.problem)
+        provable = is_provable(run.exact_pricer)
         if not warm_start(run, min(_WARM_SHARE, _WARM_S / run.budget.time_limit_s) if provable else 0.5):
             return
         if provable:

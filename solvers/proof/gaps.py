@@ -9,6 +9,7 @@ the bound holds only for that part of the plan space, and the result states it a
 import math
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
@@ -32,10 +33,13 @@ _LEAST_STEPS = 400  # fewer prove nothing
 _COVERED = (GPIPE, ONE_F_ONE_B)
 
 
-def is_provable(problem: Problem) -> bool:
+def is_provable(pricer: PlanPricer) -> bool:
     """Whether the proof covers the cluster and some plans: uniform machines with one interface each on a flat network,
-    and few usages."""
+    and few usages; priced for a framework that hides no part of the sync."""
+    problem, framework = pricer.problem, pricer.framework
     cluster, workload = problem.cluster, problem.workload
+    if framework.overlaps_gradients or framework.overlaps_weights:
+        return False
     if problem.space.sequence or cluster.groups or cluster.links:
         return False
     if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in schedules(workload)):
@@ -134,6 +138,7 @@ def _answer(proofs: list[Proof], limit_s: float, allowed: Allowance) -> Answer:
 def share_for_proof(run: Search) -> float:
     """The share of the budget that another search should leave for `prove`: 0 where too little can be expected."""
     steps, share = run.budget.max_steps, _PART if not_covered(run.problem) else _WHOLE
-    if run.pricer.features.exact is None or not is_provable(run.problem) or num_usages(run.problem) > _FEW_USAGES:
+    exact = run.pricer.features.exact
+    if exact is None or not is_provable(exact) or num_usages(run.problem) > _FEW_USAGES:
         return 0.0
     return share if steps is None or steps * share >= _LEAST_STEPS else 0.0

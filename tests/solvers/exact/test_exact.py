@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from hexiopt.calibration.frameworks import default_framework
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
@@ -42,11 +44,19 @@ def test_a_bound_of_part_of_the_space_says_so() -> None:
     assert result.bound_s <= result.objective
 
 
+@pytest.mark.parametrize("hidden", ["overlaps_gradients", "overlaps_weights"])
+def test_what_hides_sync_is_not_proved(hidden: str) -> None:
+    """The proof charges all of it."""
+    problem = random_problem(3)
+    assert is_provable(PlanPricer(problem))
+    assert not is_provable(PlanPricer(problem, replace(default_framework(), **{hidden: True})))
+
+
 def test_other_networks_get_a_plan_without_the_proof() -> None:
     problem = random_problem(3)
     two = tuple(replace(machine, num_interfaces=2) for machine in problem.cluster.machines)
     other = replace(problem, cluster=replace(problem.cluster, machines=two))
-    assert not is_provable(other)
+    assert not is_provable(PlanPricer(other))
     result = Exact().solve(other, Budget(60.0, max_steps=50), seed=1)
     assert result.plan is not None
     assert 1e300 > result.bound_s > 0.0

@@ -65,7 +65,7 @@ def priced_plans(draw: st.DrawFn) -> tuple[PlanPricer, Plan, float]:
     model = PlanPricer(problem)
     cost = model.price(plan)
     assume(cost.fits)
-    assert is_provable(problem)
+    assert is_provable(PlanPricer(problem))
     return model, plan, cost.step_time_s
 
 
