@@ -7,9 +7,10 @@ machines give (`columns/`), the rule-based starts and the best *fallbacks*. Thes
 minimum quality: symmetric grids over all machines, a separate grid for each machine kind, and the partitions of
 `solver=shapes`. Pricing them continues past the time limit until there is a plan. On more GPUs all members search for
 chains of whole machines, under different ZeRO stages and random numbers, and anneal the best; the second also prices
-the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts, the first member soon turns to them and chooses between a
-layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the
-number of cores, so that the plan does not depend on it.
+the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first searches one part. Where the
+plan space has sequence layouts, the first member soon turns to them and chooses between a layout and tensor parallelism
+stage by stage (`planning.py`). With a budget in steps there are two members whatever the number of cores, so that the
+plan does not depend on it.
 """
 
 import random
