@@ -5,7 +5,7 @@ part in the gradient sync alone, whose rings are longer.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -49,29 +49,36 @@ def like_parts(problem: Problem) -> LikeParts | None:
         indices = tuple(int(index) for index in cluster.index_in_machine[list(usable)])
         kinds[cluster.machines[m].kind, indices].append(m)
     counts = [len(machines) for machines in kinds.values()]
-    most = min(gcd(*counts, batch, space.num_pipelines or 0), sum(counts) // _FEWEST)
-    number = next((n for n in range(most, 1, -1) if not gcd(*counts, batch, space.num_pipelines or 0) % n), 1)
+    common = gcd(*counts, batch, space.num_pipelines or 0)
+    number = next((n for n in range(min(common, sum(counts) // _FEWEST), 1, -1) if common % n == 0), 1)
     if number == 1:
         return None
-    # the machines of each part, those of the first in the order of the cluster
+    # the machines of each part, alike where they stand at the same place
     parts = [[m for machines in kinds.values() for m in machines[k::number]] for k in range(number)]
-    order = sorted(range(len(parts[0])), key=lambda at: parts[0][at])
-    machines = [cluster.machines[parts[0][at]] for at in order]
-    left = [m.replace(spec_name=m.name) for m in machines]
-    unused = set(range(cluster.num_devices)) - set(problem.usable_devices)
-    names = [cluster.device_name(device) for device in sorted(unused) if int(cluster.machine_of[device]) in parts[0]]
-    part = problem.replace(
-        cluster=cluster.replace(machines=tuple(left)),
-        workload=problem.workload.replace(global_batch=batch // number),
+    part = _problem_of(problem, parts[0], number)
+    begins = part.cluster.first_device.tolist()
+    places = (
+        {
+            here + index: int(cluster.first_device[m]) + index
+            for here, m in zip(begins, machines, strict=True)
+            for index in range(cluster.machines[m].num_gpus)
+        }
+        for machines in parts
+    )
+    return LikeParts(part, tuple(places))
+
+
+def _problem_of(problem: Problem, machines: Sequence[int], number: int) -> Problem:
+    """The problem of these machines alone, with one of `number` parts of the batch."""
+    cluster, space, usable = problem.cluster, problem.space, set(problem.usable_devices)
+    own = [cluster.machines[m] for m in machines]
+    unused = (device for device in range(cluster.num_devices) if device not in usable)
+    return problem.replace(
+        cluster=cluster.replace(machines=tuple(machine.replace(spec_name=machine.name) for machine in own)),
+        workload=problem.workload.replace(global_batch=problem.workload.global_batch // number),
         space=space.replace(
-            exclude=tuple(names),
+            exclude=tuple(cluster.device_name(d) for d in unused if int(cluster.machine_of[d]) in machines),
             num_pipelines=None if space.num_pipelines is None else space.num_pipelines // number,
             sequence=False,
         ),
     )
-    first, own = cluster.first_device, part.cluster.first_device
-    places = []
-    for machines_of in parts:
-        pairs = ((int(own[k]), int(first[machines_of[at]]), left[k].num_gpus) for k, at in enumerate(order))
-        places.append({here + g: there + g for here, there, number_of in pairs for g in range(number_of)})
-    return LikeParts(part, tuple(places))
