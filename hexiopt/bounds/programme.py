@@ -34,8 +34,8 @@ from hexiopt.problem.space import schedules, sharding_stages
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ to try, as shares of the relevant price
-_EFFORTS = ((0.05, 2),)  # relative size of the smallest box; rounds of halving
-_CERTAIN = (0.002, 16)
+_LEARNT = (0.05, 2)  # relative size of the smallest box; rounds of halving: of the search for columns,
+_CERTAIN = (0.002, 16)  # and of a proof
 _COARSELY = 7  # rounds with multipliers of Σ before it is tracked; half as many where there are few boxes
 _GAIN = 1.0005  # least excess of a chain's value over its price
 _STALE = 4e-3  # share of the step time that new chains must gain for the search to continue
@@ -165,17 +165,13 @@ class ChainProgram:
         step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
         # Interleaved families are many and seldom better: the proof asks them, at prices that are nearly right.
         learned = [shape for shape in self._shapes if not shape.interleaved] or list(self._shapes)
-        promising, level = learned, 0
-        while self._on_time(_LEARNING) and level < len(_EFFORTS):
-            gained = [
-                shape
-                for shape in promising
-                if self._on_time(_LEARNING) and self._learn(step_s, shape, *_EFFORTS[level])
-            ]
+        promising, done = learned, False
+        while self._on_time(_LEARNING) and not done:
+            gained = [shape for shape in promising if self._on_time(_LEARNING) and self._learn(step_s, shape)]
             step_s, self._prices = self._longest(lower_s, most_s)
             # Families without new chains are tried again when the others have none left.
             stale = not gained or step_s > most_s * (1 - _STALE)
-            level += stale and len(promising) == len(learned)
+            done = stale and len(promising) == len(learned)
             promising = learned if stale else gained
             most_s = step_s
         self._searched = True
@@ -260,8 +256,9 @@ class ChainProgram:
             boxes = halved.beside(boxes.take(narrow))
         return 0.0
 
-    def _learn(self, step_s: float, shape: ScheduleFamily, smallest: float, rounds: int) -> bool:
+    def _learn(self, step_s: float, shape: ScheduleFamily) -> bool:
         """Add chains of `shape` whose value exceeds their price; returns whether there were any."""
+        smallest, rounds = _LEARNT
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
             ratio, found = self._evaluate(step_s, shape, boxes, 1.0)
