@@ -214,6 +214,10 @@ class Search:
         """Best step time so far."""
         return self.cost.step_time_s if self.cost else float("inf")
 
+    def relax(self, seconds: float) -> None:
+        """Raise the bound to that of the relaxations (`hexiopt/bounds/`) after so many seconds of the clock."""
+        self.bound_s = max(self.bound_s, lower_bound_s(self.exact_pricer, seconds, Search.clock))
+
     def begin_at(self, start: Plan | None) -> None:
         """Price `start`, a plan known before, if there is one; searches that move from plan to plan begin there."""
         self.start = start

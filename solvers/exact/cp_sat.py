@@ -18,7 +18,6 @@ are counted: the same seed and steps give the same plan.
 import random
 from dataclasses import replace
 
-from hexiopt.bounds import lower_bound_s
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.core.workers import in_parallel, num_processes
@@ -67,7 +66,7 @@ class CpSat(SearchSolver):
         if small and PackingProof(run).run():
             run.exhausted = run.plan is None
         elif not small and run.plan is not None and budget.max_steps is None:  # the clock determines the bound
-            run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, run.left_s()))
+            run.relax(run.left_s())
 
 
 def warm_start(run: Search, share: float) -> bool:

@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 
-from hexiopt.bounds import lower_bound_s
 from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.exact.cp_sat import warm_start
@@ -38,4 +37,4 @@ class Exact(SearchSolver):
         if provable:
             prove(run)
         elif run.plan is not None and run.budget.max_steps is None:  # the clock determines the bound
-            run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, run.left_s()))
+            run.relax(run.left_s())

@@ -8,7 +8,6 @@ the bound holds only for that part of the plan space, and the result states it a
 
 import math
 
-from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.problem import Problem
@@ -102,7 +101,7 @@ def prove(run: Search) -> None:
                 return
         return
     if not rest and run.budget.max_steps is None:  # the clock determines the bound
-        run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, _RELAXED * run.left_s()))
+        run.relax(_RELAXED * run.left_s())
     for share in _WIDER:
         asked = share > first and run.best_s * (1 - share) > run.bound_s
         if asked and not _proved(run, proofs, share, run.until(), rest):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +34,7 @@ TINY = 400_000  # of a search on behalf of many questions: some thousandths of a
 SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
+_Asked = tuple[Surroundings, int, int]  # with the size and the number of micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,10 @@ class PipelineSearch:
         keep_on: Callable[[], None] = lambda: None,
         before: "PipelineSearch | None" = None,
     ) -> None:
-        self.tables, self._keep_on = tables, keep_on
-        self.limit_s: float = limit_s
+        self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
         assert before is None or before.limit_s >= limit_s
-        self._caps_kept: Memo[Any, Caps] = Memo(lambda key: self._caps(*key), _CAPS)
-        self._layers_kept: Memo[Any, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
+        self._caps_kept: Memo[tuple[*_Asked, tuple[int, ...] | None], Caps] = Memo(lambda key: self._caps(*key), _CAPS)
+        self._layers_kept: Memo[_Asked, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
         self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
@@ -86,7 +85,7 @@ class PipelineSearch:
     def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
         """The least sums of pipelines on each usage [usages]."""
         self._keep_on()
-        caps = self._caps_kept[around, size, num_micro_batches]
+        caps = self._caps_kept[around, size, num_micro_batches, None]
         return self._sums(self.tables.usages, caps, around, size, num_micro_batches, 0.0)[1]
 
     def _sums(
@@ -178,9 +177,7 @@ class PipelineSearch:
         found[:, :, 0] = 0.0
         return np.maximum.accumulate(found, axis=2)
 
-    def _caps(
-        self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None = None
-    ) -> Caps:
+    def _caps(self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None) -> Caps:
         """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
         tables = self.tables
         seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails

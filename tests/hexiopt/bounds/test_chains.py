@@ -115,6 +115,17 @@ def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, l
     return best
 
 
+def drawn_prices(types: StageTypes, seed: int) -> Multipliers:
+    rng, some = np.random.default_rng(seed), BoundColumns(types).first_prices
+    shape = some.device.shape
+    return some._replace(
+        device=rng.uniform(0.1, 1.0, shape),
+        slot=rng.uniform(0.0, 1.0, shape) * (seed % 2),
+        longest=rng.uniform(0.0, 1.0, shape),
+        holder=float(rng.uniform(0.0, 0.5)),
+    )
+
+
 @settings(max_examples=20)
 @given(
     types=st.sampled_from(list(TYPES.values())),
@@ -125,18 +136,10 @@ def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, l
 )
 def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, share: float, seed: int) -> None:
     """With Σ known in parts the least price is also about exact, and multipliers give no more."""
-    rng = np.random.default_rng(seed)
+    prices = drawn_prices(types, seed)
     whole_s = LAYERS * float(types.layer_s.min())
     step_s, high_s = room * m * whole_s / 2 + whole_s, room * whole_s
     low_s = share * high_s
-    some = BoundColumns(types).first_prices
-    shape = some.device.shape
-    prices = some._replace(
-        device=rng.uniform(0.1, 1.0, shape),
-        slot=rng.uniform(0.0, 1.0, shape) * (seed % 2),
-        longest=rng.uniform(0.0, 1.0, shape),
-        holder=float(rng.uniform(0.0, 0.5)),
-    )
     box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
     wanted, chains = (
         np.array([np.inf]),
@@ -167,17 +170,9 @@ def test_no_chain_of_a_wide_box_processes_more(
 ) -> None:
     """Whatever the number of micro-batches in the box: none has more of them for its price than the box says, or than
     is of interest."""
-    rng = np.random.default_rng(seed)
+    prices = drawn_prices(types, seed)
     whole_s = LAYERS * float(types.layer_s.min())
     step_s = room * (low_m + more / 2) * whole_s / 2 + whole_s
-    some = BoundColumns(types).first_prices
-    shape = some.device.shape
-    prices = some._replace(
-        device=rng.uniform(0.1, 1.0, shape),
-        slot=rng.uniform(0.0, 1.0, shape) * (seed % 2),
-        longest=rng.uniform(0.0, 1.0, shape),
-        holder=float(rng.uniform(0.0, 0.5)),
-    )
     low_s, high_s, high_m = 0.2 * step_s, step_s, low_m + more
     most = max(m / every_price(types, prices, step_s, m, low_s, high_s) for m in range(low_m, high_m + 1))
     box = Boxes(*(np.array([float(x)]) for x in (low_m, high_m, low_s, high_s)))

@@ -1,7 +1,6 @@
 """The decoder computes what transformers computes: logits, loss and gradients, with weights read from its files."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.state.weights import HuggingFaceWeights, whole_parts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS, SAMPLES = 9, 2
 SIZES = {
     "vocab_size": 37,
@@ -45,15 +45,6 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "qwen3-tied": QWEN_WINDOW | {"head_dim": 2, "tie_word_embeddings": True, "attention_bias": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads would wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def causal_lm(case: str) -> Any:

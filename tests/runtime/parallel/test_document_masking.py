@@ -1,7 +1,6 @@
 """Under document masking, gradients are those of each document alone, whatever the plan."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,18 +30,10 @@ from tests.runtime.parallel.test_training import features, trainee
 from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks
 from tests.slow import slow_but
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SEQ_LEN, SEPARATOR = 13, 3
 QUICK = (5, 13)  # seeds of plans
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads would wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def corpus(folder: Path, model: ModelSpec, batch: int) -> Batches:
