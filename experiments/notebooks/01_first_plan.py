@@ -24,7 +24,7 @@ problem
 # time limit.
 
 # %%
-result = hx.solve(problem, "portfolio", seed=0, max_steps=2000, time_limit_s=600)
+result = hx.solve(problem, "portfolio", seed=0, max_steps=6000, time_limit_s=600)
 print(result)
 
 # %% [markdown]
@@ -88,7 +88,7 @@ variants = {
     "only the RTX 4090": {"exclude": ("old",)},
 }
 found = {
-    name: hx.solve(problem, max_steps=2000, time_limit_s=600, constraints=constraints)
+    name: hx.solve(problem, max_steps=6000, time_limit_s=600, constraints=constraints)
     for name, constraints in variants.items()
 }
 step_s = {name: {"step time": one.cost.step_time_s if one.plan else None} for name, one in found.items()}
