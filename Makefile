@@ -28,6 +28,7 @@ install-plan:
 demo: install
 	$(BIN)/hexiopt plan cluster=small_mixed model=experiments/data/config.json \
 	  workload.seq_len=2048 solver.time_limit_s=5 hydra.run.dir=outputs/demo/small_mixed
+	rm -rf outputs/demo/trained  # of a demo before: training never writes over another run's checkpoints
 	CUDA_VISIBLE_DEVICES= $(BIN)/hexiopt profile profile.processes=6 profile.seconds=0.1 hydra.run.dir=outputs/demo/profiled
 	$(BIN)/hexiopt train cluster=small_mixed model=tiny constraints.num_pipelines=2 constraints.num_stages=3 \
 	  solver.time_limit_s=5 train.device=cpu train.profile=outputs/demo/profiled/cluster.yaml \
