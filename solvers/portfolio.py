@@ -2,15 +2,16 @@
 
 Members run side by side, one for each core, and exchange what they find. Up to `_MACHINES` GPUs the first, and every
 second after it, runs HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based
-starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others anneal what chains of whole
-machines give (`columns/`), the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a
-minimum quality: symmetric grids over all machines, a separate grid for each machine kind, and the partitions of
-`solver=shapes`. Pricing them continues past the time limit until there is a plan. On more GPUs all members search for
-chains of whole machines, under different ZeRO stages and random numbers, and anneal the best; the second also prices
-the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first searches one part. Where the
-plan space has sequence layouts, the first member soon turns to them and chooses between a layout and tensor parallelism
-stage by stage (`planning.py`). With a budget in steps there are two members whatever the number of cores, so that the
-plan does not depend on it.
+starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others anneal arrangements of chains of
+whole machines (`columns/arrangement_search.py`), and then the best of these, the rule-based starts and the best
+*fallbacks*. These are cheap candidates that guarantee a minimum quality: symmetric grids over all machines, a separate
+grid for each machine kind, and the partitions of `solver=shapes`. Pricing them continues past the time limit until
+there is a plan. Where a plan is known, all members begin at it too. On more GPUs all members search for chains of whole
+machines, under different ZeRO stages and random numbers, and anneal the best; the second also prices the fallbacks and,
+where the machines are copies of a few (`core/like_parts.py`), first searches one part. Where the plan space has
+sequence layouts, the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage
+(`planning.py`). With a budget in steps there are two members whatever the number of cores, so that the plan does not
+depend on it.
 """
 
 import random
@@ -22,6 +23,7 @@ from itertools import chain, count, islice, zip_longest
 from typing import Any
 
 from hexiopt.solving import Budget, Capabilities
+from solvers.columns.arrangement_search import ArrangementSearch
 from solvers.columns.column_search import ColumnSearch, column_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.like_parts import LikeParts, like_parts
@@ -50,12 +52,13 @@ class _Member:
     cooling: float
     recreate_share: float  # of annealing's moves that rebuild groups as chains: expensive, usually worth it
     before_layouts: float  # share of the budget before it turns to sequence layouts, where the plan space has them
-    columns: float  # share for chains of whole machines, where they only give starts
+    arranged: float  # share for arrangements of chains of whole machines, which give starts
 
 
-_FIRST = _Member(0, 0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15, columns=0.0)
-_SECOND = _Member(1, 0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0, columns=0.08)
-_ALONE = _Member(0, 0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3, columns=0.04)
+_FIRST = _Member(0, 0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15, arranged=0.0)
+_SECOND = _Member(1, 0.0, until_first_plan=False, cooling=1.0, recreate_share=0.05, before_layouts=1.0, arranged=0.2)
+_ALONE = _Member(0, 0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3, arranged=0.1)
+_KNOWN_ARRANGED, _KNOWN_RECREATED = 0.4, 0.25  # where a plan is known: both lead away from it soonest
 _GENERATED = 0.3  # share for making columns
 _EXPLORED = 0.1  # of a lone member, for pricing fallbacks after that, or for one of the like parts
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
@@ -71,10 +74,11 @@ _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _LOCKSTEP = 12  # data-parallel partitions under ZeRO-2 and 3 among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
-_COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
-_MOST_FOR_COLUMNS = 0.4  # of a small budget
-_LEAST_FOR_COLUMNS = 20  # steps; programs take some before there is a plan
-_COLUMN_STARTS = 4  # partitions that columns give to annealing, and fallbacks to columns
+_ARRANGED_S, _ARRANGED_STEPS = 0.4, 60  # what arrangements need before they give starts
+_MOST_ARRANGED = 0.3  # of a small budget
+_LEAST_ARRANGED = 20  # steps
+_ARRANGED_STARTS = 4  # partitions that arrangements give to annealing
+_COLUMN_STARTS = 4  # partitions that fallbacks give to columns
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ class Portfolio(SearchSolver):
         if many and not (problem.space.sequence and num_members == 1):
             _run_columns(run, members, others)
         else:
+            if run.start is not None:
+                members = list(map(_knowing, members))
             grids = len(problem.usable_devices) <= _FEW
             works = (partial(_run, member=m, fallbacks=m.number == 1, grids=grids and m.number == 1) for m in members)
             _, *rest = works
@@ -123,6 +129,11 @@ class Portfolio(SearchSolver):
                 answers()
         run.budget = whole
         run.count_others()
+
+
+def _knowing(member: _Member) -> _Member:
+    """The member on few GPUs, where a plan is known."""
+    return replace(member, arranged=_KNOWN_ARRANGED if member.arranged else 0.0, recreate_share=_KNOWN_RECREATED)
 
 
 def _within(budget: Budget, work: Callable[[Search], Any]) -> Callable[[Search], Any]:
@@ -270,11 +281,10 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     """A member on few GPUs, or one that turns to sequence layouts."""
     problem = run.problem
     own: list[Partition] = []
-    share = _for_columns(run.budget) if member.columns and len(problem.usable_by_machine) > 1 else 0.0
+    share = _for_arrangements(run.budget) if member.arranged and len(problem.usable_by_machine) > 1 else 0.0
     if share:
-        columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
-        columns.generate(run.until(max(share, member.columns)))
-        own = columns.best(_COLUMN_STARTS)
+        chains = ArrangementSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
+        own = chains.search(run.until(max(share, member.arranged)), _ARRANGED_STARTS)
     cheap = [*own, *price_fallbacks(run, completer, fallbacks, run.until())]
     if problem.space.sequence and member.before_layouts < 1.0:
         rng = random.Random(run.seed)
@@ -289,12 +299,12 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     _anneal(run, completer, member, chain(found, cheap, of_kinds))
 
 
-def _for_columns(budget: Budget) -> float:
-    """The share of a small budget that columns need before they give starts; 0 where it would be too much."""
+def _for_arrangements(budget: Budget) -> float:
+    """The share of a small budget that arrangements need before they give starts; 0 where it would be too much."""
     if budget.max_steps is None:
-        return min(_MOST_FOR_COLUMNS, _COLUMNS_S / budget.time_limit_s)
-    share = min(_MOST_FOR_COLUMNS, _COLUMNS_STEPS / budget.max_steps)
-    return share if share * budget.max_steps >= _LEAST_FOR_COLUMNS else 0.0
+        return min(_MOST_ARRANGED, _ARRANGED_S / budget.time_limit_s)
+    share = min(_MOST_ARRANGED, _ARRANGED_STEPS / budget.max_steps)
+    return share if share * budget.max_steps >= _LEAST_ARRANGED else 0.0
 
 
 def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Iterable[Partition]) -> None:
@@ -345,6 +355,8 @@ def hexiscale_partitions(
     if share == 0.0:
         return []
     hierarchy, allowance = HierarchicalPartition(run, completer, random.Random(run.seed)), run.until(share)
+    for partition in known_partitions(run):
+        hierarchy.begin_at(partition)
     while allowance or (until_first_plan and run.plan is None and run.should_continue()):
         run.step()
         with run.tallied("partition_graph") as tally:

@@ -44,6 +44,16 @@ class PipelineGroup:
         """The most replicas of a stage; a micro-batch has a sample for each."""
         return max(map(len, self.stages)) if self.replicated else 1
 
+    def devices(self) -> set[int]:
+        """All devices used."""
+        return {device for stage_groups in self.stages for group in stage_groups for device in group}
+
+    def pipelines(self) -> "list[PipelineGroup]":
+        """Each of its pipelines as a group of its own."""
+        if self.width == 1:
+            return [self]
+        return [self.with_stages((groups[k],) for groups in self.stages) for k in range(self.width)]
+
     def with_stages(self, stages: Iterable[tuple[DeviceGroup, ...]]) -> "PipelineGroup":
         """The pipeline group with other stages."""
         kept = tuple(stages)
@@ -75,7 +85,7 @@ class Partition:
 
     def devices(self) -> set[int]:
         """All devices used."""
-        return {d for b in self.pipeline_groups for stage_groups in b.stages for group in stage_groups for d in group}
+        return set[int]().union(*(group.devices() for group in self.pipeline_groups))
 
 
 def partition_of(plan: Plan) -> Partition | None:

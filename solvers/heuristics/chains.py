@@ -1,4 +1,4 @@
-"""Chains: a pipeline group through several machines, its TP groups chosen by dynamic programming.
+"""Chains: a pipeline group through several machines, its TP groups and replicas chosen by dynamic programming.
 
 For an upper limit on the time of a stage, `fewest_stages.py` finds the fewest stages that hold all layers, each with as
 many layers as time and memory allow; a stage next to another machine also waits for half of each round trip to it. A
@@ -7,9 +7,10 @@ ascending order.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Ints
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
-from solvers.completion.layers import LayerSplitter
+from solvers.completion import allocation
+from solvers.completion.layers import LayerSplitter, ReplicaShare
 from solvers.core.partition import DeviceGroup, PipelineGroup
-from solvers.heuristics.fewest_stages import Degrees, fewest_stages
+from solvers.heuristics.fewest_stages import StageWay, Ways, fewest_stages
 
-_FACTORS = tuple(1.06**k for k in range(12))  # of the least possible time: the limits that may be tried
+_FACTORS = tuple(1.06**k for k in range(36))  # of the least possible time: the limits that may be tried
 _MORE = 3  # limits tried, from the first under which all layers fit
 _SIDES = 3  # of a stage on which it waits: none, one, both
 _KEPT = 20_000  # chains remembered
@@ -37,16 +39,17 @@ class ChainTerms:
     shards: StateSharding
     holds_all: bool = False  # whether a stage holds all micro-batches, as in GPipe
     tp: int | None = None  # the TP degree of all stages, where they must be alike
+    replicates: bool = False  # whether stages of a single pipeline may have replicas
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The GPUs of a machine that one pipeline may use: a TP group for every TP degree, and the seconds of half a round
-    trip to a neighbouring machine.
+    """The GPUs of a machine that one pipeline may use: for every way of a stage what works on a micro-batch, and the
+    seconds of half a round trip to a neighbouring machine.
     """
 
     num_gpus: int
-    tp_groups: tuple[tuple[int, Hashable], ...]
+    ways: tuple[tuple[StageWay, frozenset[Any]], ...]
     wait_s: float
 
 
@@ -60,10 +63,10 @@ class ChainBuilder:
         problem = pricer.problem
         self._layers, self._space = problem.model.num_layers, problem.space
         self._kinds = [machine.kind for machine in problem.cluster.machines]
-        self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Degrees]] = Memo(
+        self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Ways]] = Memo(
             lambda key: self._ways(*key), _KEPT
         )
-        self._stages: Memo[tuple[LayerSplitter, Hashable, ChainTerms, int], _StageTimes] = Memo(
+        self._stages: Memo[tuple[LayerSplitter, frozenset[Any], int, ChainTerms, int], _StageTimes] = Memo(
             lambda key: self._make_stages(*key)
         )
 
@@ -79,27 +82,41 @@ class ChainBuilder:
 
         `rank` 0 selects the chain with the best estimate, 1 the second best, as far as there are others.
         """
+        if terms.replicates and (width > 1 or terms.size == 1):
+            terms = replace(terms, replicates=False)
         units = self._units(machines, devices, width)
         ways = self._chains[tuple(self._blocks(units, width, terms)), terms]
         if not ways:
             return None
         stages: list[tuple[DeviceGroup, ...]] = []
-        for (own, _), degrees in zip(units, ways[min(rank, len(ways) - 1)], strict=True):
+        for (own, _), chosen in zip(units, ways[min(rank, len(ways) - 1)], strict=True):
             each, at = len(own) // width, 0
-            for t in degrees:
-                stages.append(tuple(own[k * each + at : k * each + at + t] for k in range(width)))
-                at += t
-        return PipelineGroup(tuple(stages), terms.size)
+            for way in chosen:
+                firsts = range(at, at + way.gpus, way.tp) if way.replicas > 1 else range(at, width * each, each)
+                stages.append(tuple(own[first : first + way.tp] for first in firsts))
+                at += way.gpus
+        return PipelineGroup.pipeline(stages, terms.size) if width == 1 else PipelineGroup(tuple(stages), terms.size)
 
     def _blocks(self, units: Sequence[tuple[DeviceGroup, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
         for k, (own, most_tp) in enumerate(units):
             share = own[: len(own) // width]
             other = units[k + 1 if k + 1 < len(units) else k - 1][0]
-            # The interface also carries the messages that come back.
-            wait_s = 2 * width * self._pricer.message_s(own[:1], other[:1], terms.size) if len(units) > 1 else 0.0
+            # The interfaces of a block between two others carry the messages from both, each way.
+            sides = min(2, len(units) - 1)
+            wait_s = sides * width * self._pricer.message_s(own[:1], other[:1], terms.size) if sides else 0.0
             allowed = self._space.allowed_tp(len(share)) if terms.tp is None else (terms.tp,)
-            tp_groups = tuple((t, self._pricer.tp_group(share[:t])) for t in allowed if t <= min(most_tp, len(share)))
-            yield _Block(len(share), tp_groups, wait_s)
+            ways = [StageWay(t) for t in allowed if t <= min(most_tp, len(share))]
+            if terms.replicates:
+                ways += [StageWay(t, r) for t, _ in ways for r in range(2, min(terms.size, len(share) // t) + 1)]
+            works = tuple((way, self._works(share[: way.tp], way.replicas, terms.size)) for way in ways)
+            yield _Block(len(share), works, wait_s)
+
+    def _works(self, devices: Sequence[int], replicas: int, size: int) -> frozenset[Any]:
+        """What the layers of a stage must do well on, as `LayerSplitter.options` takes it."""
+        tp_group = self._pricer.tp_group(tuple(devices))
+        if replicas == 1:
+            return frozenset((tp_group,))
+        return frozenset(ReplicaShare(tp_group, samples) for samples in allocation.even(size, replicas))
 
     def _units(
         self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
@@ -125,33 +142,34 @@ class ChainBuilder:
                 del waiting[:width]
         return found
 
-    def _ways(self, blocks: Sequence[_Block], terms: ChainTerms) -> list[Degrees]:
-        """TP degrees of chains through `blocks`, the best estimate first, over all splitters."""
-        found: dict[Degrees, float] = {}
+    def _ways(self, blocks: Sequence[_Block], terms: ChainTerms) -> list[Ways]:
+        """The ways of stages of chains through `blocks`, the best estimate first, over all splitters."""
+        found: dict[Ways, float] = {}
         for splitter in self._splitters:
-            for degrees, seconds in self._timed_ways(blocks, terms, splitter):
-                found[degrees] = min(seconds, found.get(degrees, seconds))
+            for ways, seconds in self._timed_ways(blocks, terms, splitter):
+                found[ways] = min(seconds, found.get(ways, seconds))
         return sorted(found, key=found.__getitem__)
 
     def _timed_ways(
         self, blocks: Sequence[_Block], terms: ChainTerms, splitter: LayerSplitter
-    ) -> Iterator[tuple[Degrees, float]]:
-        """TP degrees of chains through `blocks` that hold all layers, with the estimated seconds of a step."""
+    ) -> Iterator[tuple[Ways, float]]:
+        """The ways of stages of chains through `blocks` that hold all layers, with the estimated seconds of a step."""
         most = min(self._layers, sum(block.num_gpus for block in blocks))
         tables = [
-            {t: self._stages_of(splitter, tp_group, terms, most) for t, tp_group in block.tp_groups} for block in blocks
+            {way: self._stages_of(splitter, works, way.replicas, terms, most) for way, works in block.ways}
+            for block in blocks
         ]
         rate = sum(
-            max((block.num_gpus // t * stages.rate for t, stages in own.items()), default=0.0)
+            max((block.num_gpus // way.gpus * stages.rate for way, stages in own.items()), default=0.0)
             for block, own in zip(blocks, tables, strict=True)
         )
         if not rate:
             return
 
         @cache
-        def within(time_s: float) -> Degrees | None:
+        def within(time_s: float) -> Ways | None:
             held = [
-                {t: stages.layers(time_s, block.wait_s) for t, stages in own.items()}
+                {way: stages.layers(time_s, block.wait_s) for way, stages in own.items()}
                 for block, own in zip(blocks, tables, strict=True)
             ]
             return fewest_stages([block.num_gpus for block in blocks], held, self._layers)
@@ -161,48 +179,64 @@ class ChainBuilder:
             return
         least = bisect_left(times_s, True, key=lambda time_s: within(time_s) is not None)
         for time_s in times_s[least : least + _MORE]:
-            degrees = within(time_s)
-            assert degrees is not None, "what fits in less time fits in more"
-            yield degrees, (terms.batches + sum(map(len, degrees)) - 1) * time_s
+            ways = within(time_s)
+            assert ways is not None, "what fits in less time fits in more"
+            yield ways, (terms.batches + sum(map(len, ways)) - 1) * time_s
 
-    def _stages_of(self, splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_StageTimes":
+    def _stages_of(
+        self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+    ) -> "_StageTimes":
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
-        return self._stages[splitter, tp_group, replace(terms, batches=batches), most]
+        return self._stages[splitter, works, replicas, replace(terms, batches=batches, replicates=False), most]
 
     @staticmethod
-    def _make_stages(splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_StageTimes":
-        tp_groups = frozenset((tp_group,))
-        times = [
-            [
-                splitter.options(
-                    tp_groups,
-                    first,
-                    after == 0,
-                    terms.size,
-                    holding(terms.batches if terms.holds_all else min(terms.batches, after + 1)),
-                    terms.shards,
-                ).times
+    def _make_stages(
+        splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+    ) -> "_StageTimes":
+        shards = terms.shards._replace(num_devices=terms.shards.num_devices + replicas - 1)
+
+        def times(after: int) -> _Times:
+            held = terms.batches if terms.holds_all else min(terms.batches, _rounded_up(after + 1))
+            inner, first = (
+                splitter.options(works, first, after == 0, terms.size, holding(held), shards).times
                 for first in (False, True)
-            ]
-            for after in range(most)
-        ]
-        return _StageTimes(times)
+            )
+            return inner, first
+
+        return _StageTimes([times(after) for after in range(most)])
+
+
+_Times = tuple[list[float], list[float]]  # the seconds of 1, 2, ... layers of an inner stage, and of the first
+
+
+def _rounded_up(held: int) -> int:
+    """Micro-batches that a stage holds, beyond seven rounded up by at most a quarter: each number takes tables of its
+    own, and what memory allows changes little.
+    """
+    step = 1 << max(0, held.bit_length() - 3)
+    return -(-held // step) * step
 
 
 class _StageTimes:
-    """Stages on one TP group: the seconds of 1, 2, ... layers, by the number of stages behind and whether it is the
+    """Stages that work alike: the seconds of 1, 2, ... layers, by the number of stages behind and whether it is the
     first.
     """
 
-    def __init__(self, times: list[list[list[float]]]) -> None:
-        self._times = times
+    def __init__(self, times: Sequence[_Times]) -> None:
         self.rate = max((len(own) / own[-1] for own, _ in times if own), default=0.0)
+        distinct = {(id(inner), id(first)): (inner, first) for inner, first in times}
+        numbers = {key: number for number, key in enumerate(distinct)}
+        self._distinct = list(distinct.values())
+        self._number_of = [numbers[id(inner), id(first)] for inner, first in times]
 
     def layers(self, time_s: float, wait_s: float) -> Ints:
         """The most layers within `time_s` [inner or first, number of sides on which it waits, stages behind it]."""
         return np.array(
             [
-                [[bisect_right(own[first], time_s - sides * wait_s) for own in self._times] for sides in range(_SIDES)]
+                [
+                    [bisect_right(own[first], time_s - sides * wait_s) for own in self._distinct]
+                    for sides in range(_SIDES)
+                ]
                 for first in (0, 1)
             ]
-        )
+        )[:, :, self._number_of]

@@ -6,49 +6,65 @@ the value is the most layers that these stages hold.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from hexiopt.plan.token_layout import Ints
 
-Degrees = tuple[tuple[int, ...], ...]  # of each block, the TP degrees of its stages in order
+
+class StageWay(NamedTuple):
+    """How a stage takes GPUs: as so many replicas of a TP degree."""
+
+    tp: int
+    replicas: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """How many it takes."""
+        return self.tp * self.replicas
+
+
+Ways = tuple[tuple[StageWay, ...], ...]  # of each block, those of its stages in order
 _NONE = -(1 << 20)  # layers where there is no way
 
 
-def fewest_stages(gpus: Sequence[int], held: Sequence[Mapping[int, Ints]], layers: int) -> Degrees | None:
-    """TP degrees of the fewest stages in blocks of `gpus` GPUs that hold all `layers`; None if no number of stages
-    does.
+def fewest_stages(gpus: Sequence[int], held: Sequence[Mapping[StageWay, Ints]], layers: int) -> Ways | None:
+    """The ways of the fewest stages in blocks of `gpus` GPUs that hold all `layers`; None if no number of stages does.
 
-    `held[b][t]` is the most layers of a stage of t GPUs in block b, below 1 where it is impossible: [inner or first
+    `held[b][way]` is the most layers of such a stage in block b, below 1 where it is impossible: [inner or first
     stage, number of sides (0, 1, 2) next to another block, stages behind it]. Blocks and GPUs may stay unused.
     """
     most = max((n.shape[2] for own in held for n in own.values()), default=0)
     done = np.full(most + 1, _NONE)  # by stages so far, the most layers in whole blocks
     done[0] = 0
-    # By block from the last. `taken`, by GPUs taken and stages so far: TP degree of the foremost stage. `closed`, by
-    # stages so far: GPUs behind the foremost stage of the block, and its degree, 0 if the block has none.
+    # By block from the last. `taken`, by GPUs taken and stages so far: the way of the foremost stage, as its place in
+    # `held`, from 1. `closed`, by stages so far: GPUs behind the foremost stage of the block, and its way, 0 if the
+    # block has none.
     taken: list[list[Ints]] = []
     closed: list[tuple[Ints, Ints]] = []
-    fewest: tuple[int, int, int, int] | None = None  # stages, block, GPUs behind the first stage, its degree
+    fewest: tuple[int, int, int, int] | None = None  # stages, block, GPUs behind the first stage, its way
     for size, own in zip(reversed(gpus), reversed(held), strict=True):
         value = [done, *(np.full(most + 1, _NONE) for _ in range(size))]
-        degrees = [np.zeros(most + 1, np.int64) for _ in range(size + 1)]
-        after, behind, degree = done.copy(), np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
+        ways = [np.zeros(most + 1, np.int64) for _ in range(size + 1)]
+        after, behind, foremost = done.copy(), np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
         for u in range(size):
-            for t, (inner, first) in own.items():
-                if u + t > size:
+            for number, (way, (inner, first)) in enumerate(own.items(), 1):
+                end = u + way.gpus
+                if end > size:
                     continue
                 # The block's last stage has another behind it, unless it is the pipeline's last.
                 sides = int(u == 0)
-                _keep(value[u + t], _plus(value[u], inner, sides), (degrees[u + t], t))
-                _keep(after, _plus(value[u], inner, sides + 1), (behind, u), (degree, t))
+                _keep(value[end], _plus(value[u], inner, sides), (ways[end], number))
+                _keep(after, _plus(value[u], inner, sides + 1), (behind, u), (foremost, number))
                 enough = np.flatnonzero(_plus(value[u], first, sides) >= layers)
                 if len(enough) and (fewest is None or enough[0] + 1 < fewest[0]):
-                    fewest = int(enough[0]) + 1, len(taken), u, t
-        taken.append(degrees)
-        closed.append((behind, degree))
+                    fewest = int(enough[0]) + 1, len(taken), u, number
+        taken.append(ways)
+        closed.append((behind, foremost))
         done = after
-    return None if fewest is None else _degrees(*fewest, taken, closed)
+    listed = [tuple(own) for own in reversed(held)]
+    return None if fewest is None else _ways(*fewest, listed, taken, closed)
 
 
 def _plus(layers: Ints, held: Ints, sides: int) -> Ints:
@@ -68,21 +84,27 @@ def _keep(best: Ints, other: Ints, *notes: tuple[Ints, int]) -> None:
         where[1:][better] = value
 
 
-def _degrees(
-    left: int, at: int, u: int, t: int, taken: Sequence[Sequence[Ints]], closed: Sequence[tuple[Ints, Ints]]
-) -> Degrees:
-    """The TP degrees, from the first stage to the last."""
-    found: list[list[int]] = [[] for _ in taken]
+def _ways(
+    left: int,
+    at: int,
+    u: int,
+    number: int,
+    listed: Sequence[Sequence[StageWay]],
+    taken: Sequence[Sequence[Ints]],
+    closed: Sequence[tuple[Ints, Ints]],
+) -> Ways:
+    """The ways of the stages, from the first to the last."""
+    found: list[list[StageWay]] = [[] for _ in taken]
     while True:
-        found[at].append(t)
+        found[at].append(listed[at][number - 1])
         left -= 1
         if u:
-            t = int(taken[at][u][left])
-            u -= t
+            number = int(taken[at][u][left])
+            u -= listed[at][number - 1].gpus
             continue
         if not left:
             return tuple(tuple(own) for own in reversed(found))
         at -= 1
         while not closed[at][1][left]:
             at -= 1
-        u, t = int(closed[at][0][left]), int(closed[at][1][left])
+        u, number = int(closed[at][0][left]), int(closed[at][1][left])

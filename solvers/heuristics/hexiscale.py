@@ -5,13 +5,13 @@ fall between pipelines, where gradients travel) and bandwidth (they stay inside,
 the number of groups are iterated. Phase 2 builds each pipeline: a secondary partition on true bandwidth collects
 GPUs with fat links; inside each part, per machine, TP degrees are searched; parts are ordered along fat links,
 exactly where they are few. Where the paper is silent: TP degrees are improved one machine at a time by the
-pipeline's rate, and most iterations partition the GPUs of some pipelines of the best plan again, into as many
-pipelines, one more or one fewer.
+pipeline's rate, and most iterations partition the GPUs of some pipelines of the best plan again, at times with those
+that it leaves unused, into as many pipelines, one more or one fewer.
 """
 
 import math
 import random
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import whole_in
-from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
@@ -31,6 +30,8 @@ from solvers.core.zero import LOCKSTEP, draw_sharding_groups, draw_zero_stage
 from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph
+from solvers.heuristics.incumbents import Incumbent, Style
+from solvers.heuristics.local_search import known_partitions
 from solvers.heuristics.stage_order import MOST_TAU, best_order
 
 _WHOLE_CLUSTER = 0.25  # share of iterations that partition the whole cluster
@@ -41,6 +42,7 @@ _SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration sea
 _FROM_GOOD_PLAN = 0.8  # chance to begin with the TP degrees of a good plan
 _OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
 _OTHER_POLICIES = 0.4  # share of iterations that may begin with more recomputation, where all stages have one policy
+_IDLE = 0.3  # chance that new pipelines also take the GPUs that a good plan leaves unused
 _UNEVEN = 0.5  # share of partitions into unequal pipelines
 _EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
 _TIE = 1e-3  # how little the order of kinds weighs against the time of a message
@@ -58,16 +60,6 @@ def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
         if parts and sum(parts) == count and tuple(parts) not in found:
             found.append(tuple(parts))
     return found[::-1]
-
-
-@dataclass(frozen=True)
-class _Incumbent:
-    """The partition of a good plan: the positions of each pipeline's GPUs, and the pipelines built from them."""
-
-    step_time_s: float
-    parts: tuple[tuple[int, ...], ...]
-    partition: Partition
-    style: "_Style"
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ class HierarchicalPartition:
         self._reciprocal /= self._reciprocal.max() or 1.0
         self._direct = self._graph.bandwidth / (self._graph.bandwidth.max() or 1.0)
         # Of each set of recompute policies, from the fastest to the leanest, by number of pipelines.
-        self._best: list[dict[int, _Incumbent]] = [{} for _ in completer.splitters]
+        self._best: list[dict[int, Incumbent]] = [{} for _ in completer.splitters]
         self._good_degrees: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def found(self) -> list[Partition]:
@@ -132,9 +124,21 @@ class HierarchicalPartition:
         least = rival.step_time_s if rival else float("inf")
         priced = self.offer(partition, least)
         if priced is not None and priced.cost.objective < least:
-            self._best[at][len(parts)] = _Incumbent(priced.cost.objective, parts, partition, style)
+            self._best[at][len(parts)] = Incumbent(priced.cost.objective, parts, partition, style)
             if style.sharding < LOCKSTEP:
                 self._remember_degrees(partition)
+
+    def begin_at(self, partition: Partition) -> None:
+        """Count a known partition among the good ones that iterations work on. One in lockstep is left alone."""
+        if partition.sharding >= LOCKSTEP:
+            return
+        alone = partition.with_pipeline_groups(one for group in partition.pipeline_groups for one in group.pipelines())
+        priced = self.offer(alone, float("inf"))
+        if priced is not None and priced.cost.fits:
+            at = {device: i for i, device in enumerate(self._graph.devices)}
+            parts = tuple(tuple(sorted(at[d] for d in own.devices())) for own in alone.pipeline_groups)
+            style = Style.of(alone, self._kind, max(self._kind_of) + 1)
+            self._best[0][len(parts)] = Incumbent(priced.cost.objective, parts, alone, style)
 
     def offer(self, partition: Partition, limit_s: float) -> PricedPlan | None:
         """The plan of a partition, offered to the search; as `offer_partition`."""
@@ -156,7 +160,7 @@ class HierarchicalPartition:
         self,
         parts: tuple[tuple[int, ...], ...],
         kept: dict[tuple[int, ...], PipelineGroup],
-        style: "_Style",
+        style: Style,
         splitter: LayerSplitter,
     ) -> list[PipelineGroup]:
         """One pipeline group for every part; empty where a part has no pipeline that fits."""
@@ -167,10 +171,10 @@ class HierarchicalPartition:
             old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards, splitter)
             if old is None:
                 return []
-            pipeline_groups.append(PipelineGroup(old.stages, style.size))
+            pipeline_groups.append(replace(old, micro_batch_size=style.size))
         return pipeline_groups
 
-    def _aligned(self, parts: tuple[tuple[int, ...], ...], style: "_Style") -> list[PipelineGroup]:
+    def _aligned(self, parts: tuple[tuple[int, ...], ...], style: Style) -> list[PipelineGroup]:
         """One pipeline group with a pipeline for every part, all of equally many stages and one TP degree; empty where
         a part is too small.
         """
@@ -187,7 +191,7 @@ class HierarchicalPartition:
             return []
         return [PipelineGroup(tuple(zip(*(pipeline[:count] for pipeline in pipelines), strict=True)), style.size)]
 
-    def _base(self, best: Mapping[int, _Incumbent]) -> _Incumbent | None:
+    def _base(self, best: Mapping[int, Incumbent]) -> Incumbent | None:
         """The plan to work on: one of the best per number of pipelines, better ones with higher probability."""
         if not best or not self.phases.iteration or self.rng.random() < _WHOLE_CLUSTER:
             return None
@@ -198,7 +202,7 @@ class HierarchicalPartition:
         return ranked[at]
 
     def _phase_one(
-        self, base: _Incumbent | None, style: "_Style"
+        self, base: Incumbent | None, style: Style
     ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], PipelineGroup]]:
         """The GPUs of every pipeline, and the pipelines that are kept."""
         rng, fixed = self.rng, self.problem.space.num_pipelines
@@ -213,10 +217,15 @@ class HierarchicalPartition:
         kept = {} if style.sharding >= LOCKSTEP else dict(zip(base.parts, base.partition.pipeline_groups, strict=True))
         chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
         rest = tuple(part for part in base.parts if part not in chosen)
-        union = tuple(sorted(position for part in chosen for position in part))
+        union = tuple(sorted({position for part in chosen for position in part} | self._some_idle(base.parts)))
         change = 0 if fixed else rng.choice((-1, 0, 0, 0, 0, 1))
         count = len(chosen) if fixed else min(max(1, len(chosen) + change), max(1, len(union) // 2))
         return rest + self._partition(union, count), {part: kept[part] for part in rest if part in kept}
+
+    def _some_idle(self, parts: Sequence[tuple[int, ...]]) -> set[int]:
+        """The GPUs of no part, or none."""
+        idle = set(range(len(self._graph.devices))).difference(*parts)
+        return idle if idle and self.rng.random() < _IDLE else set()
 
     def _used(self, count: int) -> tuple[int, ...]:
         """The GPUs to partition: usually all, sometimes those of some machines, which pays on slow networks."""
@@ -247,7 +256,7 @@ class HierarchicalPartition:
         parts = partition_graph(graph, count, weights, self.rng.randrange(1 << 30), shares=shares, exponent=exponent)
         return tuple(tuple(positions[i] for i in part) for part in parts)
 
-    def _style(self, base: _Incumbent | None) -> "_Style":
+    def _style(self, base: Incumbent | None) -> Style:
         """A new style, or that of `base`, sometimes with one element changed."""
         rng, workload = self.rng, self.problem.workload
         sizes = self.problem.space.micro_batch_sizes(workload.global_batch)[:3]
@@ -255,7 +264,7 @@ class HierarchicalPartition:
         rng.shuffle(ranks)
         size, (schedule, chunks) = rng.choice(sizes), draw_schedule(self.problem, rng)
         sharding = draw_zero_stage(self.problem, rng, aligned=False)
-        new = _Style(size, schedule, sharding, tuple(ranks), chunks, draw_sharding_groups(self.problem, rng, sharding))
+        new = Style(size, schedule, sharding, tuple(ranks), chunks, draw_sharding_groups(self.problem, rng, sharding))
         if base is None:
             return new
         if rng.random() > _OTHER_STYLE:
@@ -268,7 +277,7 @@ class HierarchicalPartition:
         return replace(base.style, **{changed: getattr(new, changed)})
 
     def _pipeline(
-        self, graph: DeviceGraph, style: "_Style", shards: StateSharding, splitter: LayerSplitter
+        self, graph: DeviceGraph, style: Style, shards: StateSharding, splitter: LayerSplitter
     ) -> PipelineGroup | None:
         """Phase 2 for the GPUs of one pipeline."""
         cluster = self.problem.cluster
@@ -347,7 +356,7 @@ class HierarchicalPartition:
         machines = len({int(self.problem.cluster.machine_of[d]) for d in graph.devices})
         return self.rng.randint(1, machines)
 
-    def _order(self, blocks: list[list[int]], style: "_Style") -> list[int]:
+    def _order(self, blocks: list[list[int]], style: Style) -> list[int]:
         """The order of blocks along fat links; between equal links, kinds follow the order of the style, as in all
         pipelines.
         """
@@ -375,20 +384,6 @@ def _groups(block: list[int], degrees: tuple[int, ...]) -> list[DeviceGroup]:
 
 
 @dataclass(frozen=True)
-class _Style:
-    """The choices common to all pipelines of an iteration: micro-batch size, schedule, sharding, order of kinds, layer
-    ranges.
-    """
-
-    size: int
-    schedule: Schedule
-    sharding: int
-    ranks: tuple[int, ...]
-    chunks: int
-    groups: str  # sharding groups
-
-
-@dataclass(frozen=True)
 class HexiScale(Phases, SearchSolver):
     """Iterates the two phases until the budget is spent; a step is one pass of both phases.
 
@@ -404,5 +399,7 @@ class HexiScale(Phases, SearchSolver):
     def search(self, run: Search, rng: random.Random) -> None:
         """Iterate."""
         hierarchy = HierarchicalPartition(run, PlanCompleter(run.pricer), rng, self)
+        for partition in known_partitions(run):
+            hierarchy.begin_at(partition)
         while run.step():
             hierarchy.iterate()

@@ -67,7 +67,8 @@ class Annealer:
         self, search: Search, completer: PlanCompleter, rng: random.Random, recreate_share: float = 0.0
     ) -> None:
         self.search, self.completer, self.rng = search, completer, rng
-        recreation = Recreation(search.problem, ChainBuilder(search.pricer, completer.splitters))
+        chains = ChainBuilder(search.pricer, completer.splitters)
+        recreation = Recreation(search.problem, chains, replicates=completer.replicates)
         self._proposals = PartitionProposals(
             search.problem,
             search.operators,

@@ -5,6 +5,7 @@ They move little and are found without a search. The batch is shared by what pip
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from math import gcd
 
 from hexiopt.cost.pricer import PlanPricer
@@ -20,6 +21,14 @@ from hexiopt.toolkit.naming import renumbered
 from hexiopt.toolkit.solution import PlacedPlan
 
 _LEAST_MEMORY = "full"
+
+
+class _Leaner(Enum):
+    """Where a mended plan recomputes all: nowhere more than before, in stages that hold more layers a device than
+    before, or everywhere.
+    """
+
+    NOWHERE, GROWN, EVERYWHERE = range(3)
 
 
 def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
@@ -42,9 +51,9 @@ def mended(before: PlacedPlan, problem: Problem) -> Plan | None:
         return None
     policies, variants = recompute_policies(problem.workload), []
     for schedule in dict.fromkeys((before.schedule, ONE_F_ONE_B)):
-        for recompute in (None, _LEAST_MEMORY) if _LEAST_MEMORY in policies else (None,):
+        for leaner in _Leaner if _LEAST_MEMORY in policies else (_Leaner.NOWHERE,):
             one_range = schedule is not before.schedule
-            found = (_without_lost(own, problem, left, recompute, one_range) for own in before.pipelines)
+            found = (_without_lost(own, problem, left, leaner, one_range) for own in before.pipelines)
             variants.append(([own for own in found if own is not None], schedule))
     return _fastest(before, problem, left, variants)
 
@@ -122,10 +131,10 @@ def _shared_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch:
 
 
 def _without_lost(
-    pipeline: Pipeline, problem: Problem, left: Mapping[int, int], recompute: str | None, one_range: bool
+    pipeline: Pipeline, problem: Problem, left: Mapping[int, int], leaner: _Leaner, one_range: bool
 ) -> Pipeline | None:
-    """A pipeline without lost devices, with another policy of recompute in all stages if one is given, and with one
-    range of layers a stage if so asked; None where nothing is left of it, or it divides tokens."""
+    """A pipeline without lost devices, with less memory where `leaner` says, and with one range of layers a stage if so
+    asked; None where nothing is left of it, or it divides tokens."""
     if any(stage.sequence is not None for stage in pipeline.stages):
         whole = all(device in left for stage in pipeline.stages for device in stage.all_devices())
         return pipeline if whole else None
@@ -145,10 +154,12 @@ def _without_lost(
         return None
     chunks = 1 if one_range or len(held) == 1 else min(pipeline.num_chunks, pipeline.num_layers // len(held))
     ranges = layer_ranges(_in_proportion(weights, pipeline.num_layers, chunks), chunks)
-    stages = [
-        Stage.of_replicas(replicas, own, (recompute or stage.recompute[0],))
-        for (stage, replicas), own in zip(held, ranges, strict=True)
-    ]
+    stages = []
+    for (stage, replicas), own in zip(held, ranges, strict=True):
+        now, then = sum(len(one.devices) for one in replicas), len(stage.all_devices())
+        grown = sum(end - first for first, end in own) * then > stage.num_layers * now
+        lean = leaner is _Leaner.EVERYWHERE or (grown and leaner is _Leaner.GROWN)
+        stages.append(Stage.of_replicas(replicas, own, (_LEAST_MEMORY if lean else stage.recompute[0],)))
     return replace(pipeline, stages=tuple(stages))
 
 

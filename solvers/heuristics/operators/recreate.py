@@ -22,8 +22,9 @@ _RANKS = (0, 0, 0, 1, 2)  # ranks of chains by estimate, as often as they are dr
 class Recreation:
     """Rebuilds pipeline groups of a partition."""
 
-    def __init__(self, problem: Problem, chains: ChainBuilder) -> None:
-        self._problem, self._chains = problem, chains
+    def __init__(self, problem: Problem, chains: ChainBuilder, *, replicates: bool = False) -> None:
+        """`replicates`: whether stages of single pipelines may get replicas."""
+        self._problem, self._chains, self._replicates = problem, chains, replicates
         self._machine_of: list[int] = problem.cluster.machine_of.tolist()
         most = max(map(len, problem.usable_by_machine.values()))
         self._widths = [1 << k for k in range(most.bit_length())]
@@ -49,6 +50,7 @@ class Recreation:
             StateSharding(partition.sharding, pipelines if partition.groups == "all" else 1),
             partition.schedule.saturates_at(1, 1) is None,
             None if space.uneven_tp else len(pipeline_groups[0].stages[0][0]),
+            self._replicates,
         )
         made = []
         for share, width in zip(distribution, widths, strict=True):

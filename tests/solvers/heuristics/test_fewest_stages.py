@@ -1,4 +1,4 @@
-"""The dynamic program over TP groups, against all ways to cut blocks of GPUs into stages."""
+"""The dynamic program over TP groups and replicas, against all ways to cut blocks of GPUs into stages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -8,36 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan.token_layout import Ints
-from solvers.heuristics.fewest_stages import Degrees, fewest_stages
+from solvers.heuristics.fewest_stages import StageWay, Ways, fewest_stages
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> tuple[list[int], list[dict[int, Ints]], int]:
+def blocks(draw: st.DrawFn) -> tuple[list[int], list[dict[StageWay, Ints]], int]:
     """GPUs of each block, what stages hold there, and the layers to place."""
     gpus = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     most = sum(gpus)
     counts = st.lists(st.integers(-1, 4), min_size=6 * most, max_size=6 * most)
-    degrees = [draw(st.sets(st.sampled_from((1, 2, 4)), max_size=2)) for _ in gpus]
-    held = [{t: np.array(draw(counts)).reshape(2, 3, most) for t in sorted(own)} for own in degrees]
+    ways = (StageWay(1), StageWay(2), StageWay(4), StageWay(1, 2), StageWay(1, 3))
+    drawn = [draw(st.sets(st.sampled_from(ways), max_size=2)) for _ in gpus]
+    held = [{way: np.array(draw(counts)).reshape(2, 3, most) for way in sorted(own)} for own in drawn]
     return gpus, held, draw(st.integers(1, 3 * most))
 
 
-def cuts(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to take TP groups of some of `size` GPUs, one after another."""
+def cuts(size: int, ways: Sequence[StageWay]) -> Iterator[tuple[StageWay, ...]]:
+    """All ways to take stages from some of `size` GPUs, one after another."""
     yield ()
-    for t in degrees:
-        if t <= size:
-            yield from ((t, *rest) for rest in cuts(size - t, degrees))
+    for way in ways:
+        if way.gpus <= size:
+            yield from ((way, *rest) for rest in cuts(size - way.gpus, ways))
 
 
-def most_layers(way: Degrees, held: Sequence[Mapping[int, Ints]]) -> int | None:
+def most_layers(ways: Ways, held: Sequence[Mapping[StageWay, Ints]]) -> int | None:
     """How many layers the stages hold at most; None where one holds none."""
-    stages = [(b, k, t) for b, own in enumerate(way) for k, t in enumerate(own)]
+    stages = [(b, k, way) for b, own in enumerate(ways) for k, way in enumerate(own)]
     total = 0
-    for s, (b, k, t) in enumerate(stages):
+    for s, (b, k, way) in enumerate(stages):
         after = len(stages) - 1 - s
-        sides = (s > 0 and k == 0) + (after > 0 and k == len(way[b]) - 1)
-        n = int(held[b][t][int(s == 0), sides, after])
+        sides = (s > 0 and k == 0) + (after > 0 and k == len(ways[b]) - 1)
+        n = int(held[b][way][int(s == 0), sides, after])
         if n < 1:
             return None
         total += n
@@ -45,7 +46,7 @@ def most_layers(way: Degrees, held: Sequence[Mapping[int, Ints]]) -> int | None:
 
 
 @given(blocks())
-def test_no_way_has_fewer_stages(case: tuple[list[int], list[dict[int, Ints]], int]) -> None:
+def test_no_way_has_fewer_stages(case: tuple[list[int], list[dict[StageWay, Ints]], int]) -> None:
     gpus, held, layers = case
     ways = product(*(cuts(size, tuple(own)) for size, own in zip(gpus, held, strict=True)))
     counts = [sum(map(len, way)) for way in ways if (most_layers(way, held) or 0) >= layers]
@@ -54,6 +55,6 @@ def test_no_way_has_fewer_stages(case: tuple[list[int], list[dict[int, Ints]], i
         assert found is None
         return
     assert found is not None
-    assert all(sum(own) <= size for own, size in zip(found, gpus, strict=True))
+    assert all(sum(way.gpus for way in own) <= size for own, size in zip(found, gpus, strict=True))
     assert sum(map(len, found)) == min(counts)
     assert (most_layers(found, held) or 0) >= layers

@@ -14,7 +14,9 @@ from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
+from solvers.core.partition import PipelineGroup
 from solvers.core.search import Search
+from solvers.frame.starts import first_choice
 from solvers.heuristics import hexiscale
 from solvers.heuristics.graph import DeviceGraph
 from solvers.heuristics.hexiscale import HexiScale, HierarchicalPartition, compositions
@@ -52,6 +54,31 @@ def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]
             bests.append(search.best_s)
     assert bests == sorted(bests, reverse=True)
     assert bests[-1] < bests[0]
+
+
+def test_it_works_on_from_a_known_partition() -> None:
+    """Wide groups are taken apart, and pipelines that an iteration leaves alone stay as they are; GPUs that the
+    partition leaves unused find a place."""
+    problem = problems.easy()
+    search = Search("hexiscale", problem, Budget(3600.0), 0)
+    hierarchy = HierarchicalPartition(search, PlanCompleter(search.pricer), random.Random(0))
+    first, second, third = problem.usable_by_machine.values()
+    groups = PipelineGroup((tuple((device,) for device in first),)), PipelineGroup((((second[0],),), ((second[1],),)))
+    known = first_choice(problem, groups)
+    hierarchy.begin_at(known)
+    [begun] = hierarchy.found()
+    assert [group.width for group in begun.pipeline_groups] == [1] * known.num_pipelines
+    assert begun.devices() == known.devices()
+    assert search.plan is not None
+    with_idle, kept = False, False
+    for _ in range(80):
+        hierarchy.iterate()
+        for partition in hierarchy.found():
+            assert_legal(problem, partition)
+            with_idle |= bool(partition.devices() & set(third))
+            kept |= partition != begun and bool(set(partition.pipeline_groups) & set(begun.pipeline_groups))
+    assert with_idle
+    assert kept
 
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 5, 8])

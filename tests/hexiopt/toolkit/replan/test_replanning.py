@@ -62,7 +62,7 @@ def test_the_horizon_decides() -> None:
     before = hx.solve(less, max_steps=60, time_limit_s=600).found()
     found = {}
     for horizon_steps in (1e-3, 1e6):
-        new = hx.replan(before, PROBLEM, horizon_steps=horizon_steps, max_steps=120, time_limit_s=600, restart_s=1.0)
+        new = hx.replan(before, PROBLEM, horizon_steps=horizon_steps, max_steps=200, time_limit_s=600, restart_s=1.0)
         found[horizon_steps] = new
         assert new.replacements[0].moving_s == 0.0
         assert new.replacements[0].plan == before
