@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.trainee import drawn
 from runtime.mapping.layout import layout_of
 from runtime.parallel.optimizer import AdamW
 from runtime.stock.layer import StockLayer
 from runtime.stock.turns import OURS, STOCK, Step, compared, step_of_ours
+from runtime.training.trainee import drawn
 
 SIZE = 1  # process
 CLOCK = time.process_time

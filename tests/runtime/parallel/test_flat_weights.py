@@ -8,7 +8,7 @@ import torch
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.trainee import Trainee
+from runtime.training.trainee import Trainee
 from tests.runtime.parallel.test_training import SEQ_LEN, trainee
 from tests.runtime.ranks import random_model, run_ranks
 
