@@ -98,7 +98,7 @@ class Combinations:
         tables, seconds = self._tables, self._seconds[found.shape[1], machine]
         ring_s, inside = np.zeros(tables.num_layers + 1), np.zeros((tables.num_layers + 1, len(tables.nic)))
         for chosen in found.tolist():
-            ring_seconds(families.machines[chosen], seconds, ring_s, inside)
+            ring_seconds(families.machines[chosen], 0, seconds, ring_s, inside)
             sent, received = families.load[chosen].sum(axis=0)
             able = dict[int, list[tuple[int, FoundPipeline]]]()
             for f in set(chosen):

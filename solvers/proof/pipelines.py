@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from solvers.proof.kernels import (
     Caps,
     Most,
     least_sums,
+    raise_sums,
     search_pipelines,
 )
 from solvers.proof.tables import ProofTables, Surroundings
@@ -28,13 +30,22 @@ _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
 _ROUNDING = 1e-9  # of a layer
 _LIMITS = 2  # searches of a usage and size that reach their limit, until no more is asked
+_UNDIVIDED = 300_000_000_000
+_WIDE = 0.005  # of the step time: layers on a machine are divided while they differ by more in their sync
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
 TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
 SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
-_Asked = tuple[Surroundings, int, int]  # with the size and the number of micro-batches
+_MicroBatches = tuple[Surroundings, int, int]  # with their size and number
+
+
+class _Asked(NamedTuple):
+    around: Surroundings
+    usage: int
+    size: int
+    num_micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,22 @@ class FoundPipeline:
     def sequences(self) -> int:
         """Sequences that it processes."""
         return self.size * self.num_micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class LayersOn:
+    """The `least` and the `most` layers of a pipeline on each machine [machines]; `most` is 0 where it has none."""
+
+    least: Ints
+    most: Ints
+
+    def within(self, num_layers: int) -> "LayersOn | None":
+        """As narrow as the number of all layers makes them; None where that is out of reach."""
+        least = np.maximum(self.least, num_layers - (self.most.sum() - self.most))
+        least = np.where(self.most > 0, least, 0)
+        most = np.minimum(self.most, num_layers - (least.sum() - least))
+        possible = (least <= most).all() and least.sum() <= num_layers <= most.sum()
+        return LayersOn(least, most) if possible else None
 
 
 class PipelineSearch:
@@ -68,8 +95,10 @@ class PipelineSearch:
     ) -> None:
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
         assert before is None or before.limit_s >= limit_s
-        self._caps_kept: Memo[tuple[*_Asked, tuple[int, ...] | None], Caps] = Memo(lambda key: self._caps(*key), _CAPS)
-        self._layers_kept: Memo[_Asked, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
+        self._caps_kept: Memo[tuple[*_MicroBatches, tuple[int, ...] | None], Caps] = Memo(
+            lambda key: self._caps(*key), _CAPS
+        )
+        self._layers_kept: Memo[_MicroBatches, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
         self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
@@ -85,17 +114,20 @@ class PipelineSearch:
     def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
         """The least sums of pipelines on each usage [usages]."""
         self._keep_on()
-        caps = self._caps_kept[around, size, num_micro_batches, None]
-        return self._sums(self.tables.usages, caps, around, size, num_micro_batches, 0.0)[1]
+        caps, tables = self._caps_kept[around, size, num_micro_batches, None], self.tables
+        vectors = tables.usages.vectors
+        most_on = self._layers_kept[around, size, num_micro_batches]
+        most = np.minimum(most_on[np.arange(len(most_on)), vectors].sum(axis=1), tables.num_layers)
+        bounds = self._most(around, size, num_micro_batches, vectors, np.zeros_like(most), most)
+        whole_s = self._sums(tables.usages, caps, around, size, bounds, 0.0)[1]
+        raise_sums(
+            vectors, tables.usages.strides, tables.groups, caps, tables.terms[around].messages[size].round_trip_s,
+            tables.num_layers, self.limit_s, whole_s,
+        )  # fmt: skip
+        return whole_s
 
     def _sums(
-        self,
-        lattice: Lattice,
-        caps: Caps,
-        around: Surroundings,
-        size: int,
-        num_micro_batches: int,
-        known_s: float,
+        self, lattice: Lattice, caps: Caps, around: Surroundings, size: int, most: Most, known_s: float
     ) -> tuple[Floats, Floats]:
         tables = self.tables
         vectors, strides = lattice.vectors, lattice.strides
@@ -104,33 +136,48 @@ class PipelineSearch:
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s,
-            self._most(around, size, num_micro_batches, vectors), tables.num_layers, self.limit_s, known_s, before_s,
-            whole_s,
+            vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s, most,
+            tables.num_layers, self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
 
-    def _most(self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints) -> Most:
-        """Layers: see `most_layers`.
-
-        Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier than M/p times the sum S
-        of all stages and messages: the first micro-batch's way takes S, and then the cycle from the first stage to the
-        last and back advances p micro-batches in S. So p (T − tail) ≥ M S. Likewise of the first p stages with ρ
-        behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as devices.
+    def _most(
+        self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints, least: Ints, most: Ints
+    ) -> Most:
+        """Layers are those given. Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier
+        than M/p times the sum S of all stages and messages: the first micro-batch's way takes S, and then the cycle
+        from the first stage to the last and back advances p micro-batches in S. So p (T − tail) ≥ M S. Likewise of the
+        first p stages with ρ behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as
+        devices.
         """
-        tables, tails = self.tables, self.tables.terms[around].tails
-        most = self._layers_kept[around, size, num_micro_batches]
-        layers = np.minimum(most[np.arange(len(most)), vectors].sum(axis=1), tables.num_layers)
-        if tables.all_forward_first:
+        tails, devices = self.tables.terms[around].tails, vectors.sum(axis=1)
+        if self.tables.all_forward_first:
             never_s = np.full(len(vectors), NEVER_S)
-            return Most(layers, never_s, never_s)
-        devices = vectors.sum(axis=1)
+            return Most(devices[-1] - devices, least, most, never_s, never_s)
         tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
         rest_s = max(0.0, self.limit_s - float(tail_s[:, :, 1].min()))
         behind = devices[-1] - devices
         turns = num_micro_batches - behind
         before_s = np.where(turns > 0, devices * rest_s / np.maximum(turns, 1), NEVER_S)
-        return Most(layers, before_s, devices * rest_s / num_micro_batches)
+        return Most(behind, least, most, before_s, devices * rest_s / num_micro_batches)
+
+    def _layers(
+        self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints, on: LayersOn
+    ) -> tuple[Ints, Ints]:
+        """The least and the most layers of the first stages of a pipeline that are on exactly each of `vectors`
+        [usages, machines], of which the last is the usage of all of its stages. Every machine of a stage has a
+        layer."""
+        num_layers, known = self.tables.num_layers, self._layers_kept[around, size, num_micro_batches]
+
+        def between(own: Ints, others: Ints) -> tuple[Ints, Ints]:
+            most = np.minimum(known[np.arange(len(known)), own], on.most - (others > 0))
+            least = np.where(others == 0, on.least, 1)
+            return np.where(own > 0, least, 0).sum(axis=1), np.where(own > 0, most, 0).sum(axis=1)
+
+        rest = vectors[-1] - vectors
+        least, most = between(vectors, rest)
+        least_after, most_after = between(rest, vectors)
+        return np.maximum(least, num_layers - most_after), np.minimum(most, num_layers - least_after)
 
     def most_layers(self, around: Surroundings, size: int, num_micro_batches: int) -> Ints:
         """The most layers that a pipeline has on so many devices of each machine [machines, devices + 1].
@@ -192,30 +239,33 @@ class PipelineSearch:
         most, first = tables.most_stages, tables.all_forward_first
 
         def least(kind: int, behind: Sequence[int], first_s: Floats | float) -> Floats:
-            """The least that a stage adds to the sum, over all numbers of stages that may follow it, with the tail
-            `first_s` of the first stage; infinite where its own work and tail take too long."""
-            found: Floats | None = None
+            """The least that a stage adds to the sum, over all numbers of stages that may follow it, up to each
+            [numbers, groups, layers + 1], with the tail `first_s` of the first stage; infinite where its own work and
+            tail take too long."""
+            found = []
             for r in behind:
                 w = 0 if first else min(r, num_micro_batches - 1)
                 both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
                 work_s = num_micro_batches * both - w * seconds.forward_s[kind]
                 fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
-                own = np.where(fits, work_s - both + first_s, NEVER_S)
-                found = own if found is None else np.minimum(found, own)
-            assert found is not None
-            return found
+                found.append(np.where(fits, work_s - both + first_s, NEVER_S))
+            return np.minimum.accumulate(found)
 
-        inner = range(1, most) if most > 1 else [0]
+        def followed(kind: int, first_s: Floats | float) -> Floats:
+            """Of a stage with others behind it, by the most of them [most stages, groups, layers + 1]."""
+            none = np.full((1, *own_tail_s.shape[1:]), NEVER_S)
+            return np.concatenate((none, least(kind, range(1, most), first_s))) if most > 1 else none
+
         in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
         return Caps(
             seconds.both_s[0, in_flight],
-            least(0, inner, first_tail_s),
+            followed(0, first_tail_s),
             seconds.both_s[1, in_flight],
-            least(1, inner, own_tail_s[1]),
+            followed(1, own_tail_s[1]),
             seconds.both_s[2, 0],
-            least(2, [0], first_tail_s),
+            least(2, [0], first_tail_s)[0],
             seconds.both_s[3, 0],
-            least(3, [0], own_tail_s[3]),
+            least(3, [0], own_tail_s[3])[0],
             float(first_tail_s),
         )
 
@@ -258,31 +308,40 @@ class PipelineSearch:
         then −1 [pipelines, stages + 1, 2]."""
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
-        none = np.zeros((0, tables.most_stages + 1, 2), np.int64)
         most_on = self._layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
-        least_on = np.maximum(tables.num_layers - (most_on.sum() - most_on), 0)  # layers on each machine
-        if (most_on < least_on).any():
-            return NO, none
-        caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(vector > 0, least_on, -1).tolist())]
-        # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
-        lattice, known_s = tables.usages.below(usage), 0.0
+        asked = _Asked(around, usage, size, num_micro_batches)
+        on = LayersOn(np.minimum(vector, 1), most_on).within(tables.num_layers)
+        before_s = None if on is None else self._before(asked, on)
+        found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
+        if on is None or before_s is None:
+            return NO, found[:0]
+        if most_work == RELAXED:
+            return LIMIT, found[:0]
+        terms = tables.terms[around]
+        answer, count = search_pipelines(
+            vector, tables.usages.below(usage).strides, tables.groups,
+            tables.seconds(around.holders, size, num_micro_batches), terms.tails, terms.messages[size], before_s,
+            on.least, on.most, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
+        )  # fmt: skip
+        return int(answer), found[:count]
+
+    def _before(self, asked: _Asked, on: LayersOn) -> Floats | None:
+        """The least sums of the first stages of pipelines with so many layers on each machine; None where there is no
+        pipeline. On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of
+        them."""
+        around, usage, size, num_micro_batches = asked
+        caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(on.most > 0, on.least, -1).tolist())]
+        lattice, known_s = self.tables.usages.below(usage), 0.0
+        layers = self._layers(around, size, num_micro_batches, lattice.vectors, on)
+        most = self._most(around, size, num_micro_batches, lattice.vectors, *layers)
         for _ in range(1 + _ROUNDS):
-            before_s, whole_s = self._sums(lattice, caps, around, size, num_micro_batches, known_s)
+            before_s, whole_s = self._sums(lattice, caps, around, size, most, known_s)
             if whole_s[-1] >= NEVER_S:
-                return NO, none
+                return None
             if whole_s[-1] <= known_s * (1 + _SAME):
                 break
             known_s = float(whole_s[-1])
-        if most_work == RELAXED:
-            return LIMIT, none
-        found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
-        terms = tables.terms[around]
-        answer, count = search_pipelines(
-            vector, lattice.strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches),
-            terms.tails, terms.messages[size], before_s, least_on.astype(float), tables.num_layers, num_micro_batches,
-            self.limit_s, most_work, found,
-        )  # fmt: skip
-        return int(answer), found[:count]
+        return before_s
 
     def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
         key = around, usage

@@ -46,6 +46,7 @@ _MANY_USAGES = 150  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 Answer = Literal["none", "found", "open"]
+_Kind = Literal["single", "several"]  # of questions
 
 
 class BudgetSpentError(Exception):
@@ -78,14 +79,33 @@ def _named(question: _Question) -> _Single | tuple[Partition, Sharding]:
     return question if isinstance(question, _Single) else (question.parts, question.sharding)
 
 
+class _Known:
+    """What is known of one step time: the single pipelines, and the `refuted` ones of the questions `listed` by kind.
+
+    No plan in time T means none in less, and so for single pipelines and partitions. So `before`, of a time that was no
+    shorter, is where this one begins.
+    """
+
+    def __init__(self, search: PipelineSearch, before: "_Known | None") -> None:
+        self.search = search
+        self.refuted: set[_Single | tuple[Partition, Sharding]] = set() if before is None else before.refuted.copy()
+        self.listed: dict[_Kind, list[_Question]] = {} if before is None else before.listed.copy()
+
+    def open(self, kind: "_Kind", questions: Callable[[PipelineSearch], Sequence[_Question]]) -> list[_Question]:
+        """The questions of a kind that are not refuted; `questions` lists them where no longer time has."""
+        if kind not in self.listed:
+            self.listed[kind] = list(questions(self.search))
+        self.listed[kind] = [question for question in self.listed[kind] if _named(question) not in self.refuted]
+        return self.listed[kind]
+
+
 class Proof:
     """Answers questions about step times of plans of one schedule. A step of `run` is a usage, a case or a plan
     examined. Plans found are offered to `run`."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
-        self._last: PipelineSearch | None = None
-        self._refuted_before = set[_Single | tuple[Partition, Sharding]]()
+        self._known = list[_Known]()  # by step time, the shortest last
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
@@ -95,41 +115,47 @@ class Proof:
         """
         self._allowed = allowed
         limit_s *= _ROUNDING
-        search = self._search(limit_s)
+        known = self._of(limit_s)
         left = list[_Question]()
-        first: tuple[Callable[[PipelineSearch], Sequence[_Question]], ...] = (self._singles, self._partitions)
-        for questions in first:  # partitions take longer to list
-            more = self._left_open(search, questions(search), limit_s, _EFFORTS[0])
+        for questions in self._questions(known):
+            more = self._left_open(known, questions, limit_s, _EFFORTS[0])
             if more is None:
                 return "found"
             left += more
         for effort in _EFFORTS[1:]:
-            more = self._left_open(search, left, limit_s, effort)
+            more = self._left_open(known, left, limit_s, effort)
             if more is None:
                 return "found"
             left = more
         return "open" if left else "none"
 
-    def _search(self, limit_s: float) -> PipelineSearch:
-        """A search that knows what the last one refuted, if its time was no shorter: a better plan found does not start
-        the proof anew. No plan in time T means none in less, and so for single pipelines and partitions."""
-        last = self._last if self._last is not None and self._last.limit_s >= limit_s else None
-        if last is None:
-            self._refuted_before.clear()
-        self._last = PipelineSearch(self._tables, limit_s, self._keep_on, last)
-        return self._last
+    def _questions(self, known: _Known) -> Iterator[list[_Question]]:
+        """All that are not refuted, by kind; partitions take longer to list."""
+        yield known.open("single", self._singles)
+        if self._packs(known.search) is not None:
+            yield known.open("several", self._partitions)
+
+    def _of(self, limit_s: float) -> _Known:
+        """What is known of a step time, from the longer ones that were asked: neither a better plan found nor a weaker
+        target starts the proof anew."""
+        before = next((known for known in reversed(self._known) if known.search.limit_s >= limit_s), None)
+        if before is not None and before.search.limit_s == limit_s:
+            return before
+        search = PipelineSearch(self._tables, limit_s, self._keep_on, None if before is None else before.search)
+        found = _Known(search, before)
+        self._known = sorted([*self._known, found], key=lambda known: -known.search.limit_s)
+        return found
 
     def _left_open(
-        self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
+        self, known: _Known, questions: Sequence[_Question], limit_s: float, effort: int
     ) -> list[_Question] | None:
         """The questions that stay open; None where a plan was found."""
         self._effort = effort
-        questions = [question for question in questions if _named(question) not in self._refuted_before]
         left, at, count = list[_Question](), 0, _FIRST_ROUND
         while at < len(questions):
             asked = questions[at : at + count * self._processes]
-            answers = self._each(asked, lambda question: self._ask(search, question, limit_s), "found")
-            self._refuted_before.update(
+            answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found")
+            known.refuted.update(
                 _named(question) for question, answer in zip(asked, answers, strict=True) if answer == "none"
             )
             if "found" in answers:
@@ -234,15 +260,24 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of several
 
+    def _packs(self, search: PipelineSearch) -> Ints | None:
+        """The most sequences of each usage, whatever the other pipelines are; None where no packing of two pipelines or
+        more processes the batch."""
+        around = self._anything
+        if around.holders < 2:
+            return None
+        sequences = search.most_sequences(around).copy()
+        return None if self._packed(search, around, sequences, None, SHORT) is None else sequences
+
+    @property
+    def _anything(self) -> Surroundings:
+        """Of several pipelines, whatever they are."""
+        return Surroundings(min(self._tables.most_stages, self._tables.batch))
+
     def _partitions(self, search: PipelineSearch) -> list[_Several]:
         """What levels A and B leave, the most promising first."""
-        tables = self._tables
-        most_pipelines = min(tables.most_stages, tables.batch)
-        if most_pipelines < 2:
-            return []
-        around = Surroundings(most_pipelines)
-        sequences = search.most_sequences(around).copy()
-        if self._packed(search, around, sequences, None, SHORT) is None:
+        tables, sequences, around = self._tables, self._packs(search), self._anything
+        if sequences is None:
             return []
         found: list[list[_Several]] = self._each(
             list(cases(tables.usages)),
