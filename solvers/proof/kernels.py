@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 NEVER_S = 1e300
 _OPERATIONS_OF_A_STAGE = 8  # in a search's cheap bound
 YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
@@ -157,8 +158,8 @@ class Caps(NamedTuple):
 
 @numba.njit(cache=True)
 def least_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats, most: Most,
-    num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
+    vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats,
+    most: Most, num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
     stages, into `before_s` [firsts, usages, layers + 1, machine of the next stage before the rest]; infinite where no
@@ -168,13 +169,14 @@ def least_sums(
     sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
     M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
     backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
-    is what the stage adds; `tied_s` as in `Tails`. `known_s` is a known lower bound on the sums of these usages.
+    is what the stage adds; `tied_s` as in `Tails`. `known_s` is a known lower bound on the sums of these usages, which
+    count where they are `needed` [usages], with all usages inside them.
     """
     whole_s[:] = NEVER_S
     for f in range(len(before_s)):
         _least_sums(
-            f if len(before_s) > 1 else -1, vectors, strides, groups, caps, round_trip_s, tied_s, most, num_layers,
-            limit_s, known_s, before_s[f], whole_s,
+            f if len(before_s) > 1 else -1, vectors, strides, needed, groups, caps, round_trip_s, tied_s, most,
+            num_layers, limit_s, known_s, before_s[f], whole_s,
         )  # fmt: skip
     for v in range(len(vectors)):
         if whole_s[v] > most.whole_s[v]:
@@ -183,15 +185,15 @@ def least_sums(
 
 @numba.njit(cache=True)
 def _least_sums(
-    f: int, vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats, most: Most,
-    num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
+    f: int, vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats,
+    tied_s: Floats, most: Most, num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """As `least_sums`, of pipelines whose first stage is on machine f, or on any if it is −1; lowers `whole_s`."""
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
     with_message_s = np.full(before_s.shape, NEVER_S)  # of `before_s`, and the round trip to the next stage's machine
     for v in range(1, len(vectors)):
-        if f >= 0 and vectors[v, f] == 0:
+        if not needed[v] or (f >= 0 and vectors[v, f] == 0):
             continue
         most_s = most.before_s[v]
         for g in range(num_groups):
@@ -239,8 +241,8 @@ def _least_sums(
 
 @numba.njit(cache=True)
 def raise_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int, limit_s: float,
-    whole_s: Floats,
+    vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int,
+    limit_s: float, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Raise `whole_s` [usages] of `least_sums` where pipelines made from the last stage to the first take longer: of
     these it is known how many devices are behind a stage, whatever comes before."""
@@ -249,6 +251,8 @@ def raise_sums(
     own_s = np.empty((num_layers, num_machines))  # without, by the machine of its first stage
     devices = vectors.sum(axis=1)
     for v in range(1, len(vectors)):
+        if not needed[v]:
+            continue
         least_s = NEVER_S
         own_s[:] = NEVER_S
         for g in range(num_groups):

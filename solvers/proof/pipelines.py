@@ -25,6 +25,7 @@ from solvers.proof.usages import Lattice
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
@@ -99,35 +100,40 @@ class PipelineSearch:
             lambda key: self._caps(*key), _CAPS
         )
         self._layers_kept: Memo[_MicroBatches, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
-        self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
+        # By size, of each usage: what sums allow, and do not rule out.
+        self._relaxed_between: dict[Surroundings, dict[int, tuple[Ints, Ints]]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
         self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
         self._most_before: dict[Surroundings, dict[int, Ints]] = {}
         if before is not None:
-            self._most_before = before._most_before | before._most_relaxed
+            self._most_before = before._most_before | {
+                around: {size: high for size, (_, high) in own.items()}
+                for around, own in before._relaxed_between.items()
+            }
             for key, known in before._between.items():
                 self._between[key] = {size: [0, high] for size, (_, high) in known.items()}
 
     # ---------------------------------------------------------------------- bounds of all usages
 
-    def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
-        """The least sums of pipelines on each usage [usages]."""
+    def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int, asked: Bools) -> Floats:
+        """The least sums of pipelines on each usage [usages]; infinite also where none is `asked` for."""
         self._keep_on()
+        needed = self.tables.usages.inside(asked)
         caps, tables = self._caps_kept[around, size, num_micro_batches, None], self.tables
         vectors = tables.usages.vectors
         most_on = self._layers_kept[around, size, num_micro_batches]
         most = np.minimum(most_on[np.arange(len(most_on)), vectors].sum(axis=1), tables.num_layers)
         bounds = self._most(around, size, num_micro_batches, vectors, np.zeros_like(most), most)
-        whole_s = self._sums(tables.usages, caps, around, size, bounds, 0.0)[1]
+        whole_s = self._sums(tables.usages, needed, caps, around, size, bounds, 0.0)[1]
         raise_sums(
-            vectors, tables.usages.strides, tables.groups, caps, tables.terms[around].messages[size].round_trip_s,
-            tables.num_layers, self.limit_s, whole_s,
+            vectors, tables.usages.strides, needed, tables.groups, caps,
+            tables.terms[around].messages[size].round_trip_s, tables.num_layers, self.limit_s, whole_s,
         )  # fmt: skip
         return whole_s
 
     def _sums(
-        self, lattice: Lattice, caps: Caps, around: Surroundings, size: int, most: Most, known_s: float
+        self, lattice: Lattice, needed: Bools, caps: Caps, around: Surroundings, size: int, most: Most, known_s: float
     ) -> tuple[Floats, Floats]:
         tables = self.tables
         vectors, strides = lattice.vectors, lattice.strides
@@ -136,7 +142,7 @@ class PipelineSearch:
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s, most,
+            vectors, strides, needed, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s, most,
             tables.num_layers, self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
@@ -269,32 +275,42 @@ class PipelineSearch:
             float(first_tail_s),
         )
 
-    def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
-        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]. Surroundings
-        of which less is known, `looser`, save work."""
-        if around not in self._most_relaxed:
-            start = None if looser is None else self.most_relaxed(looser)
-            self._most_relaxed[around] = self._bisect(around, self._most_before.get(around, start))
-        return self._most_relaxed[around]
-
-    def _bisect(self, around: Surroundings, start: dict[int, Ints] | None) -> dict[int, Ints]:
-        tables, found = self.tables, {}
-        for size in tables.sizes:
-            low = np.zeros(tables.usages.size, np.int64)
-            high = np.full(tables.usages.size, tables.batch // size, np.int64) if start is None else start[size].copy()
-            for _ in range(_BISECTIONS):
-                if not (low < high).any():  # fewer micro-batches never take longer; most usages ask about one number
-                    break
-                middle = np.bincount(((low + high + 1) // 2)[low < high]).argmax()
-                possible = self._relaxed(around, size, int(middle)) < NEVER_S
-                low = np.where(possible, np.maximum(low, middle), low)
-                high = np.where(possible, high, np.minimum(high, middle - 1))
+    def most_relaxed(
+        self, around: Surroundings, looser: Surroundings | None = None, among: Bools | None = None
+    ) -> dict[int, Ints]:
+        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages], as low as it
+        gets for those `among` which it is asked. Surroundings of which less is known, `looser`, save work."""
+        tables = self.tables
+        if around not in self._relaxed_between:
+            start = [self._most_before.get(around), None if looser is None else self.most_relaxed(looser, among=among)]
+            known = [own for own in start if own is not None]
+            self._relaxed_between[around] = {
+                size: (
+                    np.zeros(tables.usages.size, np.int64),
+                    np.min([np.full(tables.usages.size, tables.batch // size), *(own[size] for own in known)], axis=0),
+                )
+                for size in tables.sizes
+            }
+        found = {}
+        for size, (low, high) in self._relaxed_between[around].items():
             found[size] = high
+            for _ in range(_BISECTIONS):
+                left = low < high if among is None else among & (low < high)
+                if not left.any():  # fewer micro-batches never take longer; most usages ask about one number
+                    break
+                middle = int(np.bincount(((low + high + 1) // 2)[left]).argmax())
+                left &= (low < middle) & (middle <= high)
+                possible = self._relaxed(around, size, middle, left) < NEVER_S
+                low[left & possible] = middle
+                high[left & ~possible] = middle - 1
         return found
 
-    def most_sequences(self, around: Surroundings, looser: Surroundings | None = None) -> Ints:
+    def most_sequences(
+        self, around: Surroundings, looser: Surroundings | None = None, among: Bools | None = None
+    ) -> Ints:
         """The most sequences of a pipeline on each usage, by `most_relaxed`; none on the empty one."""
-        found: Ints = np.max([size * most for size, most in self.most_relaxed(around, looser).items()], axis=0)
+        relaxed = self.most_relaxed(around, looser, among)
+        found: Ints = np.max([size * most for size, most in relaxed.items()], axis=0)
         found[0] = 0
         return found
 
@@ -332,10 +348,11 @@ class PipelineSearch:
         around, usage, size, num_micro_batches = asked
         caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(on.most > 0, on.least, -1).tolist())]
         lattice, known_s = self.tables.usages.below(usage), 0.0
+        every = np.ones(lattice.size, np.bool_)
         layers = self._layers(around, size, num_micro_batches, lattice.vectors, on)
         most = self._most(around, size, num_micro_batches, lattice.vectors, *layers)
         for _ in range(1 + _ROUNDS):
-            before_s, whole_s = self._sums(lattice, caps, around, size, most, known_s)
+            before_s, whole_s = self._sums(lattice, every, caps, around, size, most, known_s)
             if whole_s[-1] >= NEVER_S:
                 return None
             if whole_s[-1] <= known_s * (1 + _SAME):

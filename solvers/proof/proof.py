@@ -14,6 +14,7 @@ leaves open is asked again with more.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
-from solvers.proof.combinations import COMBINE, Combinations
+from solvers.proof.combinations import COMBINE, Answer, Combinations
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
@@ -45,7 +46,6 @@ _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 150  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
-Answer = Literal["none", "found", "open"]
 _Kind = Literal["single", "several"]  # of questions
 
 
@@ -160,6 +160,8 @@ class Proof:
             )
             if "found" in answers:
                 return None
+            if None in answers:
+                raise BudgetSpentError
             left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
             at, count = at + len(asked), count * _LONGER
         return left
@@ -174,28 +176,26 @@ class Proof:
         self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = _WORTH_A_PROCESS
     ) -> list[Any]:
         """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
-        process ends at the result `last`, and None follows it."""
+        process ends at the result `last` or with its budget, and None follows."""
         count = self._processes if len(items) >= least else 1
 
         def done(own: Sequence[T]) -> list[Any]:
             results = []
-            for item in own:
-                results.append(work(item))
-                if last is not None and results[-1] == last:
-                    break
+            with suppress(BudgetSpentError):
+                for item in own:
+                    results.append(work(item))
+                    if last is not None and results[-1] == last:
+                        break
             return results + [None] * (len(own) - len(results))
 
         if count < 2:
             return done(items)
 
-        def theirs(number: int) -> Callable[[Search], list[Any] | None]:
-            def share(run: Search) -> list[Any] | None:
+        def theirs(number: int) -> Callable[[Search], list[Any]]:
+            def share(run: Search) -> list[Any]:
                 self._run, self._combinations = run, Combinations(self._tables, run)
                 self._allowed = replace(self._allowed, search=run)
-                try:
-                    return done(items[number::count])
-                except BudgetSpentError:
-                    return None
+                return done(items[number::count])
 
             return share
 
@@ -204,9 +204,7 @@ class Proof:
             results[::count] = done(items[::count])
             if last is None or last not in results:
                 for number, own in enumerate(answers(), 1):
-                    if own is None:
-                        raise BudgetSpentError
-                    results[number::count] = own
+                    results[number::count] = own or results[number::count]
         return results
 
     def _ask(self, search: PipelineSearch, question: _Question, limit_s: float) -> Answer:
@@ -244,7 +242,7 @@ class Proof:
         return found
 
     def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
-        size, count = asked.size, self._tables.batch // asked.size
+        size, count, unnamed = asked.size, self._tables.batch // asked.size, False
         # The first is nearly always valid, but tied embeddings and switches may forbid it.
         for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
             self._step()
@@ -254,9 +252,11 @@ class Proof:
             for row in found.tolist():
                 stages = tuple((g, n) for g, n in row[: [g for g, _ in row].index(-1)])
                 for sharding in self._combinations.shardings(1):
-                    if self._combinations.offer([FoundPipeline(size, stages, count)], sharding, limit_s) <= limit_s:
+                    offered = self._combinations.offer([FoundPipeline(size, stages, count)], sharding, limit_s)
+                    if offered == "found":
                         return "found"
-        return "open" if answer == LIMIT else "none"
+                    unnamed |= offered == "open"
+        return "open" if answer == LIMIT or unnamed else "none"
 
     # ------------------------------------------------------------------------- plans of several
 
@@ -279,12 +279,14 @@ class Proof:
         tables, sequences, around = self._tables, self._packs(search), self._anything
         if sequences is None:
             return []
-        found: list[list[_Several]] = self._each(
+        found: list[list[_Several] | None] = self._each(
             list(cases(tables.usages)),
             lambda case: list(self._of_case(search, case, around, sequences)),
             least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
-        questions = [question for own in found for question in own]
+        if None in found:
+            raise BudgetSpentError
+        questions = [question for own in found if own for question in own]
         return sorted(questions, key=lambda question: -sum(question.most))
 
     def _packed(
@@ -319,7 +321,7 @@ class Proof:
             return
         self._step()
         known = case_surroundings(case, around.holders, "any", 2)
-        own = np.minimum(own, search.most_sequences(known, around))
+        own = np.minimum(own, search.most_sequences(known, around, own > 0))
         packings = self._packed(search, known, own, None, RELAXED)
         if packings is None:
             return
@@ -332,7 +334,7 @@ class Proof:
             for sharding in shardings:
                 self._step()
                 near = case_surroundings(case, k, sharding, k)
-                most = np.minimum(own, search.most_sequences(near, known))
+                most = np.minimum(own, search.most_sequences(near, known, own > 0))
                 for work in (RELAXED, TINY):
                     packed = self._packed(search, near, most, k, work)
                     if packed is None:
@@ -417,12 +419,15 @@ class Proof:
         )
         if every is None:
             return "open"
+        answer: Answer = "none"
         for chosen in every:
             for zero in make.shardings(len(parts)):
                 if len(parts) > 2 and zero.groups != asked.sharding:
                     continue
                 for split in make.splits(chosen):
                     self._step()
-                    if make.offer(split, zero, limit_s) <= limit_s:
+                    offered = make.offer(split, zero, limit_s)
+                    if offered == "found":
                         return "found"
-        return "none"
+                    answer = "open" if offered == "open" else answer
+        return answer
