@@ -143,7 +143,8 @@ class Most(NamedTuple):
 
 class Caps(NamedTuple):
     """The times of stages, and their additions to the sum of a pipeline, [groups, layers + 1] each: see
-    `least_sums`. Those of inner and first stages depend on the most stages behind them [stages, groups, layers + 1]."""
+    `least_sums`. Those of inner and first stages depend on the most stages behind them, and on the machine of the next
+    one [stages, groups, layers + 1, machines]."""
 
     inner_s: Floats
     inner_rest_s: Any
@@ -162,15 +163,18 @@ def least_sums(
     most: Most, num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
 ) -> None:  # fmt: skip
     """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
-    stages, into `before_s` [firsts, usages, layers + 1, machine of the next stage before the rest]; infinite where no
-    pipeline keeps the caps. There is one of `firsts` for each machine that the first stage may be on, or one for all.
+    stages, with the round trip to the next, into `before_s` [firsts, usages, layers + 1, machine of the next stage];
+    infinite where no pipeline keeps the caps. There is one of `firsts` for each machine that the first stage may be on,
+    or one for all.
 
     A stage followed by r stages and with w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
     sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
     M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
-    backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
-    is what the stage adds; `tied_s` as in `Tails`. `known_s` is a known lower bound on the sums of these usages, which
-    count where they are `needed` [usages], with all usages inside them.
+    backward starts before the last micro-batch has reached the end.) Under 1F1B the cycle from a stage to the next and
+    back advances two micro-batches: where this takes longer than two t, it takes the place of M − 1 − r of these, in
+    pairs. Everything beyond S, including the tail of sync, is what the stage adds; `tied_s` as in `Tails`. `known_s` is
+    a known lower bound on the sums of these usages, which count where they are `needed` [usages], with all usages
+    inside them.
     """
     whole_s[:] = NEVER_S
     for f in range(len(before_s)):
@@ -191,7 +195,6 @@ def _least_sums(
     """As `least_sums`, of pipelines whose first stage is on machine f, or on any if it is −1; lowers `whole_s`."""
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
-    with_message_s = np.full(before_s.shape, NEVER_S)  # of `before_s`, and the round trip to the next stage's machine
     for v in range(1, len(vectors)):
         if not needed[v] or (f >= 0 and vectors[v, f] == 0):
             continue
@@ -204,23 +207,30 @@ def _least_sums(
             if w == 0:
                 for n in range(max(1, most.least_layers[v]), min(num_layers, most.most_layers[v]) + 1):
                     own = caps.first_s[g, n]
-                    rest = caps.first_rest_s[most.behind[v], g, n]
-                    in_time = max(own, known_s) + rest <= limit_s and own <= most_s
-                    if in_time and own < before_s[v, n, m]:
-                        before_s[v, n, m] = own
+                    for q in range(num_machines if own <= most_s else 0):
+                        total, rest = own + round_trip_s[m, q], caps.first_rest_s[most.behind[v], g, n, q]
+                        if max(total, known_s) + rest <= limit_s and total < before_s[v, n, q]:
+                            before_s[v, n, q] = total
                 own = caps.alone_s[g, num_layers]
                 fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most.most_layers[v] >= num_layers
                 if fits and own < whole_s[v]:
                     whole_s[v] = own
                 continue
             for n in range(1, num_layers):
-                own, rest = caps.inner_s[g, n], caps.inner_rest_s[most.behind[v], g, n]
-                if not max(known_s, own) + rest <= limit_s:
+                possible = False
+                for q in range(num_machines):
+                    own, rest = caps.inner_s[g, n], caps.inner_rest_s[most.behind[v], g, n, q]
+                    with_message = own + round_trip_s[m, q]
+                    if not max(known_s, with_message) + rest <= limit_s:
+                        continue
+                    possible = True
+                    for held in range(max(1, most.least_layers[v] - n), min(num_layers, most.most_layers[v] + 1) - n):
+                        before = before_s[w, held, m]
+                        total = before + with_message
+                        if total < before_s[v, held + n, q] and total + rest <= limit_s and before + own <= most_s:
+                            before_s[v, held + n, q] = total
+                if not possible:
                     break
-                for held in range(max(1, most.least_layers[v] - n), min(num_layers, most.most_layers[v] + 1) - n):
-                    total = with_message_s[w, held, m] + own
-                    if total < before_s[v, held + n, m] and total + rest <= limit_s and total <= most_s:
-                        before_s[v, held + n, m] = total
             apart = f >= 0 and f != m  # the first stage ends with the shared matrix, and so does the last
             more_s = max(0.0, tied_s[f] - caps.first_tail_s) if apart else 0.0
             own_more_s = tied_s[m] - caps.first_tail_s if apart else -NEVER_S
@@ -228,15 +238,9 @@ def _least_sums(
                 own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
                 if not max(known_s + more_s, own + own_more_s, own) + rest <= limit_s:
                     break
-                total = with_message_s[w, num_layers - n, m] + own
+                total = before_s[w, num_layers - n, m] + own
                 if total < whole_s[v] and total + rest + more_s <= limit_s:
                     whole_s[v] = total
-        for held in range(1, num_layers):
-            for q in range(num_machines):
-                if before_s[v, held, q] < NEVER_S:
-                    for m in range(num_machines):
-                        total = before_s[v, held, q] + round_trip_s[q, m]
-                        with_message_s[v, held, m] = min(with_message_s[v, held, m], total)
 
 
 @numba.njit(cache=True)
@@ -247,14 +251,12 @@ def raise_sums(
     """Raise `whole_s` [usages] of `least_sums` where pipelines made from the last stage to the first take longer: of
     these it is known how many devices are behind a stage, whatever comes before."""
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
-    after_s = np.full((len(vectors), num_layers, num_machines), NEVER_S)  # with the round trip from the stage before
-    own_s = np.empty((num_layers, num_machines))  # without, by the machine of its first stage
+    after_s = np.full((len(vectors), num_layers, num_machines), NEVER_S)  # by the machine of the first of these stages
     devices = vectors.sum(axis=1)
     for v in range(1, len(vectors)):
         if not needed[v]:
             continue
         least_s = NEVER_S
-        own_s[:] = NEVER_S
         for g in range(num_groups):
             m, tp = groups.machine[g], groups.tp[g]
             if vectors[v, m] < tp:
@@ -264,27 +266,22 @@ def raise_sums(
                 for n in range(1, num_layers):
                     if not caps.last_s[g, n] + caps.last_rest_s[g, n] <= limit_s:
                         break
-                    own_s[n, m] = min(own_s[n, m], caps.last_s[g, n])
+                    after_s[v, n, m] = min(after_s[v, n, m], caps.last_s[g, n])
                 if caps.alone_s[g, num_layers] + caps.alone_rest_s[g, num_layers] <= limit_s:
                     least_s = min(least_s, caps.alone_s[g, num_layers])
                 continue
             for n in range(1, num_layers):
-                own, rest = caps.first_s[g, n], caps.first_rest_s[devices[w], g, n]
-                total = after_s[w, num_layers - n, m] + own
-                if total < least_s and total + rest <= limit_s:
-                    least_s = total
-                own, rest = caps.inner_s[g, n], caps.inner_rest_s[devices[w], g, n]
-                for held in range(1, num_layers - n if own + rest <= limit_s else 0):
-                    total = after_s[w, held, m] + own
-                    if total < own_s[held + n, m] and total + rest <= limit_s:
-                        own_s[held + n, m] = total
+                for q in range(num_machines):
+                    own = caps.first_s[g, n] + round_trip_s[m, q]
+                    total = after_s[w, num_layers - n, q] + own
+                    if total < least_s and total + caps.first_rest_s[devices[w], g, n, q] <= limit_s:
+                        least_s = total
+                    own, rest = caps.inner_s[g, n] + round_trip_s[m, q], caps.inner_rest_s[devices[w], g, n, q]
+                    for held in range(1, num_layers - n if own + rest <= limit_s else 0):
+                        total = after_s[w, held, q] + own
+                        if total < after_s[v, held + n, m] and total + rest <= limit_s:
+                            after_s[v, held + n, m] = total
         whole_s[v] = max(whole_s[v], least_s)
-        for held in range(1, num_layers):
-            for q in range(num_machines):
-                if own_s[held, q] < NEVER_S:
-                    for m in range(num_machines):
-                        total = own_s[held, q] + round_trip_s[m, q]
-                        after_s[v, held, m] = min(after_s[v, held, m], total)
 
 
 @numba.njit(cache=True)
@@ -419,9 +416,7 @@ def search_pipelines(
                 v += free[d + 1, q] * strides[q]
             prefix_s = together_s = NEVER_S
             for f in range(len(before_s)):
-                own_s = NEVER_S
-                for q in range(num_machines):
-                    own_s = min(own_s, before_s[f, v, left, q] + messages.round_trip_s[q, m])
+                own_s = before_s[f, v, left, m]
                 if len(before_s) == 1 or f == z:
                     together_s = own_s + tails.all_s
                     prefix_s = min(prefix_s, together_s)

@@ -1,6 +1,6 @@
 """The most that one pipeline on exactly given devices can process within a time, over all choices of its stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -244,24 +244,31 @@ class PipelineSearch:
         first_tail_s = own_tail_s[1, used, 1].min()
         most, first = tables.most_stages, tables.all_forward_first
 
-        def least(kind: int, behind: Sequence[int], first_s: Floats | float) -> Floats:
-            """The least that a stage adds to the sum, over all numbers of stages that may follow it, up to each
-            [numbers, groups, layers + 1], with the tail `first_s` of the first stage; infinite where its own work and
-            tail take too long."""
-            found = []
-            for r in behind:
-                w = 0 if first else min(r, num_micro_batches - 1)
-                both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
-                work_s = num_micro_batches * both - w * seconds.forward_s[kind]
-                fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
-                found.append(np.where(fits, work_s - both + first_s, NEVER_S))
-            return np.minimum.accumulate(found)
+        def least(kind: int, r: int, first_s: Floats | float) -> Floats:
+            """The least that a stage with r behind it adds to the sum [groups, layers + 1], with the tail `first_s` of
+            the first stage; infinite where its own work and tail take too long."""
+            w = 0 if first else min(r, num_micro_batches - 1)
+            both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
+            work_s = num_micro_batches * both - w * seconds.forward_s[kind]
+            fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
+            return np.where(fits, work_s - both + first_s, NEVER_S)
 
         def followed(kind: int, first_s: Floats | float) -> Floats:
-            """Of a stage with others behind it, by the most of them [most stages, groups, layers + 1]."""
-            none = np.full((1, *own_tail_s.shape[1:]), NEVER_S)
-            return np.concatenate((none, least(kind, range(1, most), first_s))) if most > 1 else none
+            """Of a stage with up to r behind it, by the machine of the next [most stages, groups, layers + 1,
+            machines]. The cycle from a stage to the next and back advances two micro-batches."""
+            shape = *own_tail_s.shape[1:], len(tables.machines)
+            found = [np.full(shape, NEVER_S)]
+            for r in range(1, most):
+                turns = 0 if first else max(0, num_micro_batches - 1 - r) // 2
+                both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
+                slower_s = np.maximum(0.0, round_trip_s[:, None] + next_s - both[..., None])
+                found.append(np.minimum(least(kind, r, first_s)[..., None] + turns * slower_s, NEVER_S))
+            return np.minimum.accumulate(found)
 
+        own = tables.groups.machine
+        round_trip_s = tables.terms[around].messages[size].round_trip_s[own]  # from each group to each machine
+        one_s = np.minimum(seconds.both_s[0, 0, :, 1], seconds.both_s[2, 0, :, 1])
+        next_s = np.array([one_s[own == m].min() for m in range(len(tables.machines))])
         in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
         return Caps(
             seconds.both_s[0, in_flight],
@@ -269,9 +276,9 @@ class PipelineSearch:
             seconds.both_s[1, in_flight],
             followed(1, own_tail_s[1]),
             seconds.both_s[2, 0],
-            least(2, [0], first_tail_s)[0],
+            least(2, 0, first_tail_s),
             seconds.both_s[3, 0],
-            least(3, [0], own_tail_s[3])[0],
+            least(3, 0, own_tail_s[3]),
             float(first_tail_s),
         )
 
