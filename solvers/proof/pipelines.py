@@ -217,18 +217,27 @@ class PipelineSearch:
         """
         tables = self.tables
         seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
-        one_s, gpipe = float(seconds.both_s[:, :, :, 1].min()), tables.all_forward_first
+        one_s = float(seconds.both_s[:, :, :, 1].min())
         sync_s = np.maximum(tails.local_s, tails.all_s)
         found = np.full(sync_s.shape, NEVER_S)
-        for r in range(max(1, tables.most_stages)):
-            w, k = (0, 0) if gpipe else (min(r, num_micro_batches - 1), min(num_micro_batches, r + 1) - 1)
-            for kind in (0, 1) if r else (2, 3):
-                both = seconds.both_s[kind, k]
-                own = num_micro_batches * both - w * seconds.forward_s[kind] + r * one_s + tails.after_s[kind]
-                fits = (both < NEVER_S) & (own + sync_s[kind] <= self.limit_s * (1 + _ROUNDING))
-                found[kind] = np.minimum(found[kind], np.where(fits, own, NEVER_S))
+        for kinds, behind in ((slice(0, 2), np.arange(1, tables.most_stages)), (slice(2, 4), np.zeros(1, np.int64))):
+            if not len(behind):
+                continue
+            w, in_flight = self._warm_up(num_micro_batches, behind)
+            both = seconds.both_s[kinds][:, in_flight]  # [kinds, behind, groups, layers + 1]
+            own = num_micro_batches * both - w[:, None, None] * seconds.forward_s[kinds][:, None]
+            own += behind[:, None, None] * one_s + tails.after_s[kinds][:, None]
+            fits = (both < NEVER_S) & (own + sync_s[kinds][:, None] <= self.limit_s * (1 + _ROUNDING))
+            found[kinds] = np.where(fits, own, NEVER_S).min(axis=1)
         found[:, :, 0] = 0.0
         return np.maximum.accumulate(found, axis=2)
+
+    def _warm_up(self, num_micro_batches: int, behind: Ints) -> tuple[Ints, Ints]:
+        """With so many stages `behind` it, how many forwards a stage does before its first backward, less one, and the
+        index of the micro-batches in flight of `StageSeconds`."""
+        if self.tables.all_forward_first:
+            return np.zeros_like(behind), np.zeros_like(behind)
+        return np.minimum(behind, num_micro_batches - 1), np.minimum(behind + 1, num_micro_batches) - 1
 
     def _caps(self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None) -> Caps:
         """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
@@ -242,43 +251,44 @@ class PipelineSearch:
             units, used = np.maximum(units, on), on[:, 0] != -1
         own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
         first_tail_s = own_tail_s[1, used, 1].min()
-        most, first = tables.most_stages, tables.all_forward_first
-
-        def least(kind: int, r: int, first_s: Floats | float) -> Floats:
-            """The least that a stage with r behind it adds to the sum [groups, layers + 1], with the tail `first_s` of
-            the first stage; infinite where its own work and tail take too long."""
-            w = 0 if first else min(r, num_micro_batches - 1)
-            both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
-            work_s = num_micro_batches * both - w * seconds.forward_s[kind]
-            fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
-            return np.where(fits, work_s - both + first_s, NEVER_S)
-
-        def followed(kind: int, first_s: Floats | float) -> Floats:
-            """Of a stage with up to r behind it, by the machine of the next [most stages, groups, layers + 1,
-            machines]. The cycle from a stage to the next and back advances two micro-batches."""
-            shape = *own_tail_s.shape[1:], len(tables.machines)
-            found = [np.full(shape, NEVER_S)]
-            for r in range(1, most):
-                turns = 0 if first else max(0, num_micro_batches - 1 - r) // 2
-                both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
-                slower_s = np.maximum(0.0, round_trip_s[:, None] + next_s - both[..., None])
-                found.append(np.minimum(least(kind, r, first_s)[..., None] + turns * slower_s, NEVER_S))
-            return np.minimum.accumulate(found)
-
         own = tables.groups.machine
         round_trip_s = tables.terms[around].messages[size].round_trip_s[own]  # from each group to each machine
         one_s = np.minimum(seconds.both_s[0, 0, :, 1], seconds.both_s[2, 0, :, 1])
-        next_s = np.array([one_s[own == m].min() for m in range(len(tables.machines))])
-        in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
+        next_s = round_trip_s + [one_s[own == m].min() for m in range(len(tables.machines))]
+
+        def least(kind: int, behind: Ints, first_s: Floats | float) -> tuple[Floats, Floats]:
+            """The times of a stage, and the least that it adds to the sum [behind, groups, layers + 1], with the tail
+            `first_s` of the first stage; infinite where its own work and tail take too long."""
+            w, in_flight = self._warm_up(num_micro_batches, behind)
+            both = seconds.both_s[kind, in_flight]
+            work_s = num_micro_batches * both - w[:, None, None] * seconds.forward_s[kind]
+            fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
+            return both, np.where(fits, work_s - both + first_s, NEVER_S)
+
+        def followed(kind: int, first_s: Floats | float) -> tuple[Floats, Floats]:
+            """The least time of a stage with others behind it, and what it adds with up to so many, by the machine of
+            the next [most stages, groups, layers + 1, machines]. The cycle from a stage to the next and back advances
+            two micro-batches."""
+            behind = np.arange(1, tables.most_stages)
+            none_s = np.full((1, *own_tail_s.shape[1:], len(tables.machines)), NEVER_S)
+            if not len(behind):
+                return seconds.both_s[kind, 0], none_s
+            both, rest_s = least(kind, behind, first_s)
+            turns = np.maximum(0, num_micro_batches - 1 - behind) // 2 * (not tables.all_forward_first)
+            slower_s = np.maximum(0.0, next_s[:, None] - both[..., None])
+            rest_s = np.minimum(rest_s[..., None] + turns[:, None, None, None] * slower_s, NEVER_S)
+            return both[0], np.concatenate((none_s, np.minimum.accumulate(rest_s)))
+
+        alone = np.zeros(1, np.int64)
+        last_s, last_rest_s = least(2, alone, first_tail_s)
+        alone_s, alone_rest_s = least(3, alone, own_tail_s[3])
         return Caps(
-            seconds.both_s[0, in_flight],
-            followed(0, first_tail_s),
-            seconds.both_s[1, in_flight],
-            followed(1, own_tail_s[1]),
-            seconds.both_s[2, 0],
-            least(2, 0, first_tail_s),
-            seconds.both_s[3, 0],
-            least(3, 0, own_tail_s[3]),
+            *followed(0, first_tail_s),
+            *followed(1, own_tail_s[1]),
+            last_s[0],
+            last_rest_s[0],
+            alone_s[0],
+            alone_rest_s[0],
             float(first_tail_s),
         )
 

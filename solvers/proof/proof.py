@@ -44,7 +44,7 @@ _FEW = 32  # partitions of a case that are asked one by one rather than made few
 _OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 150  # where cases are worth a process
-_WORTH_A_PROCESS = 8  # questions
+_WORTH_A_PROCESS = 8  # questions at the first effort
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 _Kind = Literal["single", "several"]  # of questions
 
@@ -154,7 +154,8 @@ class Proof:
         left, at, count = list[_Question](), 0, _FIRST_ROUND
         while at < len(questions):
             asked = questions[at : at + count * self._processes]
-            answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found")
+            least = _WORTH_A_PROCESS if effort == _EFFORTS[0] else 2
+            answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found", least)
             known.refuted.update(
                 _named(question) for question, answer in zip(asked, answers, strict=True) if answer == "none"
             )
@@ -173,7 +174,7 @@ class Proof:
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
     def _each(
-        self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = _WORTH_A_PROCESS
+        self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = 1
     ) -> list[Any]:
         """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
         process ends at the result `last` or with its budget, and None follows."""
