@@ -173,9 +173,7 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(
-        self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = 1
-    ) -> list[Any]:
+    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = 1) -> list[Any]:
         """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
         process ends at the result `last` or with its budget, and None follows."""
         count = self._processes if len(items) >= least else 1
