@@ -69,7 +69,9 @@ class Trainee:
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        self._groups = groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
+        self._groups = groups = ProcessGroups(
+            self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device, self.layout.channels(seq_len)
+        )
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
