@@ -11,8 +11,8 @@ from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import write_plan
 from hexiopt.schedules.registry import INTERLEAVED
-from runtime.launch.trainee import Trainee
 from runtime.mapping.layout import layout_of
+from runtime.training.trainee import Trainee
 from runtime.trials.plans import TrialPlan, trial_plans
 from runtime.trials.trial import Trial, TrialRequest, tried
 from tests.runtime.memory_cases import LLAMA

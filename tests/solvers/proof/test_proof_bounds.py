@@ -65,6 +65,22 @@ def test_rounds_of_one_stage(schedule: object, p: int, count: int, rng: random.R
         assert ends_s[s] >= own_s * ROUNDING
 
 
+@given(st.integers(2, 7), st.integers(1, 30), RANDOMS)
+def test_rounds_of_two_stages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
+    """The first stage ends no earlier than S + (M − 1 − w) t + w b + ⌊(M − 1 − r)/2⌋ (hops + t' − t) of any stage that
+    is followed by one of t'."""
+    times = drawn(rng, p)
+    forward_s, backward_s, ahead_s, back_s = times
+    ends_s = chain_ends_s(ONE_F_ONE_B, *times, count)
+    for s in range(p - 1):
+        behind = p - 1 - s
+        w, turns = min(behind, count - 1), max(0, count - 1 - behind) // 2
+        both_s, next_s = forward_s[s] + backward_s[s], forward_s[s + 1] + backward_s[s + 1]
+        slower_s = max(0.0, ahead_s[s] + back_s[s] + next_s - both_s)
+        more_s = (count - 1 - w) * both_s + w * backward_s[s] + turns * slower_s
+        assert ends_s[0] >= (sum(map(sum, times)) + more_s) * ROUNDING
+
+
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
 @given(st.integers(2, 7), st.integers(1, 30), RANDOMS)
 def test_a_suffix_alone_ends_no_later(schedule: object, p: int, count: int, rng: random.Random) -> None:
