@@ -1,4 +1,4 @@
-"""The exact price of a plan, phase by phase: context, place, lockstep, network, rings, step.
+"""The exact price of a plan, phase by phase: context, place, lockstep, network, rings, crowded, step.
 
 Results that depend on a single pipeline are memoised, so after a change to one pipeline only that pipeline and the
 coupling between pipelines are priced again.
