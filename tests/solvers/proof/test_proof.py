@@ -93,7 +93,7 @@ def stages_of(tables: ProofTables, pipeline: Pipeline) -> tuple[tuple[int, int],
 def holds_layer_bounds(search: PipelineSearch, around: Surroundings, usage: int, pipeline: FoundPipeline) -> None:
     """Holds that a pipeline that is in time has no more layers on a machine than the search allows."""
     tables = search.tables
-    most = search.most_layers(around, pipeline.size, pipeline.num_micro_batches)
+    most = search.stage_bounds.most_layers(around, pipeline.size, pipeline.num_micro_batches)
     layers = [0] * len(tables.machines)
     for group, count in pipeline.stages:
         layers[tables.group_list[group][0]] += count
