@@ -6,7 +6,8 @@ A. *Packing.* N(u) is the most sequences that one pipeline on usage u can proces
    searched separately.
 B. *Cases.* Every partition is of one `Case`, whose surroundings lower N; then packings of its pipelines are asked.
 C. *Partitions.* For each multiset that suffices, all surroundings of its pipelines are known.
-D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
+D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced, with
+   all names of equal devices that may be in time.
 
 The single pipelines and partitions that A and B leave are *questions*, independent of each other. What a first effort
 leaves open is asked again with more.
