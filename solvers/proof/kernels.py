@@ -1,4 +1,4 @@
-"""The compiled parts of the proof: recurrences, least sums of stages, the search for one pipeline, and packing.
+"""The compiled parts of the proof: recurrences, the search for one pipeline, and packing.
 
 Kinds of stages: 0 inner, 1 first, 2 last, 3 alone. Groups g are pairs of a machine and a TP degree. `both_s` is the sum
 of forward and backward, `NEVER_S` where a stage does not fit; its second index is the number of micro-batches in flight
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 NEVER_S = 1e300
 _OPERATIONS_OF_A_STAGE = 8  # in a search's cheap bound
 YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
@@ -127,161 +126,6 @@ def one_f_one_b_ends(
                 if i:
                     back_at_s[i] = max(ends_s[i], back_at_s[i]) + back_s[i - 1]
                     came = back_at_s[i]
-
-
-class Most(NamedTuple):
-    """What is known of stages on exactly the devices of each usage [usages]: the most devices that are `behind` them,
-    the least and most layers, and the most seconds of all their stages and messages both ways if they are the first of
-    a pipeline (`before_s`), or all (`whole_s`)."""
-
-    behind: Ints
-    least_layers: Ints
-    most_layers: Ints
-    before_s: Floats
-    whole_s: Floats
-
-
-class Caps(NamedTuple):
-    """The times of stages, and their additions to the sum of a pipeline, [groups, layers + 1] each: see
-    `least_sums`. Those of inner and first stages depend on the most stages behind them, and on the machine of the next
-    one [stages, groups, layers + 1, machines]."""
-
-    inner_s: Floats
-    inner_rest_s: Any
-    first_s: Floats
-    first_rest_s: Any
-    last_s: Floats
-    last_rest_s: Floats
-    alone_s: Floats
-    alone_rest_s: Floats
-    first_tail_s: float  # that the rests of inner and last stages contain
-
-
-@numba.njit(cache=True)
-def least_sums(
-    vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats,
-    most: Most, num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
-) -> None:  # fmt: skip
-    """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
-    stages, with the round trip to the next, into `before_s` [firsts, usages, layers + 1, machine of the next stage];
-    infinite where no pipeline keeps the caps. There is one of `firsts` for each machine that the first stage may be on,
-    or one for all.
-
-    A stage followed by r stages and with w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
-    sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
-    M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
-    backward starts before the last micro-batch has reached the end.) Under 1F1B the cycle from a stage to the next and
-    back advances two micro-batches: where this takes longer than two t, it takes the place of M − 1 − r of these, in
-    pairs. Everything beyond S, including the tail of sync, is what the stage adds; `tied_s` as in `Tails`. `known_s` is
-    a known lower bound on the sums of these usages, which count where they are `needed` [usages], with all usages
-    inside them.
-    """
-    whole_s[:] = NEVER_S
-    for f in range(len(before_s)):
-        _least_sums(
-            f if len(before_s) > 1 else -1, vectors, strides, needed, groups, caps, round_trip_s, tied_s, most,
-            num_layers, limit_s, known_s, before_s[f], whole_s,
-        )  # fmt: skip
-    for v in range(len(vectors)):
-        if whole_s[v] > most.whole_s[v]:
-            whole_s[v] = NEVER_S
-
-
-@numba.njit(cache=True)
-def _least_sums(
-    f: int, vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats,
-    tied_s: Floats, most: Most, num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
-) -> None:  # fmt: skip
-    """As `least_sums`, of pipelines whose first stage is on machine f, or on any if it is −1; lowers `whole_s`."""
-    num_groups, num_machines = len(groups.machine), vectors.shape[1]
-    before_s[:] = NEVER_S
-    for v in range(1, len(vectors)):
-        if not needed[v] or (f >= 0 and vectors[v, f] == 0):
-            continue
-        most_s = most.before_s[v]
-        for g in range(num_groups):
-            m, tp = groups.machine[g], groups.tp[g]
-            if vectors[v, m] < tp:
-                continue
-            w = v - tp * strides[m]
-            if w == 0:
-                for n in range(max(1, most.least_layers[v]), min(num_layers, most.most_layers[v]) + 1):
-                    own = caps.first_s[g, n]
-                    for q in range(num_machines if own <= most_s else 0):
-                        total, rest = own + round_trip_s[m, q], caps.first_rest_s[most.behind[v], g, n, q]
-                        if max(total, known_s) + rest <= limit_s and total < before_s[v, n, q]:
-                            before_s[v, n, q] = total
-                own = caps.alone_s[g, num_layers]
-                fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most.most_layers[v] >= num_layers
-                if fits and own < whole_s[v]:
-                    whole_s[v] = own
-                continue
-            for n in range(1, num_layers):
-                possible = False
-                for q in range(num_machines):
-                    own, rest = caps.inner_s[g, n], caps.inner_rest_s[most.behind[v], g, n, q]
-                    with_message = own + round_trip_s[m, q]
-                    if not max(known_s, with_message) + rest <= limit_s:
-                        continue
-                    possible = True
-                    for held in range(max(1, most.least_layers[v] - n), min(num_layers, most.most_layers[v] + 1) - n):
-                        before = before_s[w, held, m]
-                        total = before + with_message
-                        if total < before_s[v, held + n, q] and total + rest <= limit_s and before + own <= most_s:
-                            before_s[v, held + n, q] = total
-                if not possible:
-                    break
-            apart = f >= 0 and f != m  # the first stage ends with the shared matrix, and so does the last
-            more_s = max(0.0, tied_s[f] - caps.first_tail_s) if apart else 0.0
-            own_more_s = tied_s[m] - caps.first_tail_s if apart else -NEVER_S
-            for n in range(1, num_layers if most.most_layers[v] >= num_layers else 0):
-                own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
-                if not max(known_s + more_s, own + own_more_s, own) + rest <= limit_s:
-                    break
-                total = before_s[w, num_layers - n, m] + own
-                if total < whole_s[v] and total + rest + more_s <= limit_s:
-                    whole_s[v] = total
-
-
-@numba.njit(cache=True)
-def raise_sums(
-    vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int,
-    limit_s: float, whole_s: Floats,
-) -> None:  # fmt: skip
-    """Raise `whole_s` [usages] of `least_sums` where pipelines made from the last stage to the first take longer: of
-    these it is known how many devices are behind a stage, whatever comes before."""
-    num_groups, num_machines = len(groups.machine), vectors.shape[1]
-    after_s = np.full((len(vectors), num_layers, num_machines), NEVER_S)  # by the machine of the first of these stages
-    devices = vectors.sum(axis=1)
-    for v in range(1, len(vectors)):
-        if not needed[v]:
-            continue
-        least_s = NEVER_S
-        for g in range(num_groups):
-            m, tp = groups.machine[g], groups.tp[g]
-            if vectors[v, m] < tp:
-                continue
-            w = v - tp * strides[m]
-            if w == 0:
-                for n in range(1, num_layers):
-                    if not caps.last_s[g, n] + caps.last_rest_s[g, n] <= limit_s:
-                        break
-                    after_s[v, n, m] = min(after_s[v, n, m], caps.last_s[g, n])
-                if caps.alone_s[g, num_layers] + caps.alone_rest_s[g, num_layers] <= limit_s:
-                    least_s = min(least_s, caps.alone_s[g, num_layers])
-                continue
-            for n in range(1, num_layers):
-                for q in range(num_machines):
-                    own = caps.first_s[g, n] + round_trip_s[m, q]
-                    total = after_s[w, num_layers - n, q] + own
-                    if total < least_s and total + caps.first_rest_s[devices[w], g, n, q] <= limit_s:
-                        least_s = total
-                    own, rest = caps.inner_s[g, n] + round_trip_s[m, q], caps.inner_rest_s[devices[w], g, n, q]
-                    for held in range(1, num_layers - n if own + rest <= limit_s else 0):
-                        total = after_s[w, held, q] + own
-                        if total < after_s[v, held + n, m] and total + rest <= limit_s:
-                            after_s[v, held + n, m] = total
-        whole_s[v] = max(whole_s[v], least_s)
 
 
 @numba.njit(cache=True)

@@ -9,17 +9,8 @@ from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
 from solvers.proof.joint import Lines, most_alone
-from solvers.proof.kernels import (
-    LIMIT,
-    NEVER_S,
-    NO,
-    YES,
-    Caps,
-    Most,
-    least_sums,
-    raise_sums,
-    search_pipelines,
-)
+from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES, search_pipelines
+from solvers.proof.sums import Caps, Most, StageBounds, least_sums, raise_sums
 from solvers.proof.tables import ProofTables, Surroundings
 from solvers.proof.usages import Lattice
 
@@ -29,7 +20,6 @@ Bools = NDArray[np.bool_]
 _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
-_ROUNDING = 1e-9  # of a layer
 _LIMITS = 2  # searches of a usage and size that reach their limit, until no more is asked
 _UNDIVIDED = 300_000_000_000
 _WIDE = 0.005  # of the step time: layers on a machine are divided while they differ by more in their sync
@@ -95,11 +85,12 @@ class PipelineSearch:
         before: "PipelineSearch | None" = None,
     ) -> None:
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
+        self.stage_bounds = StageBounds(tables, limit_s)
         assert before is None or before.limit_s >= limit_s
         self._caps_kept: Memo[tuple[*_MicroBatches, tuple[int, ...] | None], Caps] = Memo(
-            lambda key: self._caps(*key), _CAPS
+            lambda key: self.stage_bounds.caps(*key), _CAPS
         )
-        self._layers_kept: Memo[_MicroBatches, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
+        self._layers_kept: Memo[_MicroBatches, Ints] = Memo(lambda key: self.stage_bounds.most_layers(*key), _CAPS)
         # By size, of each usage: what sums allow, and do not rule out.
         self._relaxed_between: dict[Surroundings, dict[int, tuple[Ints, Ints]]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
@@ -184,113 +175,6 @@ class PipelineSearch:
         least, most = between(vectors, rest)
         least_after, most_after = between(rest, vectors)
         return np.maximum(least, num_layers - most_after), np.minimum(most, num_layers - least_after)
-
-    def most_layers(self, around: Surroundings, size: int, num_micro_batches: int) -> Ints:
-        """The most layers that a pipeline has on so many devices of each machine [machines, devices + 1].
-
-        A stage of n layers ends no earlier than its own work, and all y layers of the pipeline on a forced machine are
-        passed through its interface before any of the machine's stages is done. So with y layers each stage has few,
-        and y is at most what the devices hold then.
-        """
-        tables, tails = self.tables, self.tables.terms[around].tails
-        work_s = self._least_work_s(around, size, num_micro_batches).min(axis=0)  # [groups, layers + 1]
-        numbers = np.arange(tables.num_layers + 1)
-        found = np.zeros((len(tables.machines), int(tables.usages.most.max()) + 1), np.int64)
-        for m, most in enumerate(tables.usages.most.tolist()):
-            held = np.zeros((most + 1, len(numbers)), np.int64)  # the most layers on so many devices, by y
-            for devices in range(1, most + 1):
-                for g in np.flatnonzero((tables.groups.machine == m) & (tables.groups.tp <= devices)).tolist():
-                    rest_s = self.limit_s * (1 + _ROUNDING) - tails.layer_s[m] * numbers
-                    own = np.searchsorted(work_s[g], rest_s, side="right") - 1  # `work_s` ascends with layers
-                    before = held[devices - tables.groups.tp[g]]
-                    held[devices] = np.maximum(held[devices], np.where(own >= 1, before + own, before))
-                held[devices] = np.maximum(held[devices], held[devices - 1])
-            found[m, : most + 1] = np.where(held >= numbers, numbers, 0).max(axis=1)
-        return found
-
-    def _least_work_s(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
-        """The least seconds from the start of a step to the end of a stage, and its optimiser's, over all numbers r of
-        stages that may follow [kinds, groups, layers + 1]; `NEVER_S` where it does not fit, or not in time.
-
-        The first micro-batch passes it, goes to the end and back, through r stages of one layer or more, and with
-        w = min(r, M − 1), 0 under GPipe, M − 1 − w forwards and M − 1 backwards are left.
-        """
-        tables = self.tables
-        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
-        one_s = float(seconds.both_s[:, :, :, 1].min())
-        sync_s = np.maximum(tails.local_s, tails.all_s)
-        found = np.full(sync_s.shape, NEVER_S)
-        for kinds, behind in ((slice(0, 2), np.arange(1, tables.most_stages)), (slice(2, 4), np.zeros(1, np.int64))):
-            if not len(behind):
-                continue
-            w, in_flight = self._warm_up(num_micro_batches, behind)
-            both = seconds.both_s[kinds][:, in_flight]  # [kinds, behind, groups, layers + 1]
-            own = num_micro_batches * both - w[:, None, None] * seconds.forward_s[kinds][:, None]
-            own += behind[:, None, None] * one_s + tails.after_s[kinds][:, None]
-            fits = (both < NEVER_S) & (own + sync_s[kinds][:, None] <= self.limit_s * (1 + _ROUNDING))
-            found[kinds] = np.where(fits, own, NEVER_S).min(axis=1)
-        found[:, :, 0] = 0.0
-        return np.maximum.accumulate(found, axis=2)
-
-    def _warm_up(self, num_micro_batches: int, behind: Ints) -> tuple[Ints, Ints]:
-        """With so many stages `behind` it, how many forwards a stage does before its first backward, less one, and the
-        index of the micro-batches in flight of `StageSeconds`."""
-        if self.tables.all_forward_first:
-            return np.zeros_like(behind), np.zeros_like(behind)
-        return np.minimum(behind, num_micro_batches - 1), np.minimum(behind + 1, num_micro_batches) - 1
-
-    def _caps(self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None) -> Caps:
-        """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
-        tables = self.tables
-        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
-        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
-        units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
-        used = np.ones(len(tables.group_list), np.bool_)
-        if least_on is not None:
-            on = np.array(least_on)[tables.groups.machine][:, None]
-            units, used = np.maximum(units, on), on[:, 0] != -1
-        own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
-        first_tail_s = own_tail_s[1, used, 1].min()
-        own = tables.groups.machine
-        round_trip_s = tables.terms[around].messages[size].round_trip_s[own]  # from each group to each machine
-        one_s = np.minimum(seconds.both_s[0, 0, :, 1], seconds.both_s[2, 0, :, 1])
-        next_s = round_trip_s + [one_s[own == m].min() for m in range(len(tables.machines))]
-
-        def least(kind: int, behind: Ints, first_s: Floats | float) -> tuple[Floats, Floats]:
-            """The times of a stage, and the least that it adds to the sum [behind, groups, layers + 1], with the tail
-            `first_s` of the first stage; infinite where its own work and tail take too long."""
-            w, in_flight = self._warm_up(num_micro_batches, behind)
-            both = seconds.both_s[kind, in_flight]
-            work_s = num_micro_batches * both - w[:, None, None] * seconds.forward_s[kind]
-            fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
-            return both, np.where(fits, work_s - both + first_s, NEVER_S)
-
-        def followed(kind: int, first_s: Floats | float) -> tuple[Floats, Floats]:
-            """The least time of a stage with others behind it, and what it adds with up to so many, by the machine of
-            the next [most stages, groups, layers + 1, machines]. The cycle from a stage to the next and back advances
-            two micro-batches."""
-            behind = np.arange(1, tables.most_stages)
-            none_s = np.full((1, *own_tail_s.shape[1:], len(tables.machines)), NEVER_S)
-            if not len(behind):
-                return seconds.both_s[kind, 0], none_s
-            both, rest_s = least(kind, behind, first_s)
-            turns = np.maximum(0, num_micro_batches - 1 - behind) // 2 * (not tables.all_forward_first)
-            slower_s = np.maximum(0.0, next_s[:, None] - both[..., None])
-            rest_s = np.minimum(rest_s[..., None] + turns[:, None, None, None] * slower_s, NEVER_S)
-            return both[0], np.concatenate((none_s, np.minimum.accumulate(rest_s)))
-
-        alone = np.zeros(1, np.int64)
-        last_s, last_rest_s = least(2, alone, first_tail_s)
-        alone_s, alone_rest_s = least(3, alone, own_tail_s[3])
-        return Caps(
-            *followed(0, first_tail_s),
-            *followed(1, own_tail_s[1]),
-            last_s[0],
-            last_rest_s[0],
-            alone_s[0],
-            alone_rest_s[0],
-            float(first_tail_s),
-        )
 
     def most_relaxed(
         self, around: Surroundings, looser: Surroundings | None = None, among: Bools | None = None

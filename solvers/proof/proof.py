@@ -6,7 +6,8 @@ A. *Packing.* N(u) is the most sequences that one pipeline on usage u can proces
    searched separately.
 B. *Cases.* Every partition is of one `Case`, whose surroundings lower N; then packings of its pipelines are asked.
 C. *Partitions.* For each multiset that suffices, all surroundings of its pipelines are known.
-D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
+D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced, with
+   all names of equal devices that may be in time.
 
 The single pipelines and partitions that A and B leave are *questions*, independent of each other. What a first effort
 leaves open is asked again with more.
@@ -15,9 +16,9 @@ leaves open is asked again with more.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from solvers.proof.combinations import COMBINE, Answer, Combinations
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
+from solvers.proof.questions import Known, Question, Several, Single
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
@@ -46,57 +48,10 @@ _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 150  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions at the first effort
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
-_Kind = Literal["single", "several"]  # of questions
 
 
 class BudgetSpentError(Exception):
     """The search's budget ended inside a proof."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Single:
-    """Whether a plan of one pipeline on a usage, of micro-batches of `size`, is in time."""
-
-    usage: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Several:
-    """Whether a plan of a partition is in time, given the sharding groups and an upper bound on the sequences of each
-    pipeline."""
-
-    parts: Partition
-    sharding: Sharding
-    most: tuple[int, ...]
-
-
-_Question = _Single | _Several
-
-
-def _named(question: _Question) -> _Single | tuple[Partition, Sharding]:
-    """What is asked, whatever is known of it."""
-    return question if isinstance(question, _Single) else (question.parts, question.sharding)
-
-
-class _Known:
-    """What is known of one step time: the single pipelines, and the `refuted` ones of the questions `listed` by kind.
-
-    No plan in time T means none in less, and so for single pipelines and partitions. So `before`, of a time that was no
-    shorter, is where this one begins.
-    """
-
-    def __init__(self, search: PipelineSearch, before: "_Known | None") -> None:
-        self.search = search
-        self.refuted: set[_Single | tuple[Partition, Sharding]] = set() if before is None else before.refuted.copy()
-        self.listed: dict[_Kind, list[_Question]] = {} if before is None else before.listed.copy()
-
-    def open(self, kind: "_Kind", questions: Callable[[PipelineSearch], Sequence[_Question]]) -> list[_Question]:
-        """The questions of a kind that are not refuted; `questions` lists them where no longer time has."""
-        if kind not in self.listed:
-            self.listed[kind] = list(questions(self.search))
-        self.listed[kind] = [question for question in self.listed[kind] if _named(question) not in self.refuted]
-        return self.listed[kind]
 
 
 class Proof:
@@ -105,7 +60,7 @@ class Proof:
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
-        self._known = list[_Known]()  # by step time, the shortest last
+        self._known = list[Known]()  # by step time, the shortest last
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
@@ -116,7 +71,7 @@ class Proof:
         self._allowed = allowed
         limit_s *= _ROUNDING
         known = self._of(limit_s)
-        left = list[_Question]()
+        left = list[Question]()
         for questions in self._questions(known):
             more = self._left_open(known, questions, limit_s, _EFFORTS[0])
             if more is None:
@@ -129,36 +84,36 @@ class Proof:
             left = more
         return "open" if left else "none"
 
-    def _questions(self, known: _Known) -> Iterator[list[_Question]]:
+    def _questions(self, known: Known) -> Iterator[list[Question]]:
         """All that are not refuted, by kind; partitions take longer to list."""
         yield known.open("single", self._singles)
         if self._packs(known.search) is not None:
             yield known.open("several", self._partitions)
 
-    def _of(self, limit_s: float) -> _Known:
+    def _of(self, limit_s: float) -> Known:
         """What is known of a step time, from the longer ones that were asked: neither a better plan found nor a weaker
         target starts the proof anew."""
         before = next((known for known in reversed(self._known) if known.search.limit_s >= limit_s), None)
         if before is not None and before.search.limit_s == limit_s:
             return before
         search = PipelineSearch(self._tables, limit_s, self._keep_on, None if before is None else before.search)
-        found = _Known(search, before)
+        found = Known(search, before)
         self._known = sorted([*self._known, found], key=lambda known: -known.search.limit_s)
         return found
 
     def _left_open(
-        self, known: _Known, questions: Sequence[_Question], limit_s: float, effort: int
-    ) -> list[_Question] | None:
+        self, known: Known, questions: Sequence[Question], limit_s: float, effort: int
+    ) -> list[Question] | None:
         """The questions that stay open; None where a plan was found."""
         self._effort = effort
-        left, at, count = list[_Question](), 0, _FIRST_ROUND
+        left, at, count = list[Question](), 0, _FIRST_ROUND
         while at < len(questions):
             asked = questions[at : at + count * self._processes]
             least = _WORTH_A_PROCESS if effort == _EFFORTS[0] else 2
             answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found", least)
-            known.refuted.update(
-                _named(question) for question, answer in zip(asked, answers, strict=True) if answer == "none"
-            )
+            for question, answer in zip(asked, answers, strict=True):
+                if answer == "none":
+                    known.refute(question)
             if "found" in answers:
                 return None
             if None in answers:
@@ -173,7 +128,7 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = 1) -> list[Any]:
+    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any, least: int) -> list[Any]:
         """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
         process ends at the result `last` or with its budget, and None follows."""
         count = self._processes if len(items) >= least else 1
@@ -206,8 +161,8 @@ class Proof:
                     results[number::count] = own or results[number::count]
         return results
 
-    def _ask(self, search: PipelineSearch, question: _Question, limit_s: float) -> Answer:
-        if isinstance(question, _Single):
+    def _ask(self, search: PipelineSearch, question: Question, limit_s: float) -> Answer:
+        if isinstance(question, Single):
             return self._single(search, question, limit_s)
         return self._several(search, question, limit_s)
 
@@ -229,18 +184,18 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _singles(self, search: PipelineSearch) -> list[_Single]:
-        tables, found = self._tables, list[_Single]()
+    def _singles(self, search: PipelineSearch) -> list[Single]:
+        tables, found = self._tables, list[Single]()
         relaxed = search.most_relaxed(ALONE)
         representative = tables.usages.representative
         for size in tables.sizes:
             if tables.batch % size == 0:
                 for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
                     if usage and usage == representative[usage]:
-                        found.append(_Single(usage, size))
+                        found.append(Single(usage, size))
         return found
 
-    def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
+    def _single(self, search: PipelineSearch, asked: Single, limit_s: float) -> Answer:
         size, count, unnamed = asked.size, self._tables.batch // asked.size, False
         # The first is nearly always valid, but tied embeddings and switches may forbid it.
         for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
@@ -273,14 +228,15 @@ class Proof:
         """Of several pipelines, whatever they are."""
         return Surroundings(min(self._tables.most_stages, self._tables.batch))
 
-    def _partitions(self, search: PipelineSearch) -> list[_Several]:
+    def _partitions(self, search: PipelineSearch) -> list[Several]:
         """What levels A and B leave, the most promising first."""
         tables, sequences, around = self._tables, self._packs(search), self._anything
         if sequences is None:
             return []
-        found: list[list[_Several] | None] = self._each(
+        found: list[list[Several] | None] = self._each(
             list(cases(tables.usages)),
             lambda case: list(self._of_case(search, case, around, sequences)),
+            last=None,
             least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
         if None in found:
@@ -312,7 +268,7 @@ class Proof:
                 sequences[same] = np.minimum(sequences[same], most)
                 asked.add(usage)
 
-    def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[_Several]:
+    def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[Several]:
         """The partitions of a case that may process the batch."""
         tables = self._tables
         own = np.where(allowed(case, tables.usages.vectors), sequences, 0)
@@ -343,7 +299,7 @@ class Proof:
                         break
                 if packed is not None:
                     for parts in self._that_suffice(search, near, packed, k, case):
-                        yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))
+                        yield Several(parts, sharding, tuple(most[list(parts)].tolist()))
 
     def _that_suffice(
         self, search: PipelineSearch, around: Surroundings, packed: Packings, num_pipelines: int, case: Case
@@ -365,7 +321,7 @@ class Proof:
             if sequences[list(parts)].sum() >= batch:
                 yield parts
 
-    def _several(self, search: PipelineSearch, asked: _Several, limit_s: float) -> Answer:
+    def _several(self, search: PipelineSearch, asked: Several, limit_s: float) -> Answer:
         around = surroundings(self._tables, asked.parts, asked.sharding)
         most = dict(zip(asked.parts, asked.most, strict=True))
         if self._refuted(search, asked.parts, around, most):
@@ -398,7 +354,7 @@ class Proof:
         return False
 
     def _combined(
-        self, search: PipelineSearch, asked: _Several, around: Mapping[int, Surroundings], limit_s: float
+        self, search: PipelineSearch, asked: Several, around: Mapping[int, Surroundings], limit_s: float
     ) -> Answer:
         make, parts = self._combinations, asked.parts
         known = dict(zip(parts, asked.most, strict=True))
