@@ -154,14 +154,20 @@ class Chains:
         return self.types.seconds_behind(shape.late, terms, shape.least_ranges, shape.most_ranges, most_layers)
 
     def least_price(
-        self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None
+        self,
+        prices: Multipliers,
+        step_s: float,
+        boxes: Boxes,
+        wanted: Floats,
+        weights: Floats | None,
+        passes: int = 1,
     ) -> tuple[Floats, list[tuple[Chain, int]]]:
         """A lower bound on the price of the chains in each box [boxes], infinite where it is not under `wanted`; and
         chains that are under it, with the box of each. A chain of m micro-batches counts with its price times the most
         micro-batches of the box / m.
 
-        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ; the row with the best bound counts. Without
-        weights the recursion tracks Σ itself, which takes longer.
+        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ; the row with the best bound counts, and better
+        ones are sought in up to `passes` passes. Without weights the recursion tracks Σ itself, which takes longer.
         """
         shape, count = self.shape, len(boxes)
         found = Found(np.empty(count), np.empty(count, np.int64), np.empty((count, shape.most_stages, 2), np.int64))
@@ -177,7 +183,7 @@ class Chains:
             if weights is None:
                 least_prices_finely(task, each, _PARTS, own)
             else:
-                least_prices(task, each, np.ascontiguousarray(weights[:, at]), own)
+                least_prices(task, each, np.ascontiguousarray(weights[:, at]), passes, own)
 
         cuts = np.linspace(0, count, min(cores, count) + 1).astype(int).tolist()
         with ThreadPoolExecutor(cores) as pool:

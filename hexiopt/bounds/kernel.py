@@ -83,10 +83,11 @@ class Found(NamedTuple):
 class _BoxStages(NamedTuple):
     """Stages of a box that chains of interest may have, one array element each: type and layers.
 
-    `cheapest` [types, layers + 1] is the least price of any stage. For a number of following stages, `value` has the
-    prices of inner and first stages [stages, 2], infinite where one does not fit, and `journey` [stages] its
-    contribution to Σ. Of `stage_prices` with the latest `factor` [stages], `own` has the least and `shared` [stages,
-    modes] all.
+    `cheapest` [types, layers + 1] is the least price of any stage. By the number of following stages, `value` has the
+    prices of inner and first stages [following stages, stages, 2], infinite where one does not fit, `journey`
+    [following stages, stages] its contribution to Σ, and `top` [following stages] the most layers of any that fits, -1
+    where these are not known yet. Of `stage_prices` with the latest `factor` [stages], `own` has the least and `shared`
+    [stages, modes] all.
     """
 
     row: Ints
@@ -96,6 +97,7 @@ class _BoxStages(NamedTuple):
     shared: Floats
     value: Floats
     journey: Floats
+    top: Ints
     cheapest: Floats
 
 
@@ -133,8 +135,9 @@ def _no_stages(task: Task) -> Any:
         np.empty(most),
         np.empty(most),
         np.empty((most, len(task.prices.most_shared))),
-        np.empty((most, 2)),
-        np.empty(most),
+        np.empty((task.shape[3], most, 2)),
+        np.empty((task.shape[3], most)),
+        np.empty(task.shape[3], np.int64),
         np.empty((num_rows, lengths)),
     )
 
@@ -173,6 +176,7 @@ def _affordable(layer_price: float, wanted: float, task: Task, stages: _BoxStage
     A stage is left out if it and the other layers at `layer_price` cost more than `wanted` already.
     """
     layers, count, most_price = task.rows.many.shape[2] - 1, 0, wanted * SLACK
+    stages.top[:] = -1
     if not layers * layer_price <= most_price:
         return count
     for row in range(len(task.rows.kind)):
@@ -192,7 +196,7 @@ def _price_stages(
     task: Task,
     stages: _BoxStages,
 ) -> Any:
-    """Fill value and journey of the first `count` stages, followed by `after` others. Returns the most layers of any.
+    """Fill value, journey and top of the first `count` stages, followed by `after` others.
 
     `box` has the least and most micro-batches, the least and most Σ, and the highest price of interest.
     """
@@ -205,7 +209,7 @@ def _price_stages(
         row, n = stages.row[k], stages.layers[k]
         kind = rows.kind[row]
         head_s = rows.head_forward_s[row] if after == 0 else 0.0
-        stages.value[k] = np.inf
+        stages.value[after, k] = np.inf
         t = rows.many[after, row, n] if enough else rows.few[after, row, n]
         work_s = m * t
         if not work_s <= limit_s:
@@ -226,7 +230,7 @@ def _price_stages(
             most_m = min(most_m, (limit_s - low_s + t + ahead * ahead_s) / t)
         if busy_s > limit_s or journey_s > high_s * SLACK:
             continue
-        stages.journey[k] = journey_s
+        stages.journey[after, k] = journey_s
         factor = _factor(m, high_m, most_m)
         if factor != stages.factor[k]:
             passes = high_m / task.batch
@@ -244,23 +248,157 @@ def _price_stages(
                 if alone > 0.0:
                     price += factor * prices.holder / rows.share[row] * alone
             if price + (layers - n) * layer_price <= wanted * SLACK:
-                stages.value[k, first] = price
+                stages.value[after, k, first] = price
                 top = max(top, n)
-    return top
+    stages.top[after] = top
+
+
+class _Recursion(NamedTuple):
+    """The recursion with multipliers of Σ, of a box: by multiplier, the least price with Σ priced of all chains
+    [weights], and of the cheapest one its Σ [weights] and number of stages [weights].
+
+    By number of layers from the end of the model on [weights, layers + 1]: `cost` and `total` are least prices before
+    and after a stage is added, `begun_s` and `ended_s` the Σ of the chains that have them. By number of following stages
+    too [stages, weights, layers + 1]: `taken` are the layers of the stage that chains end with, `type_of` its type.
+    """
+
+    value: Floats
+    sum_s: Floats
+    stages: Ints
+    cost: Floats
+    total: Floats
+    begun_s: Floats
+    ended_s: Floats
+    taken: Ints
+    type_of: Ints
+    price: Floats
+    picked: Ints
+    picked_s: Floats
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices(task: Task, boxes: BoxArrays, weights: Floats, found: Found) -> Any:
-    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the row with the best bound counts."""
-    least_stages, most_stages = task.shape[2], task.shape[3]
-    layers, num_weights = task.rows.many.shape[2] - 1, len(weights)
-    stages = _no_stages(task)
-    value, journey = stages.value, stages.journey
-    cost, total = np.empty((num_weights, layers + 1)), np.empty((num_weights, layers + 1))
-    price = np.empty((2, num_weights, layers + 1))
-    picked = np.zeros((2, num_weights, layers + 1), np.int64)
-    taken = np.zeros((most_stages, num_weights, layers + 1), np.int64)
-    type_of = np.zeros((most_stages, num_weights, layers + 1), np.int64)
+def _no_recursion(task: Task, count: int) -> Any:
+    most, lengths = task.shape[3], task.rows.many.shape[2]
+    return _Recursion(
+        np.empty(count),
+        np.empty(count),
+        np.zeros(count, np.int64),
+        np.empty((count, lengths)),
+        np.empty((count, lengths)),
+        np.zeros((count, lengths)),
+        np.zeros((count, lengths)),
+        np.zeros((most, count, lengths), np.int64),
+        np.zeros((most, count, lengths), np.int64),
+        np.empty((2, count, lengths)),
+        np.zeros((2, count, lengths), np.int64),
+        np.zeros((2, count, lengths)),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _priced(
+    count: int,
+    layer_price: float,
+    ends: tuple[float, float, float, float, float],
+    weights: Floats,
+    task: Task,
+    stages: _BoxStages,
+    run: _Recursion,
+) -> Any:
+    """Fill `run` with chains of the first `count` stages, where each of `weights` prices a second of Σ."""
+    least_stages, most_stages, layers = task.shape[2], task.shape[3], task.rows.many.shape[2] - 1
+    high_s, wanted = ends[3], ends[4]
+    cost, total, begun_s, ended_s, price = run.cost, run.total, run.begun_s, run.ended_s, run.price
+    cost[:] = np.inf
+    cost[:, 0], begun_s[:, 0] = 0.0, 0.0
+    run.value[:] = np.inf
+    run.stages[:] = 0
+    for after in range(most_stages):
+        if stages.top[after] < 0:
+            _price_stages(count, layer_price, after, ends, task, stages)
+        top, value, journey = stages.top[after], stages.value[after], stages.journey[after]
+        price[:] = np.inf
+        for k in range(count):
+            n = stages.layers[k]
+            for first in range(2):
+                if value[k, first] < np.inf:
+                    for w in range(len(weights)):
+                        weighted = value[k, first] + weights[w] * journey[k]
+                        if weighted < price[first, w, n]:
+                            price[first, w, n], run.picked[first, w, n] = weighted, stages.row[k]
+                            run.picked_s[first, w, n] = journey[k]
+        alive = False
+        total[:] = np.inf
+        for w in range(len(weights)):
+            most_price = (wanted + weights[w] * high_s) * SLACK
+            for before in range(layers):
+                begun = cost[w, before]
+                if begun + (layers - before) * layer_price > most_price or (after == 0) != (before == 0):
+                    continue
+                for n in range(1, min(top, layers - before) + 1):
+                    first = 1 if before + n == layers else 0
+                    reached = begun + price[first, w, n]
+                    if reached < total[w, before + n]:
+                        total[w, before + n] = reached
+                        ended_s[w, before + n] = begun_s[w, before] + run.picked_s[first, w, n]
+                        run.taken[after, w, before + n] = n
+                        run.type_of[after, w, before + n] = run.picked[first, w, n]
+                        alive = alive or not first
+            if after + 1 >= least_stages and total[w, layers] < run.value[w]:
+                run.value[w], run.sum_s[w], run.stages[w] = total[w, layers], ended_s[w, layers], after + 1
+        cost[:], begun_s[:] = total, ended_s
+        if not alive:
+            break
+
+
+@numba.njit(cache=True, nogil=True)
+def _better_weights(high_s: float, run: _Recursion, weights: Floats) -> float:
+    """Set `weights` nearer to the best one; returns a price that no weight can prove more than.
+
+    The price that a weight proves is the least of straight lines, a chain each: at weight w, its price + w · (its Σ −
+    `high_s`). So the best one lies between the greatest weight whose chain has a greater Σ and the least whose chain
+    has not, and no higher than where their lines meet (Kelley, 1960).
+    """
+    left, right = -1, -1
+    for w in range(len(weights)):
+        if run.sum_s[w] > high_s:
+            left = w if left < 0 or weights[w] > weights[left] else left
+        elif right < 0 or weights[w] < weights[right]:
+            right = w
+    if left < 0:  # the chain without multiplier lies in the box
+        return float(run.value[right] - weights[right] * high_s)
+    rise = run.sum_s[left] - high_s
+    at_left = run.value[left] - weights[left] * high_s
+    if right < 0:
+        low = weights[left]
+        for w in range(len(weights)):
+            weights[w] = low * 4.0 ** (w + 1)
+        return np.inf
+    low, high = weights[left], weights[right]
+    fall = high_s - run.sum_s[right]
+    meet = (run.value[right] - high * high_s - at_left + high * fall + low * rise) / (rise + fall)
+    meet = min(max(meet, low), high)
+    most = at_left + (meet - low) * rise
+    for w in range(len(weights)):  # one where they meet, one below and the others above
+        weights[w] = 0.5 * (low + meet) if w == 0 else meet + (high - meet) * (w - 1) / (len(weights) - 1)
+    return float(most)
+
+
+@numba.njit(cache=True, nogil=True)
+def _keep_chain(run: _Recursion, weight: int, layers: int, chain: Ints, count: int) -> Any:
+    """Write the cheapest chain at a weight, of `count` stages, to `chain` [stages, 2]."""
+    for after in range(count - 1, -1, -1):
+        chain[after, 0], chain[after, 1] = run.type_of[after, weight, layers], run.taken[after, weight, layers]
+        layers -= run.taken[after, weight, layers]
+
+
+@numba.njit(cache=True, nogil=True)
+def least_prices(task: Task, boxes: BoxArrays, weights: Floats, passes: int, found: Found) -> Any:
+    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the one with the best bound counts.
+
+    Where none proves the wanted price, better ones are sought in up to `passes` passes."""
+    layers = task.rows.many.shape[2] - 1
+    stages, run = _no_stages(task), _no_recursion(task, len(weights))
     known, layer_price = (-1.0, -1.0), np.inf
     for box in range(len(boxes.low_m)):
         m, high_m, high_s, wanted = boxes.low_m[box], boxes.high_m[box], boxes.high_s[box], boxes.wanted[box]
@@ -270,53 +408,21 @@ def least_prices(task: Task, boxes: BoxArrays, weights: Floats, found: Found) ->
         if not count:
             found.least[box], found.counts[box] = max(wanted * SLACK, layers * layer_price), 0
             continue
-        cost[:] = np.inf
-        cost[:, 0] = 0.0
-        best_value, best_count = np.full(num_weights, np.inf), np.zeros(num_weights, np.int64)
-        for after in range(most_stages):
-            ends = m, high_m, boxes.low_s[box], high_s, wanted
-            top = _price_stages(count, layer_price, after, ends, task, stages)
-            price[:] = np.inf
-            for k in range(count):
-                n = stages.layers[k]
-                for first in range(2):
-                    if value[k, first] < np.inf:
-                        for w in range(num_weights):
-                            weighted = value[k, first] + weights[w, box] * journey[k]
-                            if weighted < price[first, w, n]:
-                                price[first, w, n], picked[first, w, n] = weighted, stages.row[k]
-            alive = False
-            total[:] = np.inf
-            for w in range(num_weights):
-                most_price = (wanted + weights[w, box] * high_s) * SLACK
-                for before in range(layers):
-                    begun = cost[w, before]
-                    if begun + (layers - before) * layer_price > most_price or (after == 0) != (before == 0):
-                        continue
-                    for n in range(1, min(top, layers - before) + 1):
-                        first = 1 if before + n == layers else 0
-                        reached = begun + price[first, w, n]
-                        if reached < total[w, before + n]:
-                            total[w, before + n] = reached
-                            taken[after, w, before + n] = n
-                            type_of[after, w, before + n] = picked[first, w, n]
-                            alive = alive or not first
-                if after + 1 >= least_stages and total[w, layers] < best_value[w]:
-                    best_value[w], best_count[w] = total[w, layers], after + 1
-            cost[:] = total
-            if not alive:
+        ends = m, high_m, boxes.low_s[box], high_s, wanted
+        tried, cheapest = weights[:, box].copy(), np.inf
+        found.least[box], found.counts[box] = -np.inf, 0
+        for _ in range(passes):
+            _priced(count, layer_price, ends, tried, task, stages, run)
+            for w in range(len(tried)):
+                proved = run.value[w] - tried[w] * high_s
+                # A chain of the box is more likely to be one that the program lacks than one with too great a Σ.
+                priced = run.value[w] - tried[w] * min(run.sum_s[w], high_s) + (run.sum_s[w] > high_s) * wanted
+                found.least[box] = max(found.least[box], proved)
+                if priced < cheapest:
+                    cheapest, found.counts[box] = priced, run.stages[w]
+                    _keep_chain(run, w, layers, found.chains[box], run.stages[w])
+            if found.least[box] >= wanted or _better_weights(high_s, run, tried) < wanted:
                 break
-        found.least[box], best = -np.inf, 0
-        for w in range(num_weights):
-            priced = best_value[w] - weights[w, box] * high_s
-            if priced > found.least[box]:
-                found.least[box], best = priced, w
-        found.counts[box] = best_count[best] if best_value[best] < np.inf else 0
-        covered = layers
-        for after in range(found.counts[box] - 1, -1, -1):
-            n = taken[after, best, covered]
-            found.chains[box, after, 0], found.chains[box, after, 1] = type_of[after, best, covered], n
-            covered -= n
 
 
 @numba.njit(cache=True, nogil=True)
@@ -326,7 +432,6 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
     least_stages, most_stages = task.shape[2], task.shape[3]
     layers = task.rows.many.shape[2] - 1
     stages = _no_stages(task)
-    value, journey = stages.value, stages.journey
     cost, total = np.empty((layers + 1, parts + 1)), np.empty((layers + 1, parts + 1))
     price = np.empty((2, layers + 1, parts + 1))
     picked = np.zeros((2, layers + 1, parts + 1), np.int64)
@@ -345,7 +450,8 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
         found.least[box], found.counts[box], last = np.inf, 0, 0
         for after in range(most_stages):
             ends = m, high_m, boxes.low_s[box], high_s, wanted
-            top = _price_stages(count, layer_price, after, ends, task, stages)
+            _price_stages(count, layer_price, after, ends, task, stages)
+            top, value, journey = stages.top[after], stages.value[after], stages.journey[after]
             price[:] = np.inf
             for k in range(count):
                 n = stages.layers[k]
