@@ -16,8 +16,8 @@ A stage that waits for gradient sync (`columns.py`) ends that much before T: the
 M · t_s after the start of the step.
 
 Pairs (M, Σ) are covered by *boxes*. In a box, stages satisfy the conditions at its low ends; Σ ≤ its high end is priced
-by a Lagrange multiplier or counted in discrete parts. A recursion over layers then gives a lower bound on the price of
-every chain in the box.
+by a Lagrange multiplier, sought by cutting planes, or counted in discrete parts. A recursion over layers then gives a
+lower bound on the price of every chain in the box.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,8 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.kernel import SLACK, BoxArrays, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
+from hexiopt.bounds.box_stages import SLACK, BoxArrays, Multipliers, Rows, Task
+from hexiopt.bounds.kernel import Found, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cores import usable_cores
 from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
@@ -129,6 +130,10 @@ class Chains:
         many = self._seconds_behind(terms)
         few = self._seconds_behind([own.with_micro_batches(count) for own, count in zip(terms, fewest, strict=True)])
         enough = np.array([own.in_flight + own.first_again for own in terms])
+        nested = not shape.interleaved and all(
+            not b.first_again and a.in_flight <= b.in_flight and a.last_in_flight <= b.last_in_flight <= b.in_flight
+            for a, b in pairwise(terms)
+        )
         ahead = np.array([own.forwards_ahead for own in terms])
         self._numbers = types.numbers(shape.late)
         own = self._numbers
@@ -145,6 +150,7 @@ class Chains:
             few,
             enough,
             ahead,
+            nested,
         )
 
     def _seconds_behind(self, terms: list[BoundTerms]) -> Floats:

@@ -23,9 +23,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.bounds.box_stages import Multipliers
 from hexiopt.bounds.chains import Boxes, Chain, Chains, ScheduleFamily
 from hexiopt.bounds.columns import BoundColumns
-from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
@@ -48,6 +48,7 @@ _EASY = 0.2  # share of the way from the proven bound to the current optimum at 
 _LACKING = 1.01  # multiple of their price that chains process, above which other prices are needed
 _LATER = 10  # rounds of halving before a step is shortened
 _SHORTER = 1.2  # share of such an excess by which a step is shortened
+_BY_M = 2.0  # relative width in micro-batches, in that in Σ, from which on a box is halved along micro-batches
 _TOGETHER = 64  # boxes between two readings of the clock
 _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer ranges per stage, when interleaved,
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
@@ -324,6 +325,6 @@ class ChainProgram:
         """The `chosen` boxes halved along their wider side, and which of them are too narrow for that [boxes]."""
         wide_m, wide_s = (boxes.high_m - boxes.low_m) / boxes.high_m, (boxes.high_s - boxes.low_s) / step_s
         wide = (wide_m > smallest) | (wide_s > smallest)
-        by_m = (wide_m >= 10.0 * wide_s) & (boxes.high_m > boxes.low_m)
+        by_m = (wide_m >= _BY_M * wide_s) & (boxes.high_m > boxes.low_m)
         go = chosen & wide
         return boxes.take(go).halves(by_m[go]), chosen & ~wide
