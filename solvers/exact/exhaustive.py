@@ -325,7 +325,9 @@ class Enumeration:
         """Offer a plan of `cost` under the other labelings of equal devices if these matter."""
         if not self._labels_matter(plan):
             return
-        if self._loose_model.price(plan, cost.pipelines).step_time_s * (1 + _SLACK) >= self.limit_s:
+        # With states sharded within machines, labels also say who waits for whom.
+        loose = plan.sharding.groups == "all" and self._loose_model.price(plan, cost.pipelines)
+        if loose and loose.step_time_s * (1 + _SLACK) >= self.limit_s:
             return
         for labeled in islice(self.device_classes.labelings(node.assignment), 1, None):
             other = _plan(labeled, plan.pipelines, node)

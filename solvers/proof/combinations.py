@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,14 @@ from solvers.proof.joint import (
     what_others_see,
 )
 from solvers.proof.kernels import LIMIT
+from solvers.proof.names import Names
 from solvers.proof.pipelines import FoundPipeline, stages_of_line
 from solvers.proof.tables import ProofTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Answer = Literal["none", "found", "open"]  # whether there is a plan in time
+_NAMED = 600  # most namings of a plan's equal devices
 COMBINE = 200_000_000  # operations of combining families: about a second
 
 
@@ -38,6 +42,7 @@ class Combinations:
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self.priced = tables, run, 0
+        self._names = Names(tables.pricer)
         self._seconds = Memo(self._joint_seconds, 16)
         self._ordered = Memo(self._order_policies, 50_000)
         self._zero_stages = [zero for zero in sharding_stages(tables.problem.workload) if zero < 2]
@@ -98,7 +103,7 @@ class Combinations:
         tables, seconds = self._tables, self._seconds[found.shape[1], machine]
         ring_s, inside = np.zeros(tables.num_layers + 1), np.zeros((tables.num_layers + 1, len(tables.nic)))
         for chosen in found.tolist():
-            ring_seconds(families.machines[chosen], seconds, ring_s, inside)
+            ring_seconds(families.machines[chosen], 0, seconds, ring_s, inside)
             sent, received = families.load[chosen].sum(axis=0)
             able = dict[int, list[tuple[int, FoundPipeline]]]()
             for f in set(chosen):
@@ -154,8 +159,9 @@ class Combinations:
                     for x, one in zip(less, chosen, strict=True)
                 ]
 
-    def offer(self, chosen: Sequence[FoundPipeline], sharding: Sharding, limit_s: float) -> float:
-        """The step time of the plan of the given pipelines if it is at most `limit_s`; infinite where no plan fits.
+    def offer(self, chosen: Sequence[FoundPipeline], sharding: Sharding, limit_s: float) -> Answer:
+        """Whether the plan of the given pipelines takes at most `limit_s`, whichever of equal devices is which; open
+        where there are too many namings.
 
         Stages recompute as little as their memory allows, and more where a sharding has fewer holders than possible.
         """
@@ -163,12 +169,18 @@ class Combinations:
         while plan is not None and not check(self._tables.problem, plan):
             self.priced += 1
             cost = self._run.pricer.price(plan)
+            if cost.step_time_s > limit_s and self._names.least_s(plan, cost) <= limit_s:
+                named = self._names.every(plan, _NAMED)
+                if named is None:
+                    return "open"
+                priced = [(other, self._tables.pricer.price(other, cost.pipelines)) for other in named]
+                plan, cost = min(priced, key=lambda one: one[1].step_time_s)
+            if cost.fits:
+                self._run.offer(plan, cost)
             if cost.fits or cost.step_time_s > limit_s:
-                if cost.fits:
-                    self._run.offer(plan, cost)
-                return cost.step_time_s
+                return "found" if cost.step_time_s <= limit_s else "none"
             plan = self._recomputing_more(plan)
-        return float("inf")
+        return "none"
 
     def _plan(self, chosen: Sequence[FoundPipeline], sharding: Sharding) -> Plan | None:
         tables = self._tables

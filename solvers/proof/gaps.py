@@ -15,7 +15,8 @@ from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.result import OPTIMALITY_TOLERANCE, RestrictedBound
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from solvers.core.search import Allowance, Search
-from solvers.proof.proof import Answer, BudgetSpentError, Proof
+from solvers.proof.combinations import Answer
+from solvers.proof.proof import BudgetSpentError, Proof
 from solvers.proof.tables import ProofTables
 
 _SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # shares of the best step time, asked in this order

@@ -102,7 +102,7 @@ def most_alone(
     add_own_load(machines, p, sent, received)
     for s in range(p):
         g, n, kind, m = row[s], layers[s], kind_of(s, p, True), machines[s]
-        tail_s[s] = sync_s(tails, s, p, True, g, n, machines, on) + tails.after_s[kind, g, n]
+        tail_s[s] = sync_s(tails, s, p, True, g, n, machines, on[m]) + tails.after_s[kind, g, n]
         if s < p - 1:
             ahead_s[s] = between_s(messages, m, machines[s + 1], g, row[s + 1], sent, received)
             back_s[s] = between_s(messages, machines[s + 1], m, row[s + 1], g, sent, received)
@@ -138,10 +138,12 @@ def what_others_see(lines: Lines, groups: Groups, machines: Ints, load: Floats) 
 
 
 @numba.njit(cache=True)
-def ring_seconds(machines: Ints, seconds: JointSeconds, ring_s: Floats, inside: Floats) -> None:
+def ring_seconds(machines: Ints, missing: int, seconds: JointSeconds, ring_s: Floats, inside: Floats) -> None:
     """Write the seconds of the rings of each layer to `ring_s` [layers + 1], given the machines [pipelines, layers] of
     each pipeline's layers, and to `inside` [layers + 1, machines] the share of a layer that each of its holders on a
-    machine passes over its own ports. The last row is a matrix that first and last stages share.
+    machine passes over its own ports. The last row is a matrix that first and last stages share. Where `missing` more
+    pipelines are not known yet, these are lower bounds whatever they are: another holder never shortens a ring between
+    machines, but may make one of a ring inside a machine.
 
     A ring passes (k − 1)/k of its bytes, of k holders, and takes as long as its most loaded interface needs for all
     rings. With states sharded within machines, there are rings inside each machine, and rings of the machines.
@@ -153,7 +155,7 @@ def ring_seconds(machines: Ints, seconds: JointSeconds, ring_s: Floats, inside: 
     ring_s[:] = 0.0
     inside[:] = 0.0
     for layer in range(num_layers + (1 if seconds.tied_units > 0.0 else 0)):
-        holders, met, units = 0, 0, seconds.tied_units
+        holders, met, units = missing, 0, seconds.tied_units
         for i in range(count):
             if layer < num_layers:
                 held[layer, machines[i, layer]] += 1
@@ -171,7 +173,7 @@ def ring_seconds(machines: Ints, seconds: JointSeconds, ring_s: Floats, inside: 
         for q in range(num_machines):
             if held[layer, q]:
                 load[q] += factor * units
-                if seconds.per_machine or met == 1:
+                if seconds.per_machine or (met == 1 and missing == 0):
                     inside[layer, q] = (held[layer, q] - 1.0) / held[layer, q] * units
                 if met == 1:
                     held[layer, q] = 0
@@ -239,7 +241,8 @@ def surviving_families(
     """Write to `found` [combinations, pipelines] the families, one for each of `usages` [pipelines], whose members may
     process the batch next to each other. Returns YES, NO or LIMIT (too much work or too many) and their number.
 
-    `usages` ascend, and each combination is met once. `lines` are in the order of families.
+    `usages` ascend, and each combination is met once. `lines` are in the order of families. The first two families or
+    more of a combination are given up as soon as they process too little next to each other, whatever the rest are.
     """
     k, num_layers, num_machines = len(usages), families.machines.shape[1], len(seconds.nic)
     rest = np.zeros(k + 1, np.int64)  # the most that the pipelines from one on process
@@ -266,32 +269,33 @@ def surviving_families(
             continue
         total[d + 1] = total[d] + families.most[f]
         machines[d] = families.machines[f]
-        if d < k - 1:
-            d += 1
-            continue
-        sent[:] = 0.0
-        received[:] = 0.0
-        for i in range(k):
-            sent += families.load[chosen[i], 0]
-            received += families.load[chosen[i], 1]
-        ring_seconds(machines, seconds, ring_s, inside)
-        work += num_layers * (k + num_machines)
-        able = total[k]
-        for i in range(k):
-            f, best = chosen[i], 0
-            able -= families.most[f]
-            for line in range(families.members[f], families.members[f + 1]):
-                size = seconds.sizes[lines.size[line]]
-                least = max(best, batch - able) // size
-                work += 2 * lines.num_stages[line] * lines.num_micro_batches[line]
-                own = most_next_to(lines, line, groups, seconds, sent, received, ring_s, inside, least, limit_s)
-                best = max(best, own * size)
-                if best == families.most[f]:
+        able = total[d + 1] + rest[d + 1]
+        if d > 0 or k == 1:
+            sent[:] = 0.0
+            received[:] = 0.0
+            for i in range(d + 1):
+                sent += families.load[chosen[i], 0]
+                received += families.load[chosen[i], 1]
+            ring_seconds(machines[: d + 1], k - 1 - d, seconds, ring_s, inside)
+            work += num_layers * (d + 1 + num_machines)
+            for i in range(d + 1):
+                f, best = chosen[i], 0
+                able -= families.most[f]
+                for line in range(families.members[f], families.members[f + 1]):
+                    size = seconds.sizes[lines.size[line]]
+                    least = max(best, batch - able) // size
+                    work += 2 * lines.num_stages[line] * lines.num_micro_batches[line]
+                    own = most_next_to(lines, line, groups, seconds, sent, received, ring_s, inside, least, limit_s)
+                    best = max(best, own * size)
+                    if best == families.most[f]:
+                        break
+                able += best
+                if able < batch:
                     break
-            able += best
-            if able < batch:
-                break
         if able >= batch:
+            if d < k - 1:
+                d += 1
+                continue
             if count == len(found):
                 return LIMIT, count
             found[count] = chosen

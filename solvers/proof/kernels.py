@@ -1,4 +1,4 @@
-"""The compiled parts of the proof: recurrences, least sums of stages, the search for one pipeline, and packing.
+"""The compiled parts of the proof: recurrences, the search for one pipeline, and packing.
 
 Kinds of stages: 0 inner, 1 first, 2 last, 3 alone. Groups g are pairs of a machine and a TP degree. `both_s` is the sum
 of forward and backward, `NEVER_S` where a stage does not fit; its second index is the number of micro-batches in flight
@@ -72,147 +72,60 @@ def chain_ends(
     """Write to `ends_s` [p] when each stage of a chain ends; `ahead_s[i]` is the message from stage i to i + 1,
     `back_s[i]` the one back."""
     if all_forward_first:
-        arrived = np.zeros(num_micro_batches)
-        for i in range(p):
-            busy = link = 0.0
-            for j in range(num_micro_batches):
-                busy = max(busy, arrived[j]) + forward_s[i]
-                if i < p - 1:
-                    link = max(busy, link) + ahead_s[i]
-                    arrived[j] = link
-            ends_s[i] = busy
-        arrived[:] = 0.0
-        for i in range(p - 1, -1, -1):
-            busy, link = ends_s[i], 0.0
-            for j in range(num_micro_batches):
-                busy = max(busy, arrived[j]) + backward_s[i]
-                if i:
-                    link = max(busy, link) + back_s[i - 1]
-                    arrived[j] = link
-            ends_s[i] = busy
-        return
+        _gpipe_ends(forward_s, backward_s, ahead_s, back_s, p, num_micro_batches, ends_s)
+    else:
+        one_f_one_b_ends(forward_s, backward_s, ahead_s, back_s, p, num_micro_batches, ends_s, np.empty((3, p)))
+
+
+@numba.njit(cache=True)
+def _gpipe_ends(
+    forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, p: int, num_micro_batches: int,
+    ends_s: Floats,
+) -> None:  # fmt: skip
+    arrived = np.zeros(num_micro_batches)
+    for i in range(p):
+        busy = link = 0.0
+        for j in range(num_micro_batches):
+            busy = max(busy, arrived[j]) + forward_s[i]
+            if i < p - 1:
+                link = max(busy, link) + ahead_s[i]
+                arrived[j] = link
+        ends_s[i] = busy
+    arrived[:] = 0.0
+    for i in range(p - 1, -1, -1):
+        busy, link = ends_s[i], 0.0
+        for j in range(num_micro_batches):
+            busy = max(busy, arrived[j]) + backward_s[i]
+            if i:
+                link = max(busy, link) + back_s[i - 1]
+                arrived[j] = link
+        ends_s[i] = busy
+
+
+@numba.njit(cache=True)
+def one_f_one_b_ends(
+    forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, p: int, num_micro_batches: int,
+    ends_s: Floats, scratch_s: Floats,
+) -> None:  # fmt: skip
+    """As `chain_ends` under 1F1B; `scratch_s` [3, p] is overwritten."""
     last = p - 1
-    busy_s, came_s, back_at_s = np.zeros(p), np.zeros(p), np.zeros(p)
-    ready_s = np.zeros(p)
+    came_s, ready_s, back_at_s = scratch_s[0], scratch_s[1], scratch_s[2]
+    for i in range(p):
+        ends_s[i] = came_s[i] = back_at_s[i] = 0.0
     for j in range(-last, num_micro_batches):
-        ready_s[:] = came_s
+        for i in range(p):
+            ready_s[i] = came_s[i]
         for i in range(max(0, last + j - num_micro_batches + 1), min(p, p + j)):
-            busy_s[i] = max(busy_s[i], ready_s[i]) + forward_s[i]
+            ends_s[i] = max(ends_s[i], ready_s[i]) + forward_s[i]
             if i < last:
-                came_s[i + 1] = max(busy_s[i], came_s[i + 1]) + ahead_s[i]
+                came_s[i + 1] = max(ends_s[i], came_s[i + 1]) + ahead_s[i]
         if j >= 0:
             came = 0.0
             for i in range(last, -1, -1):
-                busy_s[i] = max(busy_s[i], came) + backward_s[i]
+                ends_s[i] = max(ends_s[i], came) + backward_s[i]
                 if i:
-                    back_at_s[i] = max(busy_s[i], back_at_s[i]) + back_s[i - 1]
+                    back_at_s[i] = max(ends_s[i], back_at_s[i]) + back_s[i - 1]
                     came = back_at_s[i]
-    ends_s[:p] = busy_s
-
-
-class Most(NamedTuple):
-    """What is known of stages on exactly the devices of each usage [usages]: the most `layers`, and the most seconds of
-    all their stages and messages both ways if they are the first of a pipeline (`before_s`), or all (`whole_s`)."""
-
-    layers: Ints
-    before_s: Floats
-    whole_s: Floats
-
-
-class Caps(NamedTuple):
-    """The times of stages, and their additions to the sum of a pipeline, [groups, layers + 1] each: see
-    `least_sums`."""
-
-    inner_s: Floats
-    inner_rest_s: Floats
-    first_s: Floats
-    first_rest_s: Floats
-    last_s: Floats
-    last_rest_s: Floats
-    alone_s: Floats
-    alone_rest_s: Floats
-    first_tail_s: float  # that the rests of inner and last stages contain
-
-
-@numba.njit(cache=True)
-def least_sums(
-    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats, most: Most,
-    num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
-) -> None:  # fmt: skip
-    """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
-    stages, into `before_s` [firsts, usages, layers + 1, machine of the next stage before the rest]; infinite where no
-    pipeline keeps the caps. There is one of `firsts` for each machine that the first stage may be on, or one for all.
-
-    A stage followed by r stages and with w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
-    sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
-    M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
-    backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
-    is what the stage adds; `tied_s` as in `Tails`. `known_s` is a known lower bound on the sums of these usages.
-    """
-    whole_s[:] = NEVER_S
-    for f in range(len(before_s)):
-        _least_sums(
-            f if len(before_s) > 1 else -1, vectors, strides, groups, caps, round_trip_s, tied_s, most, num_layers,
-            limit_s, known_s, before_s[f], whole_s,
-        )  # fmt: skip
-    for v in range(len(vectors)):
-        if whole_s[v] > most.whole_s[v]:
-            whole_s[v] = NEVER_S
-
-
-@numba.njit(cache=True)
-def _least_sums(
-    f: int, vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, tied_s: Floats, most: Most,
-    num_layers: int, limit_s: float, known_s: float, before_s: Floats, whole_s: Floats,
-) -> None:  # fmt: skip
-    """As `least_sums`, of pipelines whose first stage is on machine f, or on any if it is −1; lowers `whole_s`."""
-    num_groups, num_machines = len(groups.machine), vectors.shape[1]
-    before_s[:] = NEVER_S
-    with_message_s = np.full(before_s.shape, NEVER_S)  # of `before_s`, and the round trip to the next stage's machine
-    for v in range(1, len(vectors)):
-        if f >= 0 and vectors[v, f] == 0:
-            continue
-        most_s = most.before_s[v]
-        for g in range(num_groups):
-            m, tp = groups.machine[g], groups.tp[g]
-            if vectors[v, m] < tp:
-                continue
-            w = v - tp * strides[m]
-            if w == 0:
-                for n in range(1, min(num_layers, most.layers[v]) + 1):
-                    own = caps.first_s[g, n]
-                    in_time = max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own <= most_s
-                    if in_time and own < before_s[v, n, m]:
-                        before_s[v, n, m] = own
-                own = caps.alone_s[g, num_layers]
-                fits = own + caps.alone_rest_s[g, num_layers] <= limit_s and most.layers[v] >= num_layers
-                if fits and own < whole_s[v]:
-                    whole_s[v] = own
-                continue
-            for n in range(1, num_layers):
-                own, rest = caps.inner_s[g, n], caps.inner_rest_s[g, n]
-                if not max(known_s, own) + rest <= limit_s:
-                    break
-                for held in range(1, min(num_layers, most.layers[v] + 1) - n):
-                    total = with_message_s[w, held, m] + own
-                    if total < before_s[v, held + n, m] and total + rest <= limit_s and total <= most_s:
-                        before_s[v, held + n, m] = total
-            apart = f >= 0 and f != m  # the first stage ends with the shared matrix, and so does the last
-            more_s = max(0.0, tied_s[f] - caps.first_tail_s) if apart else 0.0
-            own_more_s = tied_s[m] - caps.first_tail_s if apart else -NEVER_S
-            for n in range(1, num_layers if most.layers[v] >= num_layers else 0):
-                own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
-                if not max(known_s + more_s, own + own_more_s, own) + rest <= limit_s:
-                    break
-                total = with_message_s[w, num_layers - n, m] + own
-                if total < whole_s[v] and total + rest + more_s <= limit_s:
-                    whole_s[v] = total
-        for held in range(1, num_layers):
-            for q in range(num_machines):
-                if before_s[v, held, q] < NEVER_S:
-                    for m in range(num_machines):
-                        total = before_s[v, held, q] + round_trip_s[q, m]
-                        with_message_s[v, held, m] = min(with_message_s[v, held, m], total)
 
 
 @numba.njit(cache=True)
@@ -249,10 +162,11 @@ def kind_of(i: int, p: int, begins: bool) -> int:
 
 
 @numba.njit(cache=True)
-def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines: Ints, on: Floats) -> Any:
-    """Seconds of sync after stage i of the last p stages of a pipeline, on `machines` [p], with `on` layers on each."""
+def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines: Ints, on: float) -> Any:
+    """Seconds of sync after stage i of the last p stages of a pipeline, on `machines` [p], with `on` layers on its own
+    machine."""
     kind, m = kind_of(i, p, begins), machines[i]
-    found = max(tails.all_s, tails.local_s[kind, g, n], tails.layer_s[m] * on[m])
+    found = max(tails.all_s, tails.local_s[kind, g, n], tails.layer_s[m] * on)
     if begins and machines[0] != machines[p - 1] and (i == 0 or i == p - 1):
         found = max(found, tails.tied_s[m])
     return found
@@ -261,13 +175,13 @@ def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines:
 @numba.njit(cache=True)
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
-    before_s: Floats, least_on: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int,
-    found: Ints,
+    before_s: Floats, least_on: Ints, most_on: Ints, num_layers: int, num_micro_batches: int, limit_s: float,
+    most_work: int, found: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
 
-    `before_s` is from `least_sums` for the usages inside this one; `least_on` [machines] is how many layers the
-    pipeline has on each machine at least. Writes group and layers of each stage, then −1, to `found` [pipelines,
+    `before_s` is from `least_sums` for the usages inside this one; only pipelines with `least_on` to `most_on`
+    [machines] layers on each machine count. Writes group and layers of each stage, then −1, to `found` [pipelines,
     stages + 1, 2]. Returns YES, NO or LIMIT (too much work or too many pipelines) and the number found. Work is counted
     in operations of recurrences.
 
@@ -281,12 +195,13 @@ def search_pipelines(
     m_batches = num_micro_batches
     row, layers = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)  # by stages behind
     free, held = np.zeros((most + 2, num_machines), np.int64), np.zeros(most + 2, np.int64)
-    on = np.zeros((most + 2, num_machines))  # layers of the suffix on each machine
+    on = np.zeros((most + 2, num_machines))  # layers of the suffix on each machine, with embedding and head
+    has = np.zeros((most + 2, num_machines), np.int64)  # without
     started = np.zeros(most + 1, np.bool_)
     forward_s, backward_s = np.zeros(most + 1), np.zeros(most + 1)  # by stages behind
     chain_f, chain_b, ahead_s, back_s = np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1)
     ends_s, machines = np.zeros(most + 1), np.zeros(most + 1, np.int64)
-    sent, received = np.zeros(num_machines), np.zeros(num_machines)
+    scratch_s, sent, received = np.zeros((3, most + 1)), np.zeros(num_machines), np.zeros(num_machines)
     least_forward_s = NEVER_S
     for g in range(len(groups.machine)):
         if usage[groups.machine[g]] >= groups.tp[g]:
@@ -321,6 +236,12 @@ def search_pipelines(
             continue
         if rest > 0 and left == 0:
             continue
+        own_layers, others = has[d, m] + n, 1 if free[d + 1, m] else 0  # stages of the machine to come have layers too
+        if own_layers + others > most_on[m]:
+            continue
+        if others == 0 and own_layers < least_on[m]:
+            layers[d] = 1
+            continue
         begins, p = rest == 0, d + 1
         kind = kind_of(0, p, begins)
         in_flight = 0 if seconds.all_forward_first else min(m_batches, p) - 1
@@ -339,9 +260,7 @@ def search_pipelines(
                 v += free[d + 1, q] * strides[q]
             prefix_s = together_s = NEVER_S
             for f in range(len(before_s)):
-                own_s = NEVER_S
-                for q in range(num_machines):
-                    own_s = min(own_s, before_s[f, v, left, q] + messages.round_trip_s[q, m])
+                own_s = before_s[f, v, left, m]
                 if len(before_s) == 1 or f == z:
                     together_s = own_s + tails.all_s
                     prefix_s = min(prefix_s, together_s)
@@ -371,7 +290,10 @@ def search_pipelines(
         if total_s + rounds_s > limit_s:
             continue
         work += 2 * p * m_batches
-        chain_ends(seconds.all_forward_first, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
+        if seconds.all_forward_first:
+            _gpipe_ends(chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
+        else:
+            one_f_one_b_ends(chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s, scratch_s)
         on[d + 1] = on[d]
         on[d + 1, m] += n + tails.units[kind]
         if begins and p > 1 and machines[p - 1] == m:
@@ -382,7 +304,7 @@ def search_pipelines(
             if not fits:
                 break
             own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
-            tail_s = sync_s(tails, i, p, begins, own, k, machines, np.maximum(on[d + 1], least_on))
+            tail_s = sync_s(tails, i, p, begins, own, k, machines, max(on[d + 1, machines[i]], least_on[machines[i]]))
             if apart and i == p - 1:
                 tail_s = max(tail_s, tails.tied_s[z])
             fits = ends_s[i] + left * least_forward_s + tail_s + tails.after_s[own_kind, own, k] <= limit_s
@@ -397,6 +319,8 @@ def search_pipelines(
                 return LIMIT, count
         if fits and not begins:
             held[d + 1] = held[d] + n
+            has[d + 1] = has[d]
+            has[d + 1, m] = own_layers
             d += 1
             started[d] = False
     return YES if count else NO, count

@@ -1,40 +1,42 @@
 """The most that one pipeline on exactly given devices can process within a time, over all choices of its stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
 from solvers.proof.joint import Lines, most_alone
-from solvers.proof.kernels import (
-    LIMIT,
-    NEVER_S,
-    NO,
-    YES,
-    Caps,
-    Most,
-    least_sums,
-    search_pipelines,
-)
+from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES, search_pipelines
+from solvers.proof.sums import Caps, Most, StageBounds, least_sums, raise_sums
 from solvers.proof.tables import ProofTables, Surroundings
 from solvers.proof.usages import Lattice
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
-_ROUNDING = 1e-9  # of a layer
 _LIMITS = 2  # searches of a usage and size that reach their limit, until no more is asked
+_UNDIVIDED = 300_000_000_000
+_WIDE = 0.005  # of the step time: layers on a machine are divided while they differ by more in their sync
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
 TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
 SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
-_Asked = tuple[Surroundings, int, int]  # with the size and the number of micro-batches
+_MicroBatches = tuple[Surroundings, int, int]  # with their size and number
+
+
+class _Asked(NamedTuple):
+    around: Surroundings
+    usage: int
+    size: int
+    num_micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,22 @@ class FoundPipeline:
         return self.size * self.num_micro_batches
 
 
+@dataclass(frozen=True, slots=True)
+class LayersOn:
+    """The `least` and the `most` layers of a pipeline on each machine [machines]; `most` is 0 where it has none."""
+
+    least: Ints
+    most: Ints
+
+    def within(self, num_layers: int) -> "LayersOn | None":
+        """As narrow as the number of all layers makes them; None where that is out of reach."""
+        least = np.maximum(self.least, num_layers - (self.most.sum() - self.most))
+        least = np.where(self.most > 0, least, 0)
+        most = np.minimum(self.most, num_layers - (least.sum() - least))
+        possible = (least <= most).all() and least.sum() <= num_layers <= most.sum()
+        return LayersOn(least, most) if possible else None
+
+
 class PipelineSearch:
     """Answers for one step time `limit_s` in seconds, cached by surroundings and usage.
 
@@ -67,35 +85,46 @@ class PipelineSearch:
         before: "PipelineSearch | None" = None,
     ) -> None:
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
+        self.stage_bounds = StageBounds(tables, limit_s)
         assert before is None or before.limit_s >= limit_s
-        self._caps_kept: Memo[tuple[*_Asked, tuple[int, ...] | None], Caps] = Memo(lambda key: self._caps(*key), _CAPS)
-        self._layers_kept: Memo[_Asked, Ints] = Memo(lambda key: self.most_layers(*key), _CAPS)
-        self._most_relaxed: dict[Surroundings, dict[int, Ints]] = {}
+        self._caps_kept: Memo[tuple[*_MicroBatches, tuple[int, ...] | None], Caps] = Memo(
+            lambda key: self.stage_bounds.caps(*key), _CAPS
+        )
+        self._layers_kept: Memo[_MicroBatches, Ints] = Memo(lambda key: self.stage_bounds.most_layers(*key), _CAPS)
+        # By size, of each usage: what sums allow, and do not rule out.
+        self._relaxed_between: dict[Surroundings, dict[int, tuple[Ints, Ints]]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
         # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
         self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
         self._most_before: dict[Surroundings, dict[int, Ints]] = {}
         if before is not None:
-            self._most_before = before._most_before | before._most_relaxed
+            self._most_before = before._most_before | {
+                around: {size: high for size, (_, high) in own.items()}
+                for around, own in before._relaxed_between.items()
+            }
             for key, known in before._between.items():
                 self._between[key] = {size: [0, high] for size, (_, high) in known.items()}
 
     # ---------------------------------------------------------------------- bounds of all usages
 
-    def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
-        """The least sums of pipelines on each usage [usages]."""
+    def _relaxed(self, around: Surroundings, size: int, num_micro_batches: int, asked: Bools) -> Floats:
+        """The least sums of pipelines on each usage [usages]; infinite also where none is `asked` for."""
         self._keep_on()
-        caps = self._caps_kept[around, size, num_micro_batches, None]
-        return self._sums(self.tables.usages, caps, around, size, num_micro_batches, 0.0)[1]
+        needed = self.tables.usages.inside(asked)
+        caps, tables = self._caps_kept[around, size, num_micro_batches, None], self.tables
+        vectors = tables.usages.vectors
+        most_on = self._layers_kept[around, size, num_micro_batches]
+        most = np.minimum(most_on[np.arange(len(most_on)), vectors].sum(axis=1), tables.num_layers)
+        bounds = self._most(around, size, num_micro_batches, vectors, np.zeros_like(most), most)
+        whole_s = self._sums(tables.usages, needed, caps, around, size, bounds, 0.0)[1]
+        raise_sums(
+            vectors, tables.usages.strides, needed, tables.groups, caps,
+            tables.terms[around].messages[size].round_trip_s, tables.num_layers, self.limit_s, whole_s,
+        )  # fmt: skip
+        return whole_s
 
     def _sums(
-        self,
-        lattice: Lattice,
-        caps: Caps,
-        around: Surroundings,
-        size: int,
-        num_micro_batches: int,
-        known_s: float,
+        self, lattice: Lattice, needed: Bools, caps: Caps, around: Surroundings, size: int, most: Most, known_s: float
     ) -> tuple[Floats, Floats]:
         tables = self.tables
         vectors, strides = lattice.vectors, lattice.strides
@@ -104,147 +133,85 @@ class PipelineSearch:
         whole_s = np.empty(len(vectors))
         round_trip_s = tables.terms[around].messages[size].round_trip_s
         least_sums(
-            vectors, strides, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s,
-            self._most(around, size, num_micro_batches, vectors), tables.num_layers, self.limit_s, known_s, before_s,
-            whole_s,
+            vectors, strides, needed, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s, most,
+            tables.num_layers, self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
 
-    def _most(self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints) -> Most:
-        """Layers: see `most_layers`.
-
-        Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier than M/p times the sum S
-        of all stages and messages: the first micro-batch's way takes S, and then the cycle from the first stage to the
-        last and back advances p micro-batches in S. So p (T − tail) ≥ M S. Likewise of the first p stages with ρ
-        behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as devices.
+    def _most(
+        self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints, least: Ints, most: Ints
+    ) -> Most:
+        """Layers are those given. Seconds, under 1F1B: of p stages the one with (M − 1) mod p behind it ends no earlier
+        than M/p times the sum S of all stages and messages: the first micro-batch's way takes S, and then the cycle
+        from the first stage to the last and back advances p micro-batches in S. So p (T − tail) ≥ M S. Likewise of the
+        first p stages with ρ behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as
+        devices.
         """
-        tables, tails = self.tables, self.tables.terms[around].tails
-        most = self._layers_kept[around, size, num_micro_batches]
-        layers = np.minimum(most[np.arange(len(most)), vectors].sum(axis=1), tables.num_layers)
-        if tables.all_forward_first:
+        tails, devices = self.tables.terms[around].tails, vectors.sum(axis=1)
+        if self.tables.all_forward_first:
             never_s = np.full(len(vectors), NEVER_S)
-            return Most(layers, never_s, never_s)
-        devices = vectors.sum(axis=1)
+            return Most(devices[-1] - devices, least, most, never_s, never_s)
         tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
         rest_s = max(0.0, self.limit_s - float(tail_s[:, :, 1].min()))
         behind = devices[-1] - devices
         turns = num_micro_batches - behind
         before_s = np.where(turns > 0, devices * rest_s / np.maximum(turns, 1), NEVER_S)
-        return Most(layers, before_s, devices * rest_s / num_micro_batches)
+        return Most(behind, least, most, before_s, devices * rest_s / num_micro_batches)
 
-    def most_layers(self, around: Surroundings, size: int, num_micro_batches: int) -> Ints:
-        """The most layers that a pipeline has on so many devices of each machine [machines, devices + 1].
+    def _layers(
+        self, around: Surroundings, size: int, num_micro_batches: int, vectors: Ints, on: LayersOn
+    ) -> tuple[Ints, Ints]:
+        """The least and the most layers of the first stages of a pipeline that are on exactly each of `vectors`
+        [usages, machines], of which the last is the usage of all of its stages. Every machine of a stage has a
+        layer."""
+        num_layers, known = self.tables.num_layers, self._layers_kept[around, size, num_micro_batches]
 
-        A stage of n layers ends no earlier than its own work, and all y layers of the pipeline on a forced machine are
-        passed through its interface before any of the machine's stages is done. So with y layers each stage has few,
-        and y is at most what the devices hold then.
-        """
-        tables, tails = self.tables, self.tables.terms[around].tails
-        work_s = self._least_work_s(around, size, num_micro_batches).min(axis=0)  # [groups, layers + 1]
-        numbers = np.arange(tables.num_layers + 1)
-        found = np.zeros((len(tables.machines), int(tables.usages.most.max()) + 1), np.int64)
-        for m, most in enumerate(tables.usages.most.tolist()):
-            held = np.zeros((most + 1, len(numbers)), np.int64)  # the most layers on so many devices, by y
-            for devices in range(1, most + 1):
-                for g in np.flatnonzero((tables.groups.machine == m) & (tables.groups.tp <= devices)).tolist():
-                    rest_s = self.limit_s * (1 + _ROUNDING) - tails.layer_s[m] * numbers
-                    own = np.searchsorted(work_s[g], rest_s, side="right") - 1  # `work_s` ascends with layers
-                    before = held[devices - tables.groups.tp[g]]
-                    held[devices] = np.maximum(held[devices], np.where(own >= 1, before + own, before))
-                held[devices] = np.maximum(held[devices], held[devices - 1])
-            found[m, : most + 1] = np.where(held >= numbers, numbers, 0).max(axis=1)
-        return found
+        def between(own: Ints, others: Ints) -> tuple[Ints, Ints]:
+            most = np.minimum(known[np.arange(len(known)), own], on.most - (others > 0))
+            least = np.where(others == 0, on.least, 1)
+            return np.where(own > 0, least, 0).sum(axis=1), np.where(own > 0, most, 0).sum(axis=1)
 
-    def _least_work_s(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
-        """The least seconds from the start of a step to the end of a stage, and its optimiser's, over all numbers r of
-        stages that may follow [kinds, groups, layers + 1]; `NEVER_S` where it does not fit, or not in time.
+        rest = vectors[-1] - vectors
+        least, most = between(vectors, rest)
+        least_after, most_after = between(rest, vectors)
+        return np.maximum(least, num_layers - most_after), np.minimum(most, num_layers - least_after)
 
-        The first micro-batch passes it, goes to the end and back, through r stages of one layer or more, and with
-        w = min(r, M − 1), 0 under GPipe, M − 1 − w forwards and M − 1 backwards are left.
-        """
+    def most_relaxed(
+        self, around: Surroundings, looser: Surroundings | None = None, among: Bools | None = None
+    ) -> dict[int, Ints]:
+        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages], as low as it
+        gets for those `among` which it is asked. Surroundings of which less is known, `looser`, save work."""
         tables = self.tables
-        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
-        one_s, gpipe = float(seconds.both_s[:, :, :, 1].min()), tables.all_forward_first
-        sync_s = np.maximum(tails.local_s, tails.all_s)
-        found = np.full(sync_s.shape, NEVER_S)
-        for r in range(max(1, tables.most_stages)):
-            w, k = (0, 0) if gpipe else (min(r, num_micro_batches - 1), min(num_micro_batches, r + 1) - 1)
-            for kind in (0, 1) if r else (2, 3):
-                both = seconds.both_s[kind, k]
-                own = num_micro_batches * both - w * seconds.forward_s[kind] + r * one_s + tails.after_s[kind]
-                fits = (both < NEVER_S) & (own + sync_s[kind] <= self.limit_s * (1 + _ROUNDING))
-                found[kind] = np.minimum(found[kind], np.where(fits, own, NEVER_S))
-        found[:, :, 0] = 0.0
-        return np.maximum.accumulate(found, axis=2)
-
-    def _caps(self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None) -> Caps:
-        """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
-        tables = self.tables
-        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
-        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
-        units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
-        used = np.ones(len(tables.group_list), np.bool_)
-        if least_on is not None:
-            on = np.array(least_on)[tables.groups.machine][:, None]
-            units, used = np.maximum(units, on), on[:, 0] != -1
-        own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
-        first_tail_s = own_tail_s[1, used, 1].min()
-        most, first = tables.most_stages, tables.all_forward_first
-
-        def least(kind: int, behind: Sequence[int], first_s: Floats | float) -> Floats:
-            """The least that a stage adds to the sum, over all numbers of stages that may follow it, with the tail
-            `first_s` of the first stage; infinite where its own work and tail take too long."""
-            found: Floats | None = None
-            for r in behind:
-                w = 0 if first else min(r, num_micro_batches - 1)
-                both = seconds.both_s[kind, 0 if first else min(num_micro_batches, r + 1) - 1]
-                work_s = num_micro_batches * both - w * seconds.forward_s[kind]
-                fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
-                own = np.where(fits, work_s - both + first_s, NEVER_S)
-                found = own if found is None else np.minimum(found, own)
-            assert found is not None
-            return found
-
-        inner = range(1, most) if most > 1 else [0]
-        in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
-        return Caps(
-            seconds.both_s[0, in_flight],
-            least(0, inner, first_tail_s),
-            seconds.both_s[1, in_flight],
-            least(1, inner, own_tail_s[1]),
-            seconds.both_s[2, 0],
-            least(2, [0], first_tail_s),
-            seconds.both_s[3, 0],
-            least(3, [0], own_tail_s[3]),
-            float(first_tail_s),
-        )
-
-    def most_relaxed(self, around: Surroundings, looser: Surroundings | None = None) -> dict[int, Ints]:
-        """By micro-batch size, an upper bound of the micro-batches of a pipeline on each usage [usages]. Surroundings
-        of which less is known, `looser`, save work."""
-        if around not in self._most_relaxed:
-            start = None if looser is None else self.most_relaxed(looser)
-            self._most_relaxed[around] = self._bisect(around, self._most_before.get(around, start))
-        return self._most_relaxed[around]
-
-    def _bisect(self, around: Surroundings, start: dict[int, Ints] | None) -> dict[int, Ints]:
-        tables, found = self.tables, {}
-        for size in tables.sizes:
-            low = np.zeros(tables.usages.size, np.int64)
-            high = np.full(tables.usages.size, tables.batch // size, np.int64) if start is None else start[size].copy()
-            for _ in range(_BISECTIONS):
-                if not (low < high).any():  # fewer micro-batches never take longer; most usages ask about one number
-                    break
-                middle = np.bincount(((low + high + 1) // 2)[low < high]).argmax()
-                possible = self._relaxed(around, size, int(middle)) < NEVER_S
-                low = np.where(possible, np.maximum(low, middle), low)
-                high = np.where(possible, high, np.minimum(high, middle - 1))
+        if around not in self._relaxed_between:
+            start = [self._most_before.get(around), None if looser is None else self.most_relaxed(looser, among=among)]
+            known = [own for own in start if own is not None]
+            self._relaxed_between[around] = {
+                size: (
+                    np.zeros(tables.usages.size, np.int64),
+                    np.min([np.full(tables.usages.size, tables.batch // size), *(own[size] for own in known)], axis=0),
+                )
+                for size in tables.sizes
+            }
+        found = {}
+        for size, (low, high) in self._relaxed_between[around].items():
             found[size] = high
+            for _ in range(_BISECTIONS):
+                left = low < high if among is None else among & (low < high)
+                if not left.any():  # fewer micro-batches never take longer; most usages ask about one number
+                    break
+                middle = int(np.bincount(((low + high + 1) // 2)[left]).argmax())
+                left &= (low < middle) & (middle <= high)
+                possible = self._relaxed(around, size, middle, left) < NEVER_S
+                low[left & possible] = middle
+                high[left & ~possible] = middle - 1
         return found
 
-    def most_sequences(self, around: Surroundings, looser: Surroundings | None = None) -> Ints:
+    def most_sequences(
+        self, around: Surroundings, looser: Surroundings | None = None, among: Bools | None = None
+    ) -> Ints:
         """The most sequences of a pipeline on each usage, by `most_relaxed`; none on the empty one."""
-        found: Ints = np.max([size * most for size, most in self.most_relaxed(around, looser).items()], axis=0)
+        relaxed = self.most_relaxed(around, looser, among)
+        found: Ints = np.max([size * most for size, most in relaxed.items()], axis=0)
         found[0] = 0
         return found
 
@@ -258,31 +225,41 @@ class PipelineSearch:
         then −1 [pipelines, stages + 1, 2]."""
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
-        none = np.zeros((0, tables.most_stages + 1, 2), np.int64)
         most_on = self._layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
-        least_on = np.maximum(tables.num_layers - (most_on.sum() - most_on), 0)  # layers on each machine
-        if (most_on < least_on).any():
-            return NO, none
-        caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(vector > 0, least_on, -1).tolist())]
-        # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
-        lattice, known_s = tables.usages.below(usage), 0.0
+        asked = _Asked(around, usage, size, num_micro_batches)
+        on = LayersOn(np.minimum(vector, 1), most_on).within(tables.num_layers)
+        before_s = None if on is None else self._before(asked, on)
+        found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
+        if on is None or before_s is None:
+            return NO, found[:0]
+        if most_work == RELAXED:
+            return LIMIT, found[:0]
+        terms = tables.terms[around]
+        answer, count = search_pipelines(
+            vector, tables.usages.below(usage).strides, tables.groups,
+            tables.seconds(around.holders, size, num_micro_batches), terms.tails, terms.messages[size], before_s,
+            on.least, on.most, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
+        )  # fmt: skip
+        return int(answer), found[:count]
+
+    def _before(self, asked: _Asked, on: LayersOn) -> Floats | None:
+        """The least sums of the first stages of pipelines with so many layers on each machine; None where there is no
+        pipeline. On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of
+        them."""
+        around, usage, size, num_micro_batches = asked
+        caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(on.most > 0, on.least, -1).tolist())]
+        lattice, known_s = self.tables.usages.below(usage), 0.0
+        every = np.ones(lattice.size, np.bool_)
+        layers = self._layers(around, size, num_micro_batches, lattice.vectors, on)
+        most = self._most(around, size, num_micro_batches, lattice.vectors, *layers)
         for _ in range(1 + _ROUNDS):
-            before_s, whole_s = self._sums(lattice, caps, around, size, num_micro_batches, known_s)
+            before_s, whole_s = self._sums(lattice, every, caps, around, size, most, known_s)
             if whole_s[-1] >= NEVER_S:
-                return NO, none
+                return None
             if whole_s[-1] <= known_s * (1 + _SAME):
                 break
             known_s = float(whole_s[-1])
-        if most_work == RELAXED:
-            return LIMIT, none
-        found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
-        terms = tables.terms[around]
-        answer, count = search_pipelines(
-            vector, lattice.strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches),
-            terms.tails, terms.messages[size], before_s, least_on.astype(float), tables.num_layers, num_micro_batches,
-            self.limit_s, most_work, found,
-        )  # fmt: skip
-        return int(answer), found[:count]
+        return before_s
 
     def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
         key = around, usage

@@ -6,7 +6,8 @@ A. *Packing.* N(u) is the most sequences that one pipeline on usage u can proces
    searched separately.
 B. *Cases.* Every partition is of one `Case`, whose surroundings lower N; then packings of its pipelines are asked.
 C. *Partitions.* For each multiset that suffices, all surroundings of its pipelines are known.
-D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
+D. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced, with
+   all names of equal devices that may be in time.
 
 The single pipelines and partitions that A and B leave are *questions*, independent of each other. What a first effort
 leaves open is asked again with more.
@@ -14,9 +15,10 @@ leaves open is asked again with more.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +26,11 @@ from numpy.typing import NDArray
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
-from solvers.proof.combinations import COMBINE, Combinations
+from solvers.proof.combinations import COMBINE, Answer, Combinations
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
+from solvers.proof.questions import Known, Question, Several, Single
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
@@ -43,39 +46,12 @@ _FEW = 32  # partitions of a case that are asked one by one rather than made few
 _OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 150  # where cases are worth a process
-_WORTH_A_PROCESS = 8  # questions
+_WORTH_A_PROCESS = 8  # questions at the first effort
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
-Answer = Literal["none", "found", "open"]
 
 
 class BudgetSpentError(Exception):
     """The search's budget ended inside a proof."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Single:
-    """Whether a plan of one pipeline on a usage, of micro-batches of `size`, is in time."""
-
-    usage: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Several:
-    """Whether a plan of a partition is in time, given the sharding groups and an upper bound on the sequences of each
-    pipeline."""
-
-    parts: Partition
-    sharding: Sharding
-    most: tuple[int, ...]
-
-
-_Question = _Single | _Several
-
-
-def _named(question: _Question) -> _Single | tuple[Partition, Sharding]:
-    """What is asked, whatever is known of it."""
-    return question if isinstance(question, _Single) else (question.parts, question.sharding)
 
 
 class Proof:
@@ -84,8 +60,7 @@ class Proof:
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
-        self._last: PipelineSearch | None = None
-        self._refuted_before = set[_Single | tuple[Partition, Sharding]]()
+        self._known = list[Known]()  # by step time, the shortest last
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
@@ -95,45 +70,54 @@ class Proof:
         """
         self._allowed = allowed
         limit_s *= _ROUNDING
-        search = self._search(limit_s)
-        left = list[_Question]()
-        first: tuple[Callable[[PipelineSearch], Sequence[_Question]], ...] = (self._singles, self._partitions)
-        for questions in first:  # partitions take longer to list
-            more = self._left_open(search, questions(search), limit_s, _EFFORTS[0])
+        known = self._of(limit_s)
+        left = list[Question]()
+        for questions in self._questions(known):
+            more = self._left_open(known, questions, limit_s, _EFFORTS[0])
             if more is None:
                 return "found"
             left += more
         for effort in _EFFORTS[1:]:
-            more = self._left_open(search, left, limit_s, effort)
+            more = self._left_open(known, left, limit_s, effort)
             if more is None:
                 return "found"
             left = more
         return "open" if left else "none"
 
-    def _search(self, limit_s: float) -> PipelineSearch:
-        """A search that knows what the last one refuted, if its time was no shorter: a better plan found does not start
-        the proof anew. No plan in time T means none in less, and so for single pipelines and partitions."""
-        last = self._last if self._last is not None and self._last.limit_s >= limit_s else None
-        if last is None:
-            self._refuted_before.clear()
-        self._last = PipelineSearch(self._tables, limit_s, self._keep_on, last)
-        return self._last
+    def _questions(self, known: Known) -> Iterator[list[Question]]:
+        """All that are not refuted, by kind; partitions take longer to list."""
+        yield known.open("single", self._singles)
+        if self._packs(known.search) is not None:
+            yield known.open("several", self._partitions)
+
+    def _of(self, limit_s: float) -> Known:
+        """What is known of a step time, from the longer ones that were asked: neither a better plan found nor a weaker
+        target starts the proof anew."""
+        before = next((known for known in reversed(self._known) if known.search.limit_s >= limit_s), None)
+        if before is not None and before.search.limit_s == limit_s:
+            return before
+        search = PipelineSearch(self._tables, limit_s, self._keep_on, None if before is None else before.search)
+        found = Known(search, before)
+        self._known = sorted([*self._known, found], key=lambda known: -known.search.limit_s)
+        return found
 
     def _left_open(
-        self, search: PipelineSearch, questions: Sequence[_Question], limit_s: float, effort: int
-    ) -> list[_Question] | None:
+        self, known: Known, questions: Sequence[Question], limit_s: float, effort: int
+    ) -> list[Question] | None:
         """The questions that stay open; None where a plan was found."""
         self._effort = effort
-        questions = [question for question in questions if _named(question) not in self._refuted_before]
-        left, at, count = list[_Question](), 0, _FIRST_ROUND
+        left, at, count = list[Question](), 0, _FIRST_ROUND
         while at < len(questions):
             asked = questions[at : at + count * self._processes]
-            answers = self._each(asked, lambda question: self._ask(search, question, limit_s), "found")
-            self._refuted_before.update(
-                _named(question) for question, answer in zip(asked, answers, strict=True) if answer == "none"
-            )
+            least = _WORTH_A_PROCESS if effort == _EFFORTS[0] else 2
+            answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found", least)
+            for question, answer in zip(asked, answers, strict=True):
+                if answer == "none":
+                    known.refute(question)
             if "found" in answers:
                 return None
+            if None in answers:
+                raise BudgetSpentError
             left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
             at, count = at + len(asked), count * _LONGER
         return left
@@ -144,32 +128,28 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(
-        self, items: Sequence[T], work: Callable[[T], Any], last: Any = None, least: int = _WORTH_A_PROCESS
-    ) -> list[Any]:
+    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any, least: int) -> list[Any]:
         """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
-        process ends at the result `last`, and None follows it."""
+        process ends at the result `last` or with its budget, and None follows."""
         count = self._processes if len(items) >= least else 1
 
         def done(own: Sequence[T]) -> list[Any]:
             results = []
-            for item in own:
-                results.append(work(item))
-                if last is not None and results[-1] == last:
-                    break
+            with suppress(BudgetSpentError):
+                for item in own:
+                    results.append(work(item))
+                    if last is not None and results[-1] == last:
+                        break
             return results + [None] * (len(own) - len(results))
 
         if count < 2:
             return done(items)
 
-        def theirs(number: int) -> Callable[[Search], list[Any] | None]:
-            def share(run: Search) -> list[Any] | None:
+        def theirs(number: int) -> Callable[[Search], list[Any]]:
+            def share(run: Search) -> list[Any]:
                 self._run, self._combinations = run, Combinations(self._tables, run)
                 self._allowed = replace(self._allowed, search=run)
-                try:
-                    return done(items[number::count])
-                except BudgetSpentError:
-                    return None
+                return done(items[number::count])
 
             return share
 
@@ -178,13 +158,11 @@ class Proof:
             results[::count] = done(items[::count])
             if last is None or last not in results:
                 for number, own in enumerate(answers(), 1):
-                    if own is None:
-                        raise BudgetSpentError
-                    results[number::count] = own
+                    results[number::count] = own or results[number::count]
         return results
 
-    def _ask(self, search: PipelineSearch, question: _Question, limit_s: float) -> Answer:
-        if isinstance(question, _Single):
+    def _ask(self, search: PipelineSearch, question: Question, limit_s: float) -> Answer:
+        if isinstance(question, Single):
             return self._single(search, question, limit_s)
         return self._several(search, question, limit_s)
 
@@ -206,19 +184,19 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _singles(self, search: PipelineSearch) -> list[_Single]:
-        tables, found = self._tables, list[_Single]()
+    def _singles(self, search: PipelineSearch) -> list[Single]:
+        tables, found = self._tables, list[Single]()
         relaxed = search.most_relaxed(ALONE)
         representative = tables.usages.representative
         for size in tables.sizes:
             if tables.batch % size == 0:
                 for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
                     if usage and usage == representative[usage]:
-                        found.append(_Single(usage, size))
+                        found.append(Single(usage, size))
         return found
 
-    def _single(self, search: PipelineSearch, asked: _Single, limit_s: float) -> Answer:
-        size, count = asked.size, self._tables.batch // asked.size
+    def _single(self, search: PipelineSearch, asked: Single, limit_s: float) -> Answer:
+        size, count, unnamed = asked.size, self._tables.batch // asked.size, False
         # The first is nearly always valid, but tied embeddings and switches may forbid it.
         for most in (1, min(_SINGLES * self._effort, _MOST_LISTED)):
             self._step()
@@ -228,28 +206,42 @@ class Proof:
             for row in found.tolist():
                 stages = tuple((g, n) for g, n in row[: [g for g, _ in row].index(-1)])
                 for sharding in self._combinations.shardings(1):
-                    if self._combinations.offer([FoundPipeline(size, stages, count)], sharding, limit_s) <= limit_s:
+                    offered = self._combinations.offer([FoundPipeline(size, stages, count)], sharding, limit_s)
+                    if offered == "found":
                         return "found"
-        return "open" if answer == LIMIT else "none"
+                    unnamed |= offered == "open"
+        return "open" if answer == LIMIT or unnamed else "none"
 
     # ------------------------------------------------------------------------- plans of several
 
-    def _partitions(self, search: PipelineSearch) -> list[_Several]:
-        """What levels A and B leave, the most promising first."""
-        tables = self._tables
-        most_pipelines = min(tables.most_stages, tables.batch)
-        if most_pipelines < 2:
-            return []
-        around = Surroundings(most_pipelines)
+    def _packs(self, search: PipelineSearch) -> Ints | None:
+        """The most sequences of each usage, whatever the other pipelines are; None where no packing of two pipelines or
+        more processes the batch."""
+        around = self._anything
+        if around.holders < 2:
+            return None
         sequences = search.most_sequences(around).copy()
-        if self._packed(search, around, sequences, None, SHORT) is None:
+        return None if self._packed(search, around, sequences, None, SHORT) is None else sequences
+
+    @property
+    def _anything(self) -> Surroundings:
+        """Of several pipelines, whatever they are."""
+        return Surroundings(min(self._tables.most_stages, self._tables.batch))
+
+    def _partitions(self, search: PipelineSearch) -> list[Several]:
+        """What levels A and B leave, the most promising first."""
+        tables, sequences, around = self._tables, self._packs(search), self._anything
+        if sequences is None:
             return []
-        found: list[list[_Several]] = self._each(
+        found: list[list[Several] | None] = self._each(
             list(cases(tables.usages)),
             lambda case: list(self._of_case(search, case, around, sequences)),
+            last=None,
             least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
-        questions = [question for own in found for question in own]
+        if None in found:
+            raise BudgetSpentError
+        questions = [question for own in found if own for question in own]
         return sorted(questions, key=lambda question: -sum(question.most))
 
     def _packed(
@@ -276,7 +268,7 @@ class Proof:
                 sequences[same] = np.minimum(sequences[same], most)
                 asked.add(usage)
 
-    def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[_Several]:
+    def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[Several]:
         """The partitions of a case that may process the batch."""
         tables = self._tables
         own = np.where(allowed(case, tables.usages.vectors), sequences, 0)
@@ -284,7 +276,7 @@ class Proof:
             return
         self._step()
         known = case_surroundings(case, around.holders, "any", 2)
-        own = np.minimum(own, search.most_sequences(known, around))
+        own = np.minimum(own, search.most_sequences(known, around, own > 0))
         packings = self._packed(search, known, own, None, RELAXED)
         if packings is None:
             return
@@ -297,7 +289,7 @@ class Proof:
             for sharding in shardings:
                 self._step()
                 near = case_surroundings(case, k, sharding, k)
-                most = np.minimum(own, search.most_sequences(near, known))
+                most = np.minimum(own, search.most_sequences(near, known, own > 0))
                 for work in (RELAXED, TINY):
                     packed = self._packed(search, near, most, k, work)
                     if packed is None:
@@ -307,7 +299,7 @@ class Proof:
                         break
                 if packed is not None:
                     for parts in self._that_suffice(search, near, packed, k, case):
-                        yield _Several(parts, sharding, tuple(most[list(parts)].tolist()))
+                        yield Several(parts, sharding, tuple(most[list(parts)].tolist()))
 
     def _that_suffice(
         self, search: PipelineSearch, around: Surroundings, packed: Packings, num_pipelines: int, case: Case
@@ -329,7 +321,7 @@ class Proof:
             if sequences[list(parts)].sum() >= batch:
                 yield parts
 
-    def _several(self, search: PipelineSearch, asked: _Several, limit_s: float) -> Answer:
+    def _several(self, search: PipelineSearch, asked: Several, limit_s: float) -> Answer:
         around = surroundings(self._tables, asked.parts, asked.sharding)
         most = dict(zip(asked.parts, asked.most, strict=True))
         if self._refuted(search, asked.parts, around, most):
@@ -362,7 +354,7 @@ class Proof:
         return False
 
     def _combined(
-        self, search: PipelineSearch, asked: _Several, around: Mapping[int, Surroundings], limit_s: float
+        self, search: PipelineSearch, asked: Several, around: Mapping[int, Surroundings], limit_s: float
     ) -> Answer:
         make, parts = self._combinations, asked.parts
         known = dict(zip(parts, asked.most, strict=True))
@@ -382,12 +374,15 @@ class Proof:
         )
         if every is None:
             return "open"
+        answer: Answer = "none"
         for chosen in every:
             for zero in make.shardings(len(parts)):
                 if len(parts) > 2 and zero.groups != asked.sharding:
                     continue
                 for split in make.splits(chosen):
                     self._step()
-                    if make.offer(split, zero, limit_s) <= limit_s:
+                    offered = make.offer(split, zero, limit_s)
+                    if offered == "found":
                         return "found"
-        return "none"
+                    answer = "open" if offered == "open" else answer
+        return answer

@@ -31,6 +31,14 @@ class Lattice:
         """Usages, the empty one included."""
         return len(self.vectors)
 
+    def inside(self, usages: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """All usages inside the marked ones, themselves included [usages]."""
+        marked = usages.reshape(tuple(self.most[::-1] + 1))  # the first machine's number varies fastest
+        for axis in range(marked.ndim):
+            marked = np.flip(np.logical_or.accumulate(np.flip(marked, axis), axis), axis)
+        found: NDArray[np.bool_] = marked.reshape(-1)
+        return found
+
     def number(self, vector: Sequence[int]) -> int:
         """The number of a usage."""
         return int(np.dot(vector, self.strides))

@@ -23,7 +23,7 @@ def test_the_same_steps_prove_the_same() -> None:
 
 
 def test_a_proof_ends_at_the_gap_asked_for() -> None:
-    problem = random_problem(3)
+    problem = random_problem(9)
     rough, whole = (Exact(gap).solve(problem, Budget(60.0, max_steps=400), seed=1) for gap in (0.02, 0.0))
     assert 1e-6 < rough.gap <= 0.02 * (1 + 1e-9)
     assert rough.steps < whole.steps

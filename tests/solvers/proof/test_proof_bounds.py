@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from solvers.proof.cases import Use, allowed, case_of, case_surroundings, cases
+from solvers.proof.joint import JointSeconds, ring_seconds
 from solvers.proof.partitions import Packings, surroundings
 from solvers.proof.tables import Sharding
 from solvers.proof.usages import Usages
@@ -63,6 +64,22 @@ def test_rounds_of_one_stage(schedule: object, p: int, count: int, rng: random.R
         assert ends_s[0] >= (sum(map(sum, times)) + more_s) * ROUNDING
         own_s = count * (forward_s + backward_s) - w * forward_s
         assert ends_s[s] >= own_s * ROUNDING
+
+
+@given(st.integers(2, 7), st.integers(1, 30), RANDOMS)
+def test_rounds_of_two_stages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
+    """The first stage ends no earlier than S + (M − 1 − w) t + w b + ⌊(M − 1 − r)/2⌋ (hops + t' − t) of any stage that
+    is followed by one of t'."""
+    times = drawn(rng, p)
+    forward_s, backward_s, ahead_s, back_s = times
+    ends_s = chain_ends_s(ONE_F_ONE_B, *times, count)
+    for s in range(p - 1):
+        behind = p - 1 - s
+        w, turns = min(behind, count - 1), max(0, count - 1 - behind) // 2
+        both_s, next_s = forward_s[s] + backward_s[s], forward_s[s + 1] + backward_s[s + 1]
+        slower_s = max(0.0, ahead_s[s] + back_s[s] + next_s - both_s)
+        more_s = (count - 1 - w) * both_s + w * backward_s[s] + turns * slower_s
+        assert ends_s[0] >= (sum(map(sum, times)) + more_s) * ROUNDING
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
@@ -142,3 +159,32 @@ def test_partitions_of_all_cases_are_all_partitions() -> None:
     ]
     assert len(found) == len(set(found)) > 20
     assert set(found) == expected
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), RANDOMS)
+def test_usages_inside_others(most: list[int], rng: random.Random) -> None:
+    usages = Usages(most, list(range(len(most))))
+    marked = np.array([rng.random() < 0.1 for _ in range(usages.size)])
+    expected = [any((vector <= other).all() for other in usages.vectors[marked]) for vector in usages.vectors]
+    assert usages.inside(marked).tolist() == expected
+
+
+@pytest.mark.parametrize("per_machine", [False, True])
+@given(st.integers(2, 5), st.integers(1, 6), st.integers(1, 3), RANDOMS)
+def test_rings_of_the_first_pipelines_take_no_longer(
+    per_machine: bool, count: int, layers: int, num_machines: int, rng: random.Random
+) -> None:
+    """Whatever the missing pipelines are, neither rings nor what is passed inside machines gets less with them."""
+    none = np.zeros(0)
+    nic = np.array([rng.uniform(1.0, 9.0) for _ in range(num_machines)])
+    units = rng.uniform(0.0, 2.0), rng.uniform(0.0, 2.0), rng.choice((0.0, 1.5))
+    seconds = JointSeconds(none, False, none, none, none, none, none, none, 0.0, nic, *units, 1.0, none, per_machine)
+    machines = np.array([[rng.randrange(num_machines) for _ in range(layers)] for _ in range(count)])
+    found = []
+    for missing in (0, rng.randrange(1, count)):
+        ring_s, inside = np.zeros(layers + 1), np.zeros((layers + 1, num_machines))
+        ring_seconds(machines[: count - missing], missing, seconds, ring_s, inside)
+        found.append((ring_s, inside))
+    (ring_s, inside), (first_s, first_inside) = found
+    assert (first_s <= ring_s + 1e-12).all()
+    assert (first_inside <= inside + 1e-12).all()
