@@ -22,7 +22,8 @@ SOLVERS = ("core", "completion", "frame", "heuristics", "columns", "proof", "seq
 NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 FURTHER = {
-    **{path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")},
+    **{path: {"numba"} for path in ("hexiopt/bounds/box_stages.py", "hexiopt/bounds/kernel.py")},
+    "hexiopt/schedules/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}

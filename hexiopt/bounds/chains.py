@@ -16,8 +16,8 @@ A stage that waits for gradient sync (`columns.py`) ends that much before T: the
 M · t_s after the start of the step.
 
 Pairs (M, Σ) are covered by *boxes*. In a box, stages satisfy the conditions at its low ends; Σ ≤ its high end is priced
-by a Lagrange multiplier or counted in discrete parts. A recursion over layers then gives a lower bound on the price of
-every chain in the box.
+by a Lagrange multiplier, sought by cutting planes, or counted in discrete parts. A recursion over layers then gives a
+lower bound on the price of every chain in the box.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,8 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.kernel import SLACK, BoxArrays, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
+from hexiopt.bounds.box_stages import SLACK, BoxArrays, Multipliers, Rows, Task
+from hexiopt.bounds.kernel import Found, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cores import usable_cores
 from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
@@ -129,6 +130,10 @@ class Chains:
         many = self._seconds_behind(terms)
         few = self._seconds_behind([own.with_micro_batches(count) for own, count in zip(terms, fewest, strict=True)])
         enough = np.array([own.in_flight + own.first_again for own in terms])
+        nested = not shape.interleaved and all(
+            not b.first_again and a.in_flight <= b.in_flight and a.last_in_flight <= b.last_in_flight <= b.in_flight
+            for a, b in pairwise(terms)
+        )
         ahead = np.array([own.forwards_ahead for own in terms])
         self._numbers = types.numbers(shape.late)
         own = self._numbers
@@ -145,6 +150,7 @@ class Chains:
             few,
             enough,
             ahead,
+            nested,
         )
 
     def _seconds_behind(self, terms: list[BoundTerms]) -> Floats:
@@ -154,14 +160,20 @@ class Chains:
         return self.types.seconds_behind(shape.late, terms, shape.least_ranges, shape.most_ranges, most_layers)
 
     def least_price(
-        self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None
+        self,
+        prices: Multipliers,
+        step_s: float,
+        boxes: Boxes,
+        wanted: Floats,
+        weights: Floats | None,
+        passes: int = 1,
     ) -> tuple[Floats, list[tuple[Chain, int]]]:
         """A lower bound on the price of the chains in each box [boxes], infinite where it is not under `wanted`; and
         chains that are under it, with the box of each. A chain of m micro-batches counts with its price times the most
         micro-batches of the box / m.
 
-        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ; the row with the best bound counts. Without
-        weights the recursion tracks Σ itself, which takes longer.
+        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ; the row with the best bound counts, and better
+        ones are sought in up to `passes` passes. Without weights the recursion tracks Σ itself, which takes longer.
         """
         shape, count = self.shape, len(boxes)
         found = Found(np.empty(count), np.empty(count, np.int64), np.empty((count, shape.most_stages, 2), np.int64))
@@ -177,7 +189,7 @@ class Chains:
             if weights is None:
                 least_prices_finely(task, each, _PARTS, own)
             else:
-                least_prices(task, each, np.ascontiguousarray(weights[:, at]), own)
+                least_prices(task, each, np.ascontiguousarray(weights[:, at]), passes, own)
 
         cuts = np.linspace(0, count, min(cores, count) + 1).astype(int).tolist()
         with ThreadPoolExecutor(cores) as pool:

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from hexiopt.bounds.box_stages import Multipliers, stage_prices
 from hexiopt.bounds.chains import Chain
-from hexiopt.bounds.kernel import Multipliers, stage_prices
 from hexiopt.bounds.stages import StageTypes
 
 Floats = NDArray[np.float64]

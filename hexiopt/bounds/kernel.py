@@ -1,4 +1,4 @@
-"""The compiled recursion of `chains.py` over stages and layers: least prices of chains in boxes."""
+"""The compiled recursions of `chains.py` over stages and layers: least prices of chains in boxes."""
 
 from typing import Any, NamedTuple
 
@@ -6,62 +6,19 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.bounds.box_stages import (
+    SLACK,
+    BoxArrays,
+    BoxStages,
+    Task,
+    affordable_stages,
+    least_stage_prices,
+    no_stages,
+    price_stages,
+)
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-SLACK = 1 + 1e-9  # rounding errors may only make a chain more feasible
-
-
-class Rows(NamedTuple):
-    """Stage types, as in `StageTypes`, and their seconds for the stages of one schedule family.
-
-    `many` and `few` are forward and backward seconds [following stages, types, layers + 1] with many micro-batches and
-    with fewer than `enough` [following stages]; `ahead` [following stages] is the most forwards a stage runs ahead.
-    """
-
-    kind: Ints
-    devices: Floats
-    share: Floats
-    lockstep: NDArray[np.bool_]
-    inner_s: Floats
-    forward_s: Floats
-    layer_s: Floats
-    head_forward_s: Floats
-    many: Floats
-    few: Floats
-    enough: Ints
-    ahead: Ints
-
-
-class Multipliers(NamedTuple):
-    """Prices of the program's rows (`columns.py`), [kinds, modes] except for `holder`; `tail_s` is a mode's sync."""
-
-    device: Floats
-    slot: Floats
-    longest: Floats
-    holder: float
-    most_shared: Floats  # [modes]
-    tail_s: Floats
-    machine_devices: Floats  # [kinds]
-
-
-class Task(NamedTuple):
-    """The data shared by all boxes; `shape` has the least and most ranges and the least and most stages."""
-
-    limit_s: float
-    batch: float
-    shape: tuple[int, int, int, int]
-    rows: Rows
-    prices: Multipliers
-
-
-class BoxArrays(NamedTuple):
-    """Boxes: least and most micro-batches, least and most Σ, and the highest price of interest, each [boxes]."""
-
-    low_m: Floats
-    high_m: Floats
-    low_s: Floats
-    high_s: Floats
-    wanted: Floats
 
 
 class Found(NamedTuple):
@@ -80,243 +37,177 @@ class Found(NamedTuple):
         return Found(self.least[boxes], self.counts[boxes], self.chains[boxes])
 
 
-class _BoxStages(NamedTuple):
-    """Stages of a box that chains of interest may have, one array element each: type and layers.
+class _Recursion(NamedTuple):
+    """The recursion with multipliers of Σ, of a box: by multiplier, the least price with Σ priced of all chains
+    [weights], and of the cheapest one its Σ [weights] and number of stages [weights].
 
-    `cheapest` [types, layers + 1] is the least price of any stage. For a number of following stages, `value` has the
-    prices of inner and first stages [stages, 2], infinite where one does not fit, and `journey` [stages] its
-    contribution to Σ. Of `stage_prices` with the latest `factor` [stages], `own` has the least and `shared` [stages,
-    modes] all.
+    By number of layers from the end of the model on [weights, layers + 1]: `cost` and `total` are least prices before
+    and after a stage is added, `begun_s` and `ended_s` the Σ of the chains that have them. By number of following
+    stages too [stages, weights, layers + 1]: `taken` are the layers of the stage that chains end with, `type_of` its
+    type.
     """
 
-    row: Ints
-    layers: Ints
-    factor: Floats
-    own: Floats
-    shared: Floats
     value: Floats
-    journey: Floats
-    cheapest: Floats
+    sum_s: Floats
+    stages: Ints
+    cost: Floats
+    total: Floats
+    begun_s: Floats
+    ended_s: Floats
+    taken: Ints
+    type_of: Ints
+    price: Floats
+    picked: Ints
+    picked_s: Floats
 
 
 @numba.njit(cache=True, nogil=True)
-def stage_prices(
-    kind: int,
-    devices: float,
-    prices: Multipliers,
-    passes: float,
-    n: int,
-    factor: float,
-    own: Floats,
-    shared: Floats,
-) -> Any:
-    """Lower bounds on the price of a stage of n layers of a type, by mode.
-
-    `own` applies if no other machine has its layers, `shared` if other machines have some of them. `passes` is the
-    share of the batch that it processes; `factor` multiplies what does not depend on that.
-    """
-    machines = devices / prices.machine_devices[kind]
-    for j in range(len(prices.most_shared)):
-        price = factor * devices * prices.device[kind, j] + n * passes * prices.slot[kind, j]
-        least = max(0.0, n - prices.most_shared[j])
-        own[j] = price + factor * machines * n * prices.longest[kind, j]
-        shared[j] = price + factor * machines * least * prices.longest[kind, j]
-
-
-@numba.njit(cache=True, nogil=True)
-def _no_stages(task: Task) -> Any:
-    num_rows, lengths = len(task.rows.kind), task.rows.many.shape[2]
-    most = num_rows * lengths
-    return _BoxStages(
-        np.empty(most, np.int64),
-        np.empty(most, np.int64),
-        np.empty(most),
-        np.empty(most),
-        np.empty((most, len(task.prices.most_shared))),
-        np.empty((most, 2)),
-        np.empty(most),
-        np.empty((num_rows, lengths)),
+def _no_recursion(task: Task, count: int) -> Any:
+    most, lengths = task.shape[3], task.rows.many.shape[2]
+    return _Recursion(
+        np.empty(count),
+        np.empty(count),
+        np.zeros(count, np.int64),
+        np.empty((count, lengths)),
+        np.empty((count, lengths)),
+        np.zeros((count, lengths)),
+        np.zeros((count, lengths)),
+        np.zeros((most, count, lengths), np.int64),
+        np.zeros((most, count, lengths), np.int64),
+        np.empty((2, count, lengths)),
+        np.zeros((2, count, lengths), np.int64),
+        np.zeros((2, count, lengths)),
     )
 
 
 @numba.njit(cache=True, nogil=True)
-def _factor(low_m: float, high_m: float, most_m: float) -> float:
-    """`high_m` / m for the most micro-batches of a box that take no longer than `most_m` do."""
-    return float(high_m / max(low_m, min(high_m, np.floor(most_m * SLACK))))
-
-
-@numba.njit(cache=True, nogil=True)
-def _cheapest(low_m: float, high_m: float, task: Task, stages: _BoxStages) -> Any:
-    """Fill `cheapest` for a number of micro-batches in between; returns the least price of a layer in any stage."""
-    rows, prices, layers = task.rows, task.prices, task.rows.many.shape[2] - 1
-    own, shared = np.empty(len(prices.most_shared)), np.empty(len(prices.most_shared))
-    layer_price = np.inf
-    for row in range(len(rows.kind)):
-        stages.cheapest[row] = np.inf
-        if rows.share[row] * low_m > task.batch:
-            continue
-        for n in range(task.shape[0], layers + 1):
-            if n * rows.layer_s[row] * low_m > task.limit_s:
-                break
-            factor = _factor(low_m, high_m, task.limit_s / (n * rows.layer_s[row]))
-            passes = high_m / task.batch
-            stage_prices(rows.kind[row], rows.devices[row], prices, passes, n, factor, own, shared)
-            stages.cheapest[row, n] = min(own.min(), shared.min())
-            layer_price = min(layer_price, stages.cheapest[row, n] / n)
-    return layer_price
-
-
-@numba.njit(cache=True, nogil=True)
-def _affordable(layer_price: float, wanted: float, task: Task, stages: _BoxStages) -> Any:
-    """List the stages that a chain of price `wanted` may have; returns their number.
-
-    A stage is left out if it and the other layers at `layer_price` cost more than `wanted` already.
-    """
-    layers, count, most_price = task.rows.many.shape[2] - 1, 0, wanted * SLACK
-    if not layers * layer_price <= most_price:
-        return count
-    for row in range(len(task.rows.kind)):
-        for n in range(task.shape[0], layers + 1):
-            if stages.cheapest[row, n] + (layers - n) * layer_price <= most_price:
-                stages.row[count], stages.layers[count], stages.factor[count] = row, n, 0.0
-                count += 1
-    return count
-
-
-@numba.njit(cache=True, nogil=True)
-def _price_stages(
+def _priced(
     count: int,
     layer_price: float,
-    after: int,
-    box: tuple[float, float, float, float, float],
+    ends: tuple[float, float, float, float, float],
+    weights: Floats,
     task: Task,
-    stages: _BoxStages,
+    stages: BoxStages,
+    run: _Recursion,
 ) -> Any:
-    """Fill value and journey of the first `count` stages, followed by `after` others. Returns the most layers of any.
-
-    `box` has the least and most micro-batches, the least and most Σ, and the highest price of interest.
-    """
-    limit_s, rows, prices = task.limit_s, task.rows, task.prices
-    m, high_m, low_s, high_s, wanted = box
-    least_ranges, most_ranges, layers = task.shape[0], task.shape[1], task.rows.many.shape[2] - 1
-    enough, ahead, top = m >= rows.enough[after], rows.ahead[after], 0
-    own = np.empty(len(prices.most_shared))
-    for k in range(count):
-        row, n = stages.row[k], stages.layers[k]
-        kind = rows.kind[row]
-        head_s = rows.head_forward_s[row] if after == 0 else 0.0
-        stages.value[k] = np.inf
-        t = rows.many[after, row, n] if enough else rows.few[after, row, n]
-        work_s = m * t
-        if not work_s <= limit_s:
-            continue
-        most_m = limit_s / t
-        if most_ranges > 1:
-            most, fewest = -(-n // least_ranges), n // most_ranges
-            journey_s, busy_s = fewest * rows.layer_s[row], work_s
-            # Used only where a link slower than the assumed one, whose forwards count negatively, cannot lower it.
-            if m * n >= ahead * most + fewest:
-                other_s = low_s - journey_s - ahead * (most * rows.forward_s[row] + head_s)
-                busy_s = max(busy_s, work_s + other_s)
-                most_m = min(most_m, (limit_s - other_s) / t)
-        else:
-            journey_s = t
-            ahead_s = n * rows.forward_s[row] + head_s
-            busy_s = max(work_s, work_s - t - min(ahead, m - 1) * ahead_s + low_s)
-            most_m = min(most_m, (limit_s - low_s + t + ahead * ahead_s) / t)
-        if busy_s > limit_s or journey_s > high_s * SLACK:
-            continue
-        stages.journey[k] = journey_s
-        factor = _factor(m, high_m, most_m)
-        if factor != stages.factor[k]:
-            passes = high_m / task.batch
-            stage_prices(kind, rows.devices[row], prices, passes, n, factor, own, stages.shared[k])
-            stages.factor[k], stages.own[k] = factor, own.min()
-        for first in range(2):
-            # Only a first stage certainly ends its last backward at the end of the last journey.
-            slack_s = limit_s - (busy_s if first else work_s)
-            price = stages.own[k]
-            for j in range(len(prices.most_shared)):  # modes sync ever longer
-                if rows.lockstep[row] or prices.tail_s[kind, j] <= slack_s:
-                    price = min(price, stages.shared[k, j])
-            if rows.inner_s[row] > 0.0:
-                alone = n - slack_s / rows.inner_s[row]
-                if alone > 0.0:
-                    price += factor * prices.holder / rows.share[row] * alone
-            if price + (layers - n) * layer_price <= wanted * SLACK:
-                stages.value[k, first] = price
-                top = max(top, n)
-    return top
+    """Fill `run` with chains of the first `count` stages, where each of `weights` prices a second of Σ."""
+    least_stages, most_stages, layers = task.shape[2], task.shape[3], task.rows.many.shape[2] - 1
+    high_s, wanted = ends[3], ends[4]
+    cost, total, begun_s, ended_s, price = run.cost, run.total, run.begun_s, run.ended_s, run.price
+    cost[:] = np.inf
+    cost[:, 0], begun_s[:, 0] = 0.0, 0.0
+    run.value[:] = np.inf
+    run.stages[:] = 0
+    for after in range(most_stages):
+        if stages.top[after] < 0:
+            price_stages(count, layer_price, after, ends, task, stages)
+        top, value, journey = stages.top[after], stages.value[after], stages.journey[after]
+        price[:] = np.inf
+        for k in range(count):
+            n = stages.layers[k]
+            for first in range(2):
+                if value[k, first] < np.inf:
+                    for w in range(len(weights)):
+                        weighted = value[k, first] + weights[w] * journey[k]
+                        if weighted < price[first, w, n]:
+                            price[first, w, n], run.picked[first, w, n] = weighted, stages.row[k]
+                            run.picked_s[first, w, n] = journey[k]
+        alive = False
+        total[:] = np.inf
+        for w in range(len(weights)):
+            most_price = (wanted + weights[w] * high_s) * SLACK
+            for before in range(layers):
+                begun = cost[w, before]
+                if begun + (layers - before) * layer_price > most_price or (after == 0) != (before == 0):
+                    continue
+                for n in range(1, min(top, layers - before) + 1):
+                    first = 1 if before + n == layers else 0
+                    reached = begun + price[first, w, n]
+                    if reached < total[w, before + n]:
+                        total[w, before + n] = reached
+                        ended_s[w, before + n] = begun_s[w, before] + run.picked_s[first, w, n]
+                        run.taken[after, w, before + n] = n
+                        run.type_of[after, w, before + n] = run.picked[first, w, n]
+                        alive = alive or not first
+            if after + 1 >= least_stages and total[w, layers] < run.value[w]:
+                run.value[w], run.sum_s[w], run.stages[w] = total[w, layers], ended_s[w, layers], after + 1
+        cost[:], begun_s[:] = total, ended_s
+        if not alive:
+            break
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices(task: Task, boxes: BoxArrays, weights: Floats, found: Found) -> Any:
-    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the row with the best bound counts."""
-    least_stages, most_stages = task.shape[2], task.shape[3]
-    layers, num_weights = task.rows.many.shape[2] - 1, len(weights)
-    stages = _no_stages(task)
-    value, journey = stages.value, stages.journey
-    cost, total = np.empty((num_weights, layers + 1)), np.empty((num_weights, layers + 1))
-    price = np.empty((2, num_weights, layers + 1))
-    picked = np.zeros((2, num_weights, layers + 1), np.int64)
-    taken = np.zeros((most_stages, num_weights, layers + 1), np.int64)
-    type_of = np.zeros((most_stages, num_weights, layers + 1), np.int64)
+def _better_weights(high_s: float, run: _Recursion, weights: Floats) -> float:
+    """Set `weights` nearer to the best one; returns a price that no weight can prove more than.
+
+    The price that a weight proves is the least of straight lines, a chain each: at weight w, its price + w · (its Σ −
+    `high_s`). So the best one lies between the greatest weight whose chain has a greater Σ and the least whose chain
+    has not, and no higher than where their lines meet (Kelley, 1960).
+    """
+    left, right = -1, -1
+    for w in range(len(weights)):
+        if run.sum_s[w] > high_s:
+            left = w if left < 0 or weights[w] > weights[left] else left
+        elif right < 0 or weights[w] < weights[right]:
+            right = w
+    if left < 0:  # the chain without multiplier lies in the box
+        return float(run.value[right] - weights[right] * high_s)
+    rise = run.sum_s[left] - high_s
+    at_left = run.value[left] - weights[left] * high_s
+    if right < 0:
+        low = weights[left]
+        for w in range(len(weights)):
+            weights[w] = low * 4.0 ** (w + 1)
+        return np.inf
+    low, high = weights[left], weights[right]
+    fall = high_s - run.sum_s[right]
+    meet = (run.value[right] - high * high_s - at_left + high * fall + low * rise) / (rise + fall)
+    meet = min(max(meet, low), high)
+    most = at_left + (meet - low) * rise
+    for w in range(len(weights)):  # one where they meet, one below and the others above
+        weights[w] = 0.5 * (low + meet) if w == 0 else meet + (high - meet) * (w - 1) / (len(weights) - 1)
+    return float(most)
+
+
+@numba.njit(cache=True, nogil=True)
+def _keep_chain(run: _Recursion, weight: int, layers: int, chain: Ints, count: int) -> Any:
+    """Write the cheapest chain at a weight, of `count` stages, to `chain` [stages, 2]."""
+    for after in range(count - 1, -1, -1):
+        chain[after, 0], chain[after, 1] = run.type_of[after, weight, layers], run.taken[after, weight, layers]
+        layers -= run.taken[after, weight, layers]
+
+
+@numba.njit(cache=True, nogil=True)
+def least_prices(task: Task, boxes: BoxArrays, weights: Floats, passes: int, found: Found) -> Any:
+    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the one with the best bound counts.
+
+    Where none proves the wanted price, better ones are sought in up to `passes` passes."""
+    layers = task.rows.many.shape[2] - 1
+    stages, run = no_stages(task), _no_recursion(task, len(weights))
     known, layer_price = (-1.0, -1.0), np.inf
     for box in range(len(boxes.low_m)):
         m, high_m, high_s, wanted = boxes.low_m[box], boxes.high_m[box], boxes.high_s[box], boxes.wanted[box]
         if (m, high_m) != known:
-            known, layer_price = (m, high_m), _cheapest(m, high_m, task, stages)
-        count = _affordable(layer_price, wanted, task, stages)
+            known, layer_price = (m, high_m), least_stage_prices(m, high_m, task, stages)
+        count = affordable_stages(layer_price, wanted, task, stages)
         if not count:
             found.least[box], found.counts[box] = max(wanted * SLACK, layers * layer_price), 0
             continue
-        cost[:] = np.inf
-        cost[:, 0] = 0.0
-        best_value, best_count = np.full(num_weights, np.inf), np.zeros(num_weights, np.int64)
-        for after in range(most_stages):
-            ends = m, high_m, boxes.low_s[box], high_s, wanted
-            top = _price_stages(count, layer_price, after, ends, task, stages)
-            price[:] = np.inf
-            for k in range(count):
-                n = stages.layers[k]
-                for first in range(2):
-                    if value[k, first] < np.inf:
-                        for w in range(num_weights):
-                            weighted = value[k, first] + weights[w, box] * journey[k]
-                            if weighted < price[first, w, n]:
-                                price[first, w, n], picked[first, w, n] = weighted, stages.row[k]
-            alive = False
-            total[:] = np.inf
-            for w in range(num_weights):
-                most_price = (wanted + weights[w, box] * high_s) * SLACK
-                for before in range(layers):
-                    begun = cost[w, before]
-                    if begun + (layers - before) * layer_price > most_price or (after == 0) != (before == 0):
-                        continue
-                    for n in range(1, min(top, layers - before) + 1):
-                        first = 1 if before + n == layers else 0
-                        reached = begun + price[first, w, n]
-                        if reached < total[w, before + n]:
-                            total[w, before + n] = reached
-                            taken[after, w, before + n] = n
-                            type_of[after, w, before + n] = picked[first, w, n]
-                            alive = alive or not first
-                if after + 1 >= least_stages and total[w, layers] < best_value[w]:
-                    best_value[w], best_count[w] = total[w, layers], after + 1
-            cost[:] = total
-            if not alive:
+        ends = m, high_m, boxes.low_s[box], high_s, wanted
+        tried, cheapest = weights[:, box].copy(), np.inf
+        found.least[box], found.counts[box] = -np.inf, 0
+        for _ in range(passes):
+            _priced(count, layer_price, ends, tried, task, stages, run)
+            for w in range(len(tried)):
+                proved = run.value[w] - tried[w] * high_s
+                # A chain of the box is more likely to be one that the program lacks than one with too great a Σ.
+                priced = run.value[w] - tried[w] * min(run.sum_s[w], high_s) + (run.sum_s[w] > high_s) * wanted
+                found.least[box] = max(found.least[box], proved)
+                if priced < cheapest:
+                    cheapest, found.counts[box] = priced, run.stages[w]
+                    _keep_chain(run, w, layers, found.chains[box], run.stages[w])
+            if found.least[box] >= wanted or _better_weights(high_s, run, tried) < wanted:
                 break
-        found.least[box], best = -np.inf, 0
-        for w in range(num_weights):
-            priced = best_value[w] - weights[w, box] * high_s
-            if priced > found.least[box]:
-                found.least[box], best = priced, w
-        found.counts[box] = best_count[best] if best_value[best] < np.inf else 0
-        covered = layers
-        for after in range(found.counts[box] - 1, -1, -1):
-            n = taken[after, best, covered]
-            found.chains[box, after, 0], found.chains[box, after, 1] = type_of[after, best, covered], n
-            covered -= n
 
 
 @numba.njit(cache=True, nogil=True)
@@ -325,8 +216,7 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
     rounding down each stage's share."""
     least_stages, most_stages = task.shape[2], task.shape[3]
     layers = task.rows.many.shape[2] - 1
-    stages = _no_stages(task)
-    value, journey = stages.value, stages.journey
+    stages = no_stages(task)
     cost, total = np.empty((layers + 1, parts + 1)), np.empty((layers + 1, parts + 1))
     price = np.empty((2, layers + 1, parts + 1))
     picked = np.zeros((2, layers + 1, parts + 1), np.int64)
@@ -335,8 +225,8 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
     for box in range(len(boxes.low_m)):
         m, high_m, high_s, wanted = boxes.low_m[box], boxes.high_m[box], boxes.high_s[box], boxes.wanted[box]
         if (m, high_m) != known:
-            known, layer_price = (m, high_m), _cheapest(m, high_m, task, stages)
-        count = _affordable(layer_price, wanted, task, stages)
+            known, layer_price = (m, high_m), least_stage_prices(m, high_m, task, stages)
+        count = affordable_stages(layer_price, wanted, task, stages)
         if not count:
             found.least[box], found.counts[box] = max(wanted * SLACK, layers * layer_price), 0
             continue
@@ -345,7 +235,8 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
         found.least[box], found.counts[box], last = np.inf, 0, 0
         for after in range(most_stages):
             ends = m, high_m, boxes.low_s[box], high_s, wanted
-            top = _price_stages(count, layer_price, after, ends, task, stages)
+            price_stages(count, layer_price, after, ends, task, stages)
+            top, value, journey = stages.top[after], stages.value[after], stages.journey[after]
             price[:] = np.inf
             for k in range(count):
                 n = stages.layers[k]

@@ -23,9 +23,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.bounds.box_stages import Multipliers
 from hexiopt.bounds.chains import Boxes, Chain, Chains, ScheduleFamily
 from hexiopt.bounds.columns import BoundColumns
-from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
@@ -36,16 +36,19 @@ Bools = NDArray[np.bool_]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ to try, as shares of the relevant price
 _LEARNT = (0.05, 2)  # relative size of the smallest box; rounds of halving: of the search for columns,
 _CERTAIN = (0.002, 16)  # and of a proof
-_COARSELY = 7  # rounds with multipliers of Σ before it is tracked; half as many where there are few boxes
+_PASSES = 4  # over the stages of a box, for better multipliers
+_COARSELY = 9  # rounds with multipliers of Σ before it is tracked; half as many where there are few boxes
 _GAIN = 1.0005  # least excess of a chain's value over its price
+_STRIDE = 1.2  # most by which a step is lengthened at once while columns are few
 _STALE = 4e-3  # share of the step time that new chains must gain for the search to continue
 _FIRST = 0.75  # share of the remaining time for ZeRO-0 and 1; the rest is for ZeRO-2 and 3
 _LEARNING = 0.5  # share of the time for columns; the rest is for the proof
 _TOLERANCE = 5e-4  # of the step time
 _EASY = 0.2  # share of the way from the proven bound to the current optimum at which a first proof is tried
-_LACKING = 1.03  # multiple of their price that chains process, above which other prices are needed
-_LATER = 6  # rounds of halving before a step is shortened
+_LACKING = 1.01  # multiple of their price that chains process, above which other prices are needed
+_LATER = 10  # rounds of halving before a step is shortened
 _SHORTER = 1.2  # share of such an excess by which a step is shortened
+_BY_M = 2.0  # relative width in micro-batches, in that in Σ, from which on a box is halved along micro-batches
 _TOGETHER = 64  # boxes between two readings of the clock
 _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer ranges per stage, when interleaved,
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
@@ -168,12 +171,13 @@ class ChainProgram:
         promising, done = learned, False
         while self._on_time(_LEARNING) and not done:
             gained = [shape for shape in promising if self._on_time(_LEARNING) and self._learn(step_s, shape)]
-            step_s, self._prices = self._longest(lower_s, most_s)
+            reach_s = _STRIDE * step_s
+            step_s, self._prices = self._longest(lower_s, min(most_s, reach_s))
             # Families without new chains are tried again when the others have none left.
-            stale = not gained or step_s > most_s * (1 - _STALE)
+            stale = not gained or most_s * (1 - _STALE) < step_s < reach_s
             done = stale and len(promising) == len(learned)
             promising = learned if stale else gained
-            most_s = step_s
+            most_s = step_s if step_s < reach_s else most_s
         self._searched = True
         return step_s
 
@@ -217,9 +221,11 @@ class ChainProgram:
     def _refuted(self, step_s: float, floor_s: float) -> float:
         """A step time of `step_s` seconds or less that no plan of the families reaches, as the prices prove; 0 where
         they prove none of `floor_s` or more, and there may be more columns."""
-        self._shapes.sort(key=lambda shape: shape not in self._doubtful)
-        self._doubtful.clear()
+        doubtful, self._doubtful = self._doubtful, set()
+        self._shapes.sort(key=lambda shape: shape not in doubtful)
         for shape in self._shapes:
+            if self._doubtful and doubtful and shape not in doubtful:
+                break  # other prices are needed; those of this attempt need not be tried on all families
             closed_s = self._closed(step_s, floor_s, shape)
             if closed_s:
                 step_s = closed_s
@@ -261,7 +267,7 @@ class ChainProgram:
         smallest, rounds = _LEARNT
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
-            ratio, found = self._evaluate(step_s, shape, boxes, 1.0)
+            ratio, found = self._evaluate(step_s, shape, boxes, 1.0, passes=1)
             gained |= self._columns.add(found, self._prices, step_s, _GAIN) > 0.0
             boxes, _ = self._halved(boxes, ratio > _GAIN, step_s, smallest)
             if not len(boxes) or not self._on_time(_LEARNING):
@@ -282,7 +288,13 @@ class ChainProgram:
         return Boxes.grid(micro_batches_at, np.concatenate([[0.0], ends_s]))
 
     def _evaluate(
-        self, step_s: float, shape: ScheduleFamily, boxes: Boxes, target: float, finely: bool = False
+        self,
+        step_s: float,
+        shape: ScheduleFamily,
+        boxes: Boxes,
+        target: float,
+        finely: bool = False,
+        passes: int = _PASSES,
     ) -> tuple[Floats, list[tuple[Chain, float]]]:
         """Micro-batches over the least price for each box; and chains, with the box's least micro-batches, where that
         ratio is above `target`. `finely` uses both recursions over chains, of which the better counts."""
@@ -299,7 +311,7 @@ class ChainProgram:
             some = boxes.take(at)
             wanted = some.high_m / target
             weights = np.array(_WEIGHTS)[:, None] * wanted / some.high_s
-            least, found = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights)
+            least, found = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights, passes)
             if finely:  # multipliers lose to convexification, parts to the rounding of many stages
                 other, more = self._chains[shape].least_price(self._prices, step_s, some, wanted, None)
                 least, found = np.maximum(least, other), found + more
@@ -313,6 +325,6 @@ class ChainProgram:
         """The `chosen` boxes halved along their wider side, and which of them are too narrow for that [boxes]."""
         wide_m, wide_s = (boxes.high_m - boxes.low_m) / boxes.high_m, (boxes.high_s - boxes.low_s) / step_s
         wide = (wide_m > smallest) | (wide_s > smallest)
-        by_m = (wide_m >= 10.0 * wide_s) & (boxes.high_m > boxes.low_m)
+        by_m = (wide_m >= _BY_M * wide_s) & (boxes.high_m > boxes.low_m)
         go = chosen & wide
         return boxes.take(go).halves(by_m[go]), chosen & ~wide

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexiopt.bounds.box_stages import Multipliers
 from hexiopt.bounds.chains import Boxes, Chains, ScheduleFamily
 from hexiopt.bounds.columns import BoundColumns
-from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
@@ -83,8 +83,8 @@ def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: flo
 
 
 def flight(after: int, m: int) -> BoundTerms:
-    """Of 1F1B, with many micro-batches or few."""
-    held = after + 1 if m > after else 1
+    """Of 1F1B: no more than there are micro-batches."""
+    held = min(after + 1, m)
     return BoundTerms(after, held, held)
 
 
@@ -149,7 +149,10 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
     fine, found = chains.least_price(prices, step_s, box, wanted, None)
     least = every_price(types, prices, step_s, m, low_s, high_s)
+    better, _ = chains.least_price(prices, step_s, box, wanted, weights, 4)  # no weight proves more than wanted: inf
     assert coarse[0] <= least * (1 + 1e-9)
+    assert better[0] >= coarse[0] * (1 - 1e-9)
+    assert better[0] <= least * (1 + 1e-9)
     assert fine[0] <= least * (1 + 1e-9)
     if np.isfinite(least):
         assert found
