@@ -59,14 +59,12 @@ class Free:
 
 _SHARE, _RATE = "share of the peak", "share of the nominal rate"
 # Starting values are published measurements of operators and links: 0.9 of the rate of products of the best shape
-# (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS": A100 86 %, H100 80 %), FlashAttention-2 with a causal mask
-# on H100 (Shah et al., arXiv 2407.08608, figure 5: 333 TFLOPS at 8,192 tokens), nccl-tests on H100 (NVIDIA/nccl issue
-# 1281: 350 to 360 of 450 GB/s), AMP's layers on T4 (`amp_layer_forward_seconds.json`). Shares without
-# a measurement start at 0.5. The other values are guesses, some made with knowledge of the rows.
+# (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS": A100 86 %, H100 80 %), nccl-tests on H100 (NVIDIA/nccl
+# issue 1281: 350 to 360 of 450 GB/s), AMP's layers on T4 (`amp_layer_forward_seconds.json`). Shares without a
+# measurement start at 0.5. The other values are guesses, some made with knowledge of the rows.
 FREE = (
     Free("ampere_gemm_max", 0.77, 0.5, 0.9, _SHARE, "large GEMMs of A100 in BF16 and FP16", "A100"),
     Free("hopper_gemm_max", 0.72, 0.4, 0.8, _SHARE, "large GEMMs of H100 in BF16", "H100"),
-    Free("hopper_attention_max", 0.33, 0.1, 0.7, _SHARE, "fused attention of H100, by FlashAttention-2", "H100"),
     Free("turing_gemm_max", 0.25, 0.1, 0.6, _SHARE, "large GEMMs of T4 at 70 W in FP16", "T4"),
     Free("nvlink_efficiency", 0.79, 0.4, 1.0, _RATE, "what collectives reach over NVLink", "TP over NVLink"),
     Free("infiniband_efficiency", 0.8, 0.4, 1.0, _RATE, "what rings reach over InfiniBand or RoCE", "A100, H100"),

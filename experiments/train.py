@@ -24,8 +24,8 @@ from hexiopt.toolkit.solution import PlacedPlan
 
 if TYPE_CHECKING:
     from runtime.data.rows import DatasetRows
-    from runtime.launch.preparation import Corpus
-    from runtime.launch.settings import TrainingRun
+    from runtime.training.preparation import Corpus
+    from runtime.training.settings import TrainingRun
 
 _PATHS = ("tokenizer", "resume", "weights")
 
@@ -36,10 +36,10 @@ def run(job: Job) -> float:
         raise InputError("train: needs torch; install hexiopt[train]")
     from hexiopt.report.progress import TokenisingProgress
     from runtime.launch.admission import check_problem, check_trainable
-    from runtime.launch.loggers import check_loggers
     from runtime.launch.meeting import TrainingFailedError
-    from runtime.launch.preparation import prepared_run, resumed_progress
-    from runtime.launch.settings import TRACE_AFTER, Settings
+    from runtime.training.loggers import check_loggers
+    from runtime.training.preparation import prepared_run, resumed_progress
+    from runtime.training.settings import TRACE_AFTER, Settings
 
     config, folder = job.config.train, job.folder.absolute()
     if config.launch == "machine" and config.machine is not None:
@@ -87,7 +87,7 @@ def run(job: Job) -> float:
 def _corpus(config: TrainConfig, tokenizer: Path | None) -> "Corpus":
     """What the run reads. Raises InputError."""
     from runtime.data.rows import HUB, DatasetRows, is_rows
-    from runtime.launch.preparation import Corpus
+    from runtime.training.preparation import Corpus
 
     def source(stated: str | None, split: str) -> "Path | DatasetRows | None":
         if stated is None:
@@ -133,7 +133,7 @@ def _replanned(
     """The plan for `problem` without `lost` devices that reaches the last step first, after the plan `before` and from
     `checkpoint`, which all devices read; written as `name`. Raises NoPlanError."""
     from hexiopt.toolkit.replan.replanned import replanned_table
-    from runtime.launch.session import step_of
+    from runtime.training.session import step_of
 
     left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
     file, reached = read_plan(before), 0 if checkpoint is None else step_of(checkpoint)
@@ -152,9 +152,9 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     from runtime.launch.admission import admitted_device, ranks_on
     from runtime.launch.head import AfterFaults, trained
     from runtime.launch.launch_file import launch_script, machines_of, meeting_address
-    from runtime.launch.loggers import Loggers
     from runtime.launch.meeting import MeetingPlace
-    from runtime.launch.session import Session
+    from runtime.training.loggers import Loggers
+    from runtime.training.session import Session
 
     config, problem = job.config.train, plan_file.problem
     computing_on = _computing_on(job, problem, plan_file.plan)

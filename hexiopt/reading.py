@@ -146,7 +146,7 @@ def read_mapping(path: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> dict[s
 def as_mapping(data: Any, where: str) -> dict[str, Any]:
     """`data` as a mapping with text keys. Raises InputError naming `where` otherwise."""
     if not isinstance(data, Mapping):
-        raise InputError(f"{where}: {quoted(data)} is not a mapping of keys to values; see the file format")
+        raise InputError(f"{where}: {quoted(data)} is not a mapping of keys to values; write {{key: value}}")
     for key in data:
         if not isinstance(key, str):
             raise InputError(f"{where}: the key {quoted(key)} is not text; quote it")

@@ -61,9 +61,10 @@ class States:
 
 @dataclass(frozen=True)
 class Used:
-    """What a rank held in some computing: the most of each part (`reserve` is none), and the most of all at once.
+    """What a rank held in some computing: the most of each part, and the most of all at once.
 
-    `peak_bytes` counts also tensors of a moment: on a GPU those of torch's allocator, elsewhere what operations made.
+    Of `communicators` and `reserve` there is none. `peak_bytes` counts also tensors of a moment: on a GPU those of
+    torch's allocator, elsewhere what operations made.
     """
 
     parts: Memory
@@ -81,7 +82,8 @@ def used(
         compute()
     peak_bytes = gpu_peak_bytes(device) or sum(by_part.values()) + alive.most
     by_part["buffers"] += most_message_bytes()
-    parts = Memory(**by_part, activations=saved.most["activations"], logits=saved.most["logits"], reserve=0)
+    most = saved.most
+    parts = Memory(**by_part, activations=most["activations"], logits=most["logits"], communicators=0, reserve=0)
     return Used(parts, peak_bytes)
 
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 
+from hexiopt.calibration.coefficients import WORLD_CHANNELS
+from hexiopt.cost.executors.communicators import Channels
+
 _FIRST_STEP_S = 600.0
-# NCCL takes a buffer of 4 MiB (NCCL_BUFFSIZE) for each channel of a peer, and less for its other protocols; by default
-# up to 32 channels. The four pairs of a rank between two others then hold some 100 MiB, which is within what the memory
-# model counts for communicators.
-_PAIR_CHANNELS = 4
+_ANY = Channels()
 
 
 def is_gloo() -> bool:
@@ -53,6 +53,7 @@ def join_world(
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=_first_s(timeout_s, device)),
+        pg_options=_options(device, WORLD_CHANNELS),
     )
 
 
@@ -78,19 +79,20 @@ def _set_nccl_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-def _options_of_pairs(device: torch.device | None) -> Any:
-    """How NCCL makes the communicator of two ranks: with few channels, as it takes buffers for each of them."""
-    if device is None or device.type == "cpu":
+def _options(device: torch.device | None, channels: int | None) -> Any:
+    """How NCCL makes a communicator: with so many channels at most, as it holds buffers for each of them."""
+    if device is None or device.type == "cpu" or channels is None:
         return None
     options = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = _PAIR_CHANNELS
+    options.config.max_ctas = channels
     return options
 
 
 class ProcessGroups:
     """Process groups by their ranks. Every rank must make them, and at the same time: creation is collective.
 
-    Each of the `pairs` (sender, receiver) gets a group of its own where groups are queues.
+    Each of the `pairs` (sender, receiver) gets a group of its own where groups are queues. `channels` bounds those of
+    their communicators.
     """
 
     def __init__(
@@ -99,15 +101,20 @@ class ProcessGroups:
         timeout_s: float,
         pairs: Sequence[tuple[int, int]] = (),
         device: torch.device | None = None,
+        channels: Channels = _ANY,
     ) -> None:
         self._timeout_s, self._is_first_step = timeout_s, _first_s(timeout_s, device) != timeout_s
         limit = timedelta(seconds=_first_s(timeout_s, device))
         # Without a timeout of its own a group waits for 30 minutes, whatever the first one was given.
-        self._of = {ranks: dist.new_group(list(ranks), timeout=limit) for ranks in all_ranks}
+        self._of = {
+            ranks: dist.new_group(list(ranks), timeout=limit, pg_options=_options(device, channels.groups.get(ranks)))
+            for ranks in all_ranks
+        }
         self._of_pair: dict[tuple[int, int], dist.ProcessGroup] = {}
         if not is_gloo():
             self._of_pair = {
-                pair: dist.new_group(list(pair), timeout=limit, pg_options=_options_of_pairs(device)) for pair in pairs
+                pair: dist.new_group(list(pair), timeout=limit, pg_options=_options(device, channels.pairs.get(pair)))
+                for pair in pairs
             }
             self._warm(device)
 

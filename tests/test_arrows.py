@@ -180,11 +180,12 @@ RUNTIME = {  # what the modules of each sub-folder may import; "" stands for tho
     "model": {"", "mapping"},
     "parallel": {"", "mapping", "model"},
     "state": {"", "mapping", "parallel"},
-    "launch": {"", "mapping", "data", "model", "parallel", "state"},
-    "emulate": {"", "mapping", "launch"},
+    "training": {"", "mapping", "data", "model", "parallel", "state"},
+    "launch": {"", "mapping", "state", "training"},
+    "emulate": {"", "mapping", "training", "launch"},
     "measure": {"", "launch"},
-    "stock": {"", "mapping", "model", "parallel", "launch"},
-    "trials": {"", "mapping", "launch", "parallel", "state"},
+    "stock": {"", "mapping", "model", "parallel", "training"},
+    "trials": {"", "mapping", "parallel", "state", "training", "launch"},
 }
 
 

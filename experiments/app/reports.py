@@ -16,7 +16,7 @@ from hexiopt.result import Point, Result
 from hexiopt.toolkit.naming import named_in_order
 
 if TYPE_CHECKING:
-    from runtime.launch.session import Session
+    from runtime.training.session import Session
 
 
 def write_plan(

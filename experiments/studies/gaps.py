@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.frame.figures import framed, legend, row_bars
-from experiments.studies.frame.search import BOUND, SearchSpec
+from experiments.studies.frame.search import BOUND, CPU_LIMITS, SearchSpec
 from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, synthetic
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share
@@ -40,7 +40,7 @@ _NOTES = (
     "gap: 1 − bound / step time of the plan, of the problem as it is and without a cause. The columns do not add up: "
     "two causes may hide each other, and the bound of a relaxed problem is tight or loose in its own way. "
     "Where the step goes: of the device that ends last, in the plan of the longer search; waiting is for other stages, "
-    "slower or not yet begun. Time limits are CPU seconds, of each process of the search and of each core of the bound."
+    f"slower or not yet begun. {CPU_LIMITS}"
 )
 
 

@@ -44,8 +44,26 @@ MERGE_KERNELS = 4
 GRADIENT_SUM_KERNELS = 3
 # Bytes of an element of what attention over blocks sums up, and of a log-sum-exp: FP32.
 ACCUMULATOR_BYTES = 4
-# What a process holds beside tensors: communicator buffers, 0.25 GiB a process (NCCL's default channels).
-COMMUNICATOR_BYTES = 0.25 * 2**30
+# Communicators of NCCL 2.30, whose allocations are multiples of 2 MiB. Each holds two: what kernels read, and ranks.
+COMMUNICATOR_BYTES = 4 * 2**20
+# Its tables of each channel, in three allocations: peers of the device, of the communicator, and the ring
+# (`initChannel` in NCCL's src/channel.cc).
+CHANNEL_BYTES = 6 * 2**20
+# Buffers of a channel of a ring inside a machine: 9.2 MiB to receive in (protocols LL 0.5, LL128 4.7, Simple 4 MiB,
+# src/init.cc), rounded up, and 2 MiB to send from (src/transport/p2p.cc; NVIDIA/nccl issue 1685 has both sizes).
+PEER_BUFFER_BYTES = 12 * 2**20
+# The same between machines where the network reads and writes GPU memory: 10 MiB each way (src/transport/net.cc).
+NETWORK_BUFFER_BYTES = 20 * 2**20
+# Channels: of a TP group by default, at most and over PCIe ("24 coll channels" in NCCL's logs of A100 and H100); the
+# bounds that the executor states are of its group of all ranks, of a layout's groups, and of all groups together that
+# sum a device's gradients, or carry its messages: none of them has fewer than so many, and a pair no more.
+MOST_CHANNELS = 24
+PCIE_CHANNELS = 4
+WORLD_CHANNELS = 1
+LAYOUT_CHANNELS = 8
+SHARED_CHANNELS = 16
+LEAST_CHANNELS = 2
+PAIR_CHANNELS = 4
 # Share of the transient memory that the caching allocator loses to fragments.
 FRAGMENTATION = 0.05
 

@@ -123,9 +123,9 @@ class Cost:
 
     @property
     def tensor_bytes(self) -> float:
-        """The most that tensors take on any device: its memory without the reserve."""
+        """The most that tensors take on any device: its memory without communicators and reserve."""
         copies = [copy.memory for line in self.pipelines for stage in line.stages for copy in stage.copies]
-        return max(memory.total - memory.reserve for memory in copies)
+        return max(memory.tensors for memory in copies)
 
     def binding_stage(self) -> tuple[int, int]:
         """(pipeline, stage) with the least room."""

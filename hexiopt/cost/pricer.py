@@ -1,4 +1,4 @@
-"""The exact price of a plan, phase by phase: context, place, lockstep, network, rings, step.
+"""The exact price of a plan, phase by phase: context, place, lockstep, network, rings, crowded, step.
 
 Results that depend on a single pipeline are memoised, so after a change to one pipeline only that pipeline and the
 coupling between pipelines are priced again.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.crowded import with_crowds
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.stage_model import StageModel, TpGroup
 from hexiopt.cost.lockstep import in_lockstep
@@ -79,8 +80,11 @@ class PlanPricer:
         Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
         groups = sharding_groups(plan, self.problem.cluster)
-        priced = pipelines or self.network(self._placed_in(plan, groups))
-        return step_cost(plan.sharding.stage, priced, self._rings_in(plan, groups), self.problem, self.framework)
+        rings = self._rings_in(plan, groups)
+        priced = with_crowds(
+            plan, pipelines or self.network(self._placed_in(plan, groups)), rings, self.problem.cluster
+        )
+        return step_cost(plan.sharding.stage, priced, rings, self.problem, self.framework)
 
     def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
         """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""

@@ -8,7 +8,7 @@ each of them all-reduce its gradient once, at the end of the step (hybrid shardi
 section 3.2.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -151,14 +151,14 @@ def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, c
     """The rings of `plan`; `groups` from `sharding_groups`. Raises InputError where its pipelines do not hold the same
     layers."""
     holders = parameter_holders(plan.pipelines, model)
-    within, between = (holders, ParameterHolders((), ())) if groups is None else _divided(holders, groups)
+    within, between = (holders, ParameterHolders((), ())) if groups is None else divided(holders, groups)
     copies = [devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.parameter_copies]
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
     return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)
 
 
-def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
+def divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
     """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
     within: dict[tuple[int, ...], float] = {}
     between: dict[tuple[int, ...], float] = {}
@@ -173,10 +173,10 @@ def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[Paramete
             for width, at in zip(widths, ranks.tolist(), strict=True):
                 ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
                 between[ring] = between.get(ring, 0.0) + width * params
-    return _grouped(within), _grouped(between)
+    return grouped(within), grouped(between)
 
 
-def _grouped(rings_of: dict[tuple[int, ...], float]) -> ParameterHolders:
+def grouped(rings_of: Mapping[tuple[int, ...], float]) -> ParameterHolders:
     """Rings of two devices or more, by their length."""
     lengths = sorted({len(ring) for ring in rings_of} - {1})
     chosen = [[(ring, params) for ring, params in rings_of.items() if len(ring) == n] for n in lengths]

@@ -6,7 +6,7 @@ With tied embeddings, first and last stages hold the matrix together. The holder
 sharding groups: all of them, those of a machine, or stated ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -49,10 +49,14 @@ def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
     return widths, ranks
 
 
-def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> ParameterHolders:
-    """Who holds what together. All pipelines hold the same layers, as those of a plan do."""
+# Per pipeline: the end of each range of layers, in order, and the numbers of the copies that hold it.
+_Holds = list[list[tuple[int, range]]]
+
+
+def _copies(pipelines: Sequence[Pipeline]) -> tuple[list[tuple[int, ...]], _Holds]:
+    """The devices of every copy of a stage's parameters, and which copies hold which layers."""
     table_rows: list[tuple[int, ...]] = []
-    holds = []  # per pipeline: the end of each range of layers, in order, and the rows of the replicas that hold it
+    holds = []
     for pipeline in pipelines:
         rows_of = []
         for stage in pipeline.stages:
@@ -66,6 +70,37 @@ def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> Parame
                 for stage, own in zip(pipeline.stages, rows_of, strict=True)
             ]
         )
+    return table_rows, holds
+
+
+def _layer_copies(holds: _Holds) -> Iterator[tuple[int, list[int]]]:
+    """(layers, copies that hold them), of all ranges of layers that no pipeline cuts."""
+    cuts = sorted({0} | {end for ranges in holds for end, _ in ranges})
+    at = [0] * len(holds)
+    for first, end in pairwise(cuts):
+        members: list[int] = []
+        for k, ranges in enumerate(holds):
+            if ranges[at[k]][0] <= first:
+                at[k] += 1
+            members += ranges[at[k]][1]
+        yield end - first, members
+
+
+def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
+    """Devices that hold norms and biases together, where TP groups cut the matrices between some of them: each set of
+    several copies once."""
+    table_rows, holds = _copies(pipelines)
+    found = set()
+    for _, members in _layer_copies(holds):
+        devices = [device for m in members for device in table_rows[m]]
+        if 1 < len(members) < len(devices):
+            found.add(tuple(sorted(devices)))
+    return found
+
+
+def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> ParameterHolders:
+    """Who holds what together. All pipelines hold the same layers, as those of a plan do."""
+    table_rows, holds = _copies(pipelines)
     degree = [len(devices) for devices in table_rows]
     table = np.zeros((len(degree), max(degree)), np.int64)
     for row, devices in enumerate(table_rows):
@@ -82,15 +117,8 @@ def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> Parame
         for row, width in zip(holders, widths, strict=True):
             family.setdefault(row.tobytes(), [0.0])[0] += width * params
 
-    cuts = sorted({0} | {end for ranges in holds for end, _ in ranges})
-    at = [0] * len(pipelines)
-    for first, end in pairwise(cuts):
-        members: list[int] = []
-        for k, ranges in enumerate(holds):
-            if ranges[at[k]][0] <= first:
-                at[k] += 1
-            members += ranges[at[k]][1]
-        add(members, float(model.layer_params) * (end - first))
+    for num_layers, members in _layer_copies(holds):
+        add(members, float(model.layer_params) * num_layers)
     heads = [m for ranges in holds for m in ranges[0][1]]
     tails = [m for ranges in holds for m in ranges[-1][1]]
     if model.tied_embeddings:

@@ -16,7 +16,7 @@ from hexiopt.problem.machine import (
     Machine,
 )
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import gpus_from_section, machines_from_section
+from hexiopt.readers.machine_entries import gpus_from_section, machines_from_section
 from hexiopt.reading import Section, read_mapping
 from hexiopt.units import GB, MICROSECOND
 

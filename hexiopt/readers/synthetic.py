@@ -10,6 +10,8 @@ from hexiopt.errors import did_you_mean
 from hexiopt.reading import Section
 
 MAX_MACHINES = 16_384
+_KEYS = ("num_machines", "gpus_per_machine", "mix", "inter_bandwidth_gb_per_s", "seed")
+_GPU_COUNTS, _MACHINE_COUNTS = ("gpus", "num_gpus", "devices"), ("machines", "nodes", "num_nodes")  # as users say it
 DEFAULT_MIX = {"h100_80gb_sxm": 1, "a100_80gb_sxm": 1, "rtx_4090": 1, "rtx_3090": 1}
 
 
@@ -19,11 +21,34 @@ def resolve_synthetic(section: Section) -> Section:
     Machine types get shares of `num_machines` in proportion to their weights in `mix`, rounded to whole machines by
     largest remainders. `seed` determines the order of the types and breaks ties between equal remainders.
     """
-    resolved = {"name": section.raw("name"), **_expand(section.section("synthetic"))}
+    inner = section.section("synthetic")
+    for key in section.keys():  # noqa: SIM118
+        value = section.raw(key)
+        if key not in ("name", "synthetic") and (key != "gpus" or _is_count(value)):
+            section.fail(key, _remedy(key, value, inner))
+    resolved = {"name": section.raw("name"), **_expand(inner)}
     if "gpus" in section:
         resolved["gpus"] = section.raw("gpus")
-    section.finish()
     return Section(resolved, section.where)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _remedy(key: str, value: Any, inner: Section) -> str:
+    """Why `key` is refused beside synthetic, whose keys are `inner`, and what to state instead."""
+    if _is_count(value) and key in _GPU_COUNTS:
+        each = inner.integer("gpus_per_machine", at_least=1, at_most=1024, default=8)
+        count, rule = -(-value // each), f"is not how a synthetic cluster is stated, which has machines of {each} GPUs"
+    elif _is_count(value) and key in _MACHINE_COUNTS:
+        count, rule = value, "is not how the machines of a synthetic cluster are stated"
+    elif key in _KEYS:
+        given = f"={value}" if isinstance(value, int | float) else ""
+        return f"belongs in synthetic; state cluster.synthetic.{key}{given}"
+    else:
+        return f"is nothing that a synthetic cluster has; cluster.synthetic has {', '.join(_KEYS)}"
+    return f"{rule}; state cluster.synthetic.num_machines={count}"
 
 
 def _expand(section: Section) -> dict[str, Any]:

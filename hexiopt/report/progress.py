@@ -137,7 +137,7 @@ class TokenisingProgress(LiveLine):
 
 
 class StepLike(Protocol):
-    """A finished step; `runtime/launch/session.py` has our implementation."""
+    """A finished step; `runtime/training/session.py` has our implementation."""
 
     @property
     def step(self) -> int:
@@ -165,7 +165,7 @@ class StepLike(Protocol):
 
 
 class ValidationLike(Protocol):
-    """The loss of what is not trained on; `runtime/launch/session.py` has our implementation."""
+    """The loss of what is not trained on; `runtime/training/session.py` has our implementation."""
 
     @property
     def step(self) -> int:

@@ -30,7 +30,7 @@ SYNC_COLOUR, OPTIMIZER_COLOUR = "#B8C0CA", "#5F6C7B"
 MEMORY_COLOURS = dict(
     zip(
         MEMORY_PARTS,
-        ("#33475B", "#5B7A99", "#8FA9C1", "#C2D1DF", "#E6A75A", "#C8553D", "#9C6F9E", "#DAD7CF"),
+        ("#33475B", "#5B7A99", "#8FA9C1", "#C2D1DF", "#E6A75A", "#C8553D", "#9C6F9E", "#7C9A86", "#DAD7CF"),
         strict=True,
     )
 )
@@ -45,6 +45,7 @@ MEMORY_LABELS = dict(
             "activations",
             "logits",
             "buffers",
+            "communicators",
             "reserve",
         ),
         strict=True,
@@ -126,7 +127,7 @@ def percent(share: float) -> str:
 def memory_words(space: Space) -> str:
     """What beside tensors is in the memory that reports show (see `transient`) and, where stated, kept out of its
     limit."""
-    reserve = f"a reserve of {c.COMMUNICATOR_BYTES / GIB:g} GiB and {c.FRAGMENTATION:.0%} of transient memory"
+    reserve = f"communicators and a reserve of {c.FRAGMENTATION:.0%} of transient memory"
     if not space.memory_headroom:
         return f"with {reserve}"
     free = f"{100 * space.memory_headroom:g}% of usable memory free"

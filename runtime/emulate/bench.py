@@ -14,11 +14,11 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, write_text
 from runtime.emulate.fabric import Fabric
 from runtime.emulate.stand_in import narrowed, paces
+from runtime.events import Event
 from runtime.launch.head import AfterFaults, trained
-from runtime.launch.meeting import Event
-from runtime.launch.settings import Settings, TrainingRun
 from runtime.mapping.layout import layout_of
 from runtime.pace import Pace, write_paces
+from runtime.training.settings import Settings, TrainingRun
 
 _SETUP_S = 600.0  # for whatever a plan's processes do at the pace of this machine
 _SLOWEST = 10  # times the predicted step, until a step counts as hung

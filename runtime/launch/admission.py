@@ -79,7 +79,7 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
     cost = PlanPricer(problem).price(plan)
     copied = 0.0 if kind == "cuda" else 1.5  # times the moments
     needed = {
-        device: one.memory.total - one.memory.reserve + copied * one.memory.optimizer
+        device: one.memory.tensors + copied * one.memory.optimizer
         for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
         for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True)

@@ -33,9 +33,9 @@ from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import read_plan
 from runtime.launch.admission import admitted_machine
 from runtime.launch.meeting import EndedError, MeetingClient
-from runtime.launch.settings import TrainingRun
 from runtime.launch.vitals import forget, silence_of
 from runtime.launch.worker import TOLD, Seats, die_with_parent, work
+from runtime.training.settings import TrainingRun
 
 ENDED, REFUSED, LOST = 0, 2, os.EX_TEMPFAIL
 # A machine that has not been heard of for 10 s has left. Torch's 5 s three times are about that, but it also compares

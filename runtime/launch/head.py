@@ -15,10 +15,11 @@ from pathlib import Path
 
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import read_plan
-from runtime.launch.meeting import Event, MeetingPlace, TrainingFailedError
-from runtime.launch.settings import TrainingRun
+from runtime.events import Event
+from runtime.launch.meeting import MeetingPlace, TrainingFailedError
 from runtime.mapping.layout import layout_of
 from runtime.state.checkpoint import finished
+from runtime.training.settings import TrainingRun
 
 # What ended a round, the surest cause first: a number that is none comes before the errors that follow from it, and
 # everything else may follow from the loss of a process.

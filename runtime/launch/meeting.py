@@ -1,7 +1,6 @@
 """The meeting place of a run: a store in the process that its user started, so that it outlives every machine.
 
-Through it go the rendezvous of the agents, all events, and what each round of processes is to train. An event is plain
-data, `event` says what.
+Through it go the rendezvous of the agents, all events, and what each round of processes is to train.
 """
 
 import json
@@ -10,13 +9,12 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
 from hexiopt.errors import InputError
+from runtime.events import Event
 
-Event = dict[str, Any]
 DEFAULT_PORT = 29500
 _EVENTS, _END = "events", "end"
 _READ = timedelta(seconds=30)  # that the store may take to answer, until the network is taken to be cut

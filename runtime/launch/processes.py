@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from runtime.launch.meeting import Event
+from runtime.events import Event
 
 _TROUBLE = ("lost", "error", "stopped")
 

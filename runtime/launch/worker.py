@@ -23,14 +23,15 @@ from torch.distributed.rendezvous import rendezvous
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile, read_plan
 from runtime.device import usable_gpu
+from runtime.events import Event
 from runtime.launch.admission import admitted_device, admitted_machine
-from runtime.launch.meeting import Event, MeetingClient, TrainingFailedError
-from runtime.launch.rank import run_rank
-from runtime.launch.settings import TrainingRun
+from runtime.launch.meeting import MeetingClient, TrainingFailedError
 from runtime.launch.torchrun import VARIABLES, torchrun_place
 from runtime.launch.vitals import Vitals
 from runtime.mapping.layout import layout_of
 from runtime.state.checkpoint import finished
+from runtime.training.rank import run_rank
+from runtime.training.settings import TrainingRun
 
 TOLD = 3  # exit code of a process that has said itself what went wrong
 _POLL_S = 0.05

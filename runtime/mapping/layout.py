@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from math import lcm
 from typing import assert_never
 
+from hexiopt.cost.executors.communicators import Channels
 from hexiopt.plan.holders import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
@@ -193,10 +194,22 @@ class Layout:
 
     def groups(self) -> list[tuple[int, ...]]:
         """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""
-        within = {ranks for executor in self.executor_of for ranks in executor.groups()}
+        return sorted(self._inside() | self._summing())
+
+    def _inside(self) -> set[tuple[int, ...]]:
+        """The groups of executors."""
+        return {ranks for executor in self.executor_of for ranks in executor.groups() if len(ranks) > 1}
+
+    def _summing(self) -> set[tuple[int, ...]]:
+        """The groups that sum gradients."""
         same = {ranks for held in self.held for ranks in held.groups}
         across = {ranks for held in self.held for ranks, *_ in held.between()}
-        return sorted(ranks for ranks in within | same | across if len(ranks) > 1)
+        return {ranks for ranks in same | across if len(ranks) > 1}
+
+    def channels(self, seq_len: int) -> Channels:
+        """The bounds of the channels of all groups and pairs."""
+        layouts = {ranks for one in self.executor_of if one.sequence for ranks in one.groups()}
+        return Channels.of(layouts, self._summing() - self._inside(), self.pairs(seq_len))
 
 
 def untrainable(

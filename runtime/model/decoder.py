@@ -19,7 +19,7 @@ from hexiopt.problem.model import ModelSpec
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShard, head_name
 from runtime.model.attention import Attention
-from runtime.model.functions import gated_silu, recomputed, rms_norm
+from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
 from runtime.model.loss import chunked_cross_entropy, cross_entropy
 from runtime.model.tensor_parallel import RankTpGroup
 
@@ -35,16 +35,17 @@ class Rope:
         positions = torch.cat([torch.arange(*run, dtype=torch.float32) for run in tokens])
         angle = positions[:, None] * frequency
         both = torch.cat([angle, angle], dim=-1)
-        self._cos, self._sin = (one.to(device, dtype)[:, None, None] for one in (both.cos(), both.sin()))
+        # Of the halves swapped, the first one is the second one, negated.
+        sin = torch.cat([-angle.sin(), angle.sin()], dim=-1)
+        self._cos, self._sin = (one.to(device, dtype)[:, None, None] for one in (both.cos(), sin))
 
     def tensors(self) -> list[Tensor]:
         """What lasts: it is the same for every layer."""
         return [self._cos, self._sin]
 
-    def __call__(self, x_tbnd: Tensor) -> Tensor:
-        """Queries or keys, rotated by their positions."""
-        left, right = x_tbnd.chunk(2, dim=-1)
-        return x_tbnd * self._cos + torch.cat([-right, left], dim=-1) * self._sin
+    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, rotated by their positions."""
+        return rotated(self._cos, self._sin, q_tbnd, k_tbnd)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ def _attended(own: Weights, call: LayerCall, documents: Tensor | None, q: Tensor
     if model.qk_norm:
         q = rms_norm(q, own["self_attn.q_norm.weight"], model.norm_eps)
         k = rms_norm(k, own["self_attn.k_norm.weight"], model.norm_eps)
-    q, k = call.rope(q), call.rope(k)
+    q, k = call.rope(q, k)
     given = (q, k, v) if documents is None else (q, k, v, documents)
     return recomputed(call.attend, *given) if call.is_selective else call.attend(*given)
 

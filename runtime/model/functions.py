@@ -12,15 +12,26 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+_EXACT = (torch.float32, torch.float64)
+
 
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """What an autograd function makes of its arguments: a tensor, or several."""
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling():
+        return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    # Past a look for the wrappers of functorch in every argument, which takes as long as a small operation.
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector."""
     found: Tensor = applied(_RmsNorm, x, weight, eps)
+    return found
+
+
+def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """x · cos + swapped x · sin of both, where the halves of the last dimension are swapped. Keeps the tables alone."""
+    found: tuple[Tensor, Tensor] = applied(_Rotated, cos, sin, q, k)
     return found
 
 
@@ -41,23 +52,51 @@ def recomputed(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     return found
 
 
+def _exact(x: Tensor) -> Tensor:
+    """In float32 or better. A conversion to the same type takes the host time too."""
+    return x if x.dtype in _EXACT else x.float()
+
+
+def _as(x: Tensor, made: Tensor) -> Tensor:
+    """In the type of x."""
+    return made if made.dtype == x.dtype else made.to(x.dtype)
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
+        exact = _exact(x)
+        scale = exact.square().mean(-1, True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return weight * (exact * scale).to(x.dtype)
+        return weight * _as(x, exact * scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normed = x.to(scale.dtype) * scale
-        of_weight = (grads[0] * normed.to(x.dtype)).flatten(0, -2).sum(dim=0)
-        inner = (grads[0] * weight).to(scale.dtype)
+        (grad,) = grads
+        normed = _exact(x) * scale
+        of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0)
+        inner = _exact(grad * weight)
         # d(x·r)/dx with r = (mean(x²) + eps)^-1/2, whose own derivative is -x·r³ over the width.
-        of_x = scale * (inner - normed * (inner * normed).mean(dim=-1, keepdim=True))
-        return of_x.to(x.dtype), of_weight, None
+        of_x = inner.sub_(normed.mul_((inner * normed).mean(-1, True))).mul_(scale)
+        return _as(x, of_x), of_weight, None
+
+
+class _Rotated(torch.autograd.Function):
+    """Its backward rotates the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        half = cos.shape[-1] // 2
+        return (q * cos).add_(q.roll(half, -1).mul_(sin)), (k * cos).add_(k.roll(half, -1).mul_(sin))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor, Tensor]:
+        cos, sin = ctx.saved_tensors
+        half = cos.shape[-1] // 2
+        of_q, of_k = ((grad * cos).add_((grad * sin).roll(half, -1)) for grad in grads)
+        return None, None, of_q, of_k
 
 
 class _GatedSilu(torch.autograd.Function):

@@ -134,13 +134,13 @@ class _Products(torch.autograd.Function):
         # What travels does so beside the products that do not need it.
         gathering = None if ctx.tp is None else _gathering(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]
-        of_x = flat[0] @ weights[0]
+        of_x = flat[0].mm(weights[0])
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             of_x.addmm_(grad, weight)
         of_x = of_x.view(*grads[0].shape[:2], of_x.shape[-1])
         scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
         whole = (x if gathering is None else gathering()).flatten(0, 1)
-        of_weights = [grad.T @ whole for grad in flat]
+        of_weights = [grad.t().mm(whole) for grad in flat]
         of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
         return of_x if scattering is None else scattering(), None, *of_weights, *of_biases
 

@@ -36,8 +36,9 @@ class Bucket:
 
     `number` is that of the plan's bucket, `length` that of the flat elements, `places` say by name where they belong.
     Under ZeRO-`zero` each rank of the `group` steps an equal share: from ZeRO-2 on, `gradient` is that of the share
-    alone, and under ZeRO-3 so is `weight`, which is None elsewhere. What other sharding groups hold too is summed
-    between them: `between` has the elements by ranks. Of several groups, the first one counts for all.
+    alone, and under ZeRO-3 so is `weight`. Elsewhere parameters are views of `weight`; it is None where they cannot be,
+    because one is in several buckets. What other sharding groups hold too is summed between them: `between` has the
+    elements by ranks. Of several groups, the first one counts for all.
     """
 
     number: int
@@ -73,6 +74,11 @@ class Bucket:
     def summed(self) -> Tensor:
         """The gradient of the share."""
         return self.gradient if self.zero >= 2 else self.gradient[self.share]
+
+    @property
+    def own_weight(self) -> Tensor | None:
+        """The weights of the share, if there are flat ones."""
+        return self.weight if self.weight is None or self.zero == 3 else self.weight[self.share]
 
     @property
     def counts(self) -> bool:

@@ -1,6 +1,7 @@
 """AdamW over flat buckets, with master weights in float32 or better; from ZeRO-1 on each holder steps its own share.
 
-Weights that are exact themselves need no masters beside them: they are laid out flat while their bucket is stepped.
+Weights that are exact themselves need no masters beside them: they are stepped where they are, in the `weight` of their
+bucket. Those of a bucket without one are laid out flat while it is stepped.
 """
 
 import time
@@ -49,7 +50,7 @@ class Optimizer:
             for bucket in buckets
             if bucket.weight is None
         }
-        """The weights of each bucket, but for those of ZeRO-3, which keep them."""
+        """The weights of each bucket that has no flat ones."""
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
@@ -67,9 +68,9 @@ class Optimizer:
 
     @torch.no_grad()
     def _laid_out(self, bucket: Bucket) -> Tensor:
-        """The rank's share of the weights, flat and exact: what ZeRO-3 keeps of them itself, if that is exact."""
-        if bucket.weight is not None:
-            return bucket.weight.to(self._exact(bucket))
+        """The rank's share of the weights, flat and exact: where they are flat and exact, themselves."""
+        if bucket.own_weight is not None:
+            return bucket.own_weight.to(self._exact(bucket))
         flat = torch.zeros(bucket.length, dtype=self._exact(bucket), device=self._device)
         torch._foreach_copy_(_pieces(bucket, flat), self._held[bucket.number])
         return flat[bucket.share].clone() if bucket.sharded else flat
@@ -154,15 +155,17 @@ class Optimizer:
     @torch.no_grad()
     def _spread(self, bucket: Bucket, master: Tensor) -> None:
         """Give every holder the new weights; under ZeRO-3, its share."""
-        if bucket.weight is not None:
-            bucket.weight.copy_(master)
-            return
-        flat = master.to(self._dtype)
-        if bucket.sharded:
-            whole = flat.new_empty(bucket.length)
-            dist.all_gather_single(whole, flat, group=self._groups.of(bucket.group))
-            flat = whole
-        torch._foreach_copy_(self._held[bucket.number], _pieces(bucket, flat))
+        whole = bucket.weight
+        if bucket.sharded and bucket.zero < 3:
+            own = master.to(self._dtype, copy=True)  # for nothing is sent from where it is received
+            whole = own.new_empty(bucket.length) if whole is None else whole
+            dist.all_gather_single(whole, own, group=self._groups.of(bucket.group))
+        elif whole is None:
+            whole = master.to(self._dtype)
+        elif whole.data_ptr() != master.data_ptr():
+            whole.copy_(master)
+        if bucket.weight is None:
+            torch._foreach_copy_(self._held[bucket.number], _pieces(bucket, whole))
 
 
 def _length(bucket: Bucket) -> int:

@@ -4,17 +4,15 @@ When a bucket is gathered, stands in the rank's actions, one part of an operatio
 all the time, so that graphs of forwards find them again: what they hold comes and goes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.mapping.actions import Unit
 from runtime.mapping.buckets import BucketCollective
 from runtime.mapping.parts import ParameterPart
-from runtime.model.decoder import empty_weights
 from runtime.network import ProcessGroups
 from runtime.parallel.gradient_sync import Bucket
 
@@ -36,7 +34,7 @@ class UnitWeights:
         own: Sequence[ParameterPart],
         groups: ProcessGroups,
     ) -> None:
-        buckets = {bucket.number: bucket for bucket in found if bucket.weight is not None}
+        buckets = {bucket.number: bucket for bucket in found if bucket.zero == 3}
         self._units = {unit: [buckets[n] for n in numbers if n in buckets] for unit, numbers in units.items()}
         self._buckets, self._weights, self._groups = buckets, weights, groups
         self._shapes = {part.name: part.local_shape for part in own}
@@ -85,32 +83,3 @@ class UnitWeights:
     def _count(self) -> None:
         held = [coming.whole for coming in self._coming.values()] + [*self._using.values()]
         self.most_bytes = max(self.most_bytes, sum(one.nbytes for one in held))
-
-
-def first_weights(
-    found: Sequence[Bucket],
-    own: Sequence[ParameterPart],
-    initial: Callable[[ParameterPart], Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[str, nn.Parameter]:
-    """A rank's parameters with their first values. Those in buckets of ZeRO-3 are without elements, and the buckets
-    get this rank's share."""
-    shared = {name for bucket in found if bucket.zero == 3 for name in bucket.places}
-    weights = empty_weights([part for part in own if part.name not in shared], dtype, device)
-    for part in own:
-        if part.name in shared:
-            weights[part.name] = nn.Parameter(torch.empty(0, dtype=dtype, device=device))
-        else:
-            weights[part.name].data.copy_(initial(part))
-    for bucket in found:
-        if bucket.zero == 3:
-            bucket.weight = torch.zeros(bucket.length // len(bucket.group), dtype=dtype, device=device)
-            share = bucket.share
-            for part in bucket.parts:
-                at = bucket.places[part.name].at
-                low, high = max(at.start, share.start), min(at.stop, share.stop)
-                if low < high:
-                    values = initial(part).flatten()[low - at.start : high - at.start]
-                    bucket.weight[low - share.start : high - share.start].copy_(values)
-    return weights

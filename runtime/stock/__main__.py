@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 
 from runtime.stock import host, pipelines, tensor_parallel
@@ -14,8 +15,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
     parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
     given = parser.parse_args(arguments)
-    for name, module in (("host", host), ("pipelines", pipelines), ("tensor parallel", tensor_parallel)):
-        found = take_turns(module.SIZE, module.ways_of, given.rounds, given.steps)
+    for name, size, ways_of, clock in (
+        ("host", host.SIZE, host.ways_of, host.CLOCK),
+        ("pipelines", pipelines.SIZE, pipelines.ways_of, time.perf_counter),
+        ("tensor parallel", tensor_parallel.SIZE, tensor_parallel.ways_of, time.perf_counter),
+    ):
+        found = take_turns(size, ways_of, given.rounds, given.steps, clock)
         print(name)
         for way, seconds in found.step_s.items():
             print(f"  {way:8s} {1e3 * seconds:7.1f} ms a step, first loss {found.first_loss[way]:.5f}")

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hexiopt.problem.model import ModelSpec
-from runtime.model.decoder import Rope
 
 
 class _Attention(nn.Module):
@@ -17,16 +16,25 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(model.hidden_size, of_kv, bias=False)
         self.o_proj = nn.Linear(inner, model.hidden_size, bias=False)
         self._head_dim = model.head_dim
-        self._rope = Rope(model, [(0, seq_len)], torch.float32, torch.device("cpu"))
+        steps = torch.arange(0, model.head_dim, 2, dtype=torch.int64).to(torch.float32)
+        angle = torch.arange(seq_len, dtype=torch.float32)[:, None] / model.rope_theta ** (steps / model.head_dim)
+        both = torch.cat([angle, angle], dim=-1)
+        self._cos, self._sin = both.cos(), both.sin()
 
     def forward(self, x_bth: Tensor) -> Tensor:
         q, k, v = (
             project(x_bth).unflatten(-1, (-1, self._head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = (self._rope(x.transpose(0, 1)).permute(1, 2, 0, 3) for x in (q, k))
-        found = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=True)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        q, k = self._rotated(q), self._rotated(k)
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         attended: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
         return attended
+
+    def _rotated(self, x_bntd: Tensor) -> Tensor:
+        """Rotary position embedding, as in transformers."""
+        left, right = x_bntd.chunk(2, dim=-1)
+        return x_bntd * self._cos + torch.cat([-right, left], dim=-1) * self._sin
 
 
 class _Mlp(nn.Module):

@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.trainee import drawn
 from runtime.mapping.layout import layout_of
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.parallel.optimizer import AdamW
 from runtime.stock.turns import OURS, STOCK, Step, compared, step_of_ours
+from runtime.training.trainee import drawn
 
 SIZE = 4  # processes
 _MODEL = compared(256, 4, 704)

@@ -16,7 +16,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from runtime.launch.trainee import drawn
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import shards, split, stage_parts
 from runtime.model.attention import WholeAttention
@@ -25,6 +24,7 @@ from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.stock.layer import StockLayer
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
+from runtime.training.trainee import drawn
 
 SIZE = 2  # processes
 _MODEL = compared(512, 8, 1408)

@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import FileStore
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
-from runtime.launch.trainee import Trainee, drawn
 from runtime.network import join_world
 from runtime.parallel.optimizer import AdamW
+from runtime.training.trainee import Trainee, drawn
 
 TIMEOUT_S = 120.0
 Step = Callable[[int], float]  # of a number of the step, to its loss
@@ -76,12 +76,21 @@ class StepComparison:
         return self.step_s[OURS] / self.step_s[STOCK]
 
 
-def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int) -> StepComparison:
+Clock = Callable[[], float]  # seconds of a process
+
+
+def take_turns(
+    size: int,
+    ways_of: Callable[[int], Mapping[str, Step]],
+    rounds: int,
+    steps: int,
+    clock: Clock = time.perf_counter,
+) -> StepComparison:
     """Run the ways of every rank, `steps` steps of each in every round, of which the first one is not counted."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (size, Path(folder) / "store", ways_of, rounds, steps, there)
+        arguments = (size, Path(folder) / "store", ways_of, rounds, steps, clock, there)
         started = [fork.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
         for process in started:
             process.start()
@@ -96,7 +105,14 @@ def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: 
 
 
 def _rank(
-    rank: int, size: int, store: Path, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int, to: Any
+    rank: int,
+    size: int,
+    store: Path,
+    ways_of: Callable[[int], Mapping[str, Step]],
+    rounds: int,
+    steps: int,
+    clock: Clock,
+    to: Any,
 ) -> None:
     torch.set_num_threads(1)
     meeting = FileStore(str(store), size)
@@ -108,12 +124,12 @@ def _rank(
         for name, step in ways.items():
             for k in range(number * steps, (number + 1) * steps):
                 dist.barrier()
-                began = time.perf_counter()
+                began = clock()
                 loss = step(k)
                 dist.barrier()
                 first.setdefault(name, loss)
                 if number:
-                    seconds[name].append(time.perf_counter() - began)
+                    seconds[name].append(clock() - began)
     if rank == 0:
         to.send(StepComparison({name: statistics.median(own) for name, own in seconds.items()}, first))
     dist.destroy_process_group()

@@ -18,11 +18,11 @@ from torch import Tensor
 from hexiopt.readers.plan_file import read_plan
 from runtime.device import KernelUse, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
 from runtime.launch.processes import Child, free_port
-from runtime.launch.trainee import Trainee, drawn
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
 from runtime.parallel.optimizer import AdamW
 from runtime.state.weights import DTYPES
+from runtime.training.trainee import Trainee, drawn
 
 _LR = 1e-4
 _SHOWN_KERNELS = 20

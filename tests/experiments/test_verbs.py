@@ -92,7 +92,7 @@ def test_price_says_whether_a_plan_leaves_memory_free(hexiopt: Run, tmp_path: Pa
     path = planned(hexiopt, tmp_path)
     ran = hexiopt("price", f"plan={path}", "constraints.memory_headroom=0.05", "hydra.run.dir=priced")
     assert (ran.code, ran.err) == (0, "")
-    assert "a reserve of 0.25 GiB" in " ".join(ran.out.split())
+    assert "communicators and a reserve of 5%" in " ".join(ran.out.split())
     assert "leaves 5% of usable memory free" in " ".join(ran.out.split())
     data, priced = (json.loads(one.read_text()) for one in (path, tmp_path / "priced" / "plan.json"))
     assert priced["problem"]["space"] == data["problem"]["space"] | {"memory_headroom": 0.05}

@@ -15,10 +15,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
-from runtime.launch.trainee import Trainee, drawn
 from runtime.memory import Used
 from runtime.parallel.optimizer import AdamW
 from runtime.state.weights import DTYPES
+from runtime.training.trainee import Trainee, drawn
 from tests.runtime.ranks import TIMEOUT_S, run_ranks
 from tests.solvers.problems import cluster
 

@@ -140,7 +140,7 @@ def test_one_stage_of_every_model(
     messages = 4 * size * SEQ_LEN // tp * model.hidden_size * workload.element_bytes
     gathered = 2 * size * SEQ_LEN * model.hidden_size * workload.element_bytes * (tp > 1)
     assert found.predicted.buffers == tables + messages + gathered
-    tensors = found.predicted.total - found.predicted.reserve
+    tensors = found.predicted.tensors
     # Messages are none here, and what is let go of in a backward makes room for what it needs for a moment.
     assert -0.03 <= tensors / found.peak_bytes - 1 <= 0.1
 
@@ -165,7 +165,7 @@ def test_a_loss_in_chunks_holds_what_is_predicted(name: str, tp: int, size: int,
     plan = even_plan(model, GPIPE, stages=1, tp=tp, batches=2, size=size)
     (found,) = compared(plan, model, chunked)
     check_all([found])
-    tensors = found.predicted.total - found.predicted.reserve
+    tensors = found.predicted.tensors
     assert -0.03 <= tensors / found.peak_bytes - 1 <= 0.12
     if chunk <= 50:
         (before,) = compared(plan, model, whole)
@@ -218,7 +218,7 @@ def test_units_whole_beside_shards(
     found = compared(plan, model, Workload(2 * pipelines, SEQ_LEN, precision=precision, gradient_bytes=width))
     check_all(found)
     if stages == 1:
-        tensors = found[0].predicted.total - found[0].predicted.reserve
+        tensors = found[0].predicted.tensors
         assert -0.03 <= tensors / found[0].peak_bytes - 1 <= 0.1
 
 

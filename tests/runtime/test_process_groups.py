@@ -111,7 +111,7 @@ def test_the_first_step_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None
     assert run_ranks(3, work) == [[2 * TIMEOUT_S, TIMEOUT_S]] * 2 + [[TIMEOUT_S, TIMEOUT_S]]
 
 
-def test_communicators_of_pairs_have_few_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communicators_have_few_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     class Options:
         """As of torch with CUDA, which this one need not have."""
 
@@ -119,7 +119,8 @@ def test_communicators_of_pairs_have_few_channels(monkeypatch: pytest.MonkeyPatc
             self.config = SimpleNamespace(max_ctas=0)
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
-    assert network._options_of_pairs(torch.device("cuda", 0)).config.max_ctas == 4
-    assert network._options_of_pairs(torch.device("cpu")) is None
+    assert network._options(torch.device("cuda", 0), 4).config.max_ctas == 4
+    assert network._options(torch.device("cuda", 0), None) is None
+    assert network._options(torch.device("cpu"), 4) is None
     stub = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
     assert "max_ctas: int" in stub.read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ HEADROOM = 0.2
 
 
 def task(gib: float, headroom: float) -> Problem:
-    """Five layers on three devices of `gib` GiB, two kinds: one device cannot hold the model at 1.5 GiB."""
+    """Five layers on three devices of `gib` GiB, two kinds: one device cannot hold the model at 1.9 GiB."""
     small = problems.cluster(("a", "fast", 1), ("b", "slow", 2), fast_gib=gib, slow_gib=0.75 * gib)
     workload = replace(problems.BATCH_OF_4, seq_len=4096, schedule="1f1b")
     space = SMALL_SPACE.replace(memory_headroom=headroom)
@@ -49,20 +49,20 @@ def check_equal_to_less_memory(gib: float, headroom: float) -> None:
         assert not violations(held, optima[0].plan, PlanPricer(held).price(optima[0].plan))
 
 
-@pytest.mark.parametrize(("gib", "headroom"), [(1.5, 0.25), (2.0, 0.5), (4.0, 0.05)])
+@pytest.mark.parametrize(("gib", "headroom"), [(2.1, 0.25), (2.9, 0.5), (4.5, 0.05)])
 def test_the_optimum_is_that_of_gpus_with_less_memory(gib: float, headroom: float) -> None:
     check_equal_to_less_memory(gib, headroom)
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
-@given(gib=st.floats(0.8, 4.0), headroom=st.floats(0.0, 0.5))
+@given(gib=st.floats(1.3, 4.5), headroom=st.floats(0.0, 0.5))
 def test_the_optimum_is_that_of_gpus_with_less_memory_whatever_they_are(gib: float, headroom: float) -> None:
     check_equal_to_less_memory(gib, headroom)
 
 
 def test_a_plan_that_fits_is_refused_under_a_headroom_that_it_does_not_leave() -> None:
-    problem = task(1.5, 0.0)
+    problem = task(1.9, 0.0)
     plan = Exhaustive().solve(problem, Budget(3600.0)).plan
     assert plan is not None
     cost = PlanPricer(problem).price(plan)
@@ -84,10 +84,10 @@ def test_a_plan_that_fits_is_refused_under_a_headroom_that_it_does_not_leave() -
     "solver", ["random", "local_search", "hexiscale", "megatron", "galvatron", "flashflex", "portfolio"]
 )
 def test_solvers_leave_it_free(solver: str) -> None:
-    problem = task(2.0, HEADROOM)
+    problem = task(2.7, HEADROOM)
     plan = solved(problem, solver).plan
     assert plan is not None
-    for pipeline in PlanPricer(task(2.0, 0.0)).price(plan).pipelines:
+    for pipeline in PlanPricer(task(2.7, 0.0)).price(plan).pipelines:
         assert all(stage.memory.total <= (1 - HEADROOM) * stage.limit_bytes for stage in pipeline.stages)
 
 

@@ -37,6 +37,9 @@ from solvers.registry import make_solver, solver_class
 BOUND = "lower_bound"
 """Stands for a solver: the lower bound of all plans, computed within the time limit."""
 
+CPU_LIMITS = "Time limits are CPU seconds, of each process of the search and of each core of the bound."
+"""What a page says of searches with `cpu_time`."""
+
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 _CODE = ("hexiopt", "solvers")
 _ROOT = Path(hexiopt.__file__).parent.parent

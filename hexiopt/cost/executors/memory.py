@@ -1,4 +1,5 @@
-"""Bytes on the fullest device of a stage: model states, activations by schedule position, logits, buffers."""
+"""Bytes on the fullest device of a stage: model states, activations by schedule position, logits, buffers,
+communicators."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +34,18 @@ class Memory:
     activations: float
     logits: float
     buffers: float
+    communicators: float
     reserve: float
 
     @cached_property
     def total(self) -> float:
         """Bytes of all parts."""
-        return self.states + self.activations + self.logits + self.buffers + self.reserve
+        return self.tensors + self.communicators + self.reserve
+
+    @property
+    def tensors(self) -> float:
+        """Bytes of all tensors: what is neither held by communicators nor lost to fragmentation."""
+        return self.states + self.activations + self.logits + self.buffers
 
     @property
     def states(self) -> float:
@@ -73,12 +80,22 @@ class MemoryModel:
 
     What our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose attention is fused,
     `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
-    has all of it, except where heads share key-value heads unevenly or tokens do not divide.
+    has all of it, except where heads share key-value heads unevenly or tokens do not divide. `communicator_bytes` are
+    those of any plan (`hexiopt/cost/executors/communicators.py`).
     """
 
-    def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        workload: Workload,
+        gpu: Gpu,
+        tp: int,
+        micro_batch_size: int,
+        communicator_bytes: float = 0.0,
+    ) -> None:
         shard = largest_shard(model, tp)
         self._workload = workload
+        self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size * workload.seq_len
         self.layer_params = layer_params(model, shard)
         self._layer_vector_params = _layer_vector_params(model, shard)
@@ -184,7 +201,7 @@ class MemoryModel:
             counts = largest(held, stored)
         activations = self.activations.of_stage(ranges, first, last, counts)
         states = self.states(sum([sum(own.values()) for own in ranges]), first, last, shards)
-        return Memory(*states, *transient(self.activations, activations, last, counts[-1]))
+        return Memory(*states, *transient(self.activations, activations, last, counts[-1], self.communicator_bytes))
 
     def states(
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
@@ -276,7 +293,7 @@ class MemoryModel:
         """Bytes left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
         kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
         # What `transient` adds, solved for the activations.
-        left = (limit_bytes * (1 - _ROUNDING) - states - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
+        left = (limit_bytes * (1 - _ROUNDING) - states - self.communicator_bytes) / (1 + c.FRAGMENTATION)
         return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
 
     def _room_of(
@@ -319,16 +336,16 @@ def largest_fitting(fits: Callable[[int], bool]) -> int:
 
 
 def transient(
-    kept: Activations[Amount], activations: Amount, last: bool, held: int
-) -> tuple[Amount, Amount, Amount, Amount]:
-    """Bytes of activations (those of tokens and layers given), logits, buffers and reserve, where the head of a `last`
-    stage holds `held` micro-batches."""
+    kept: Activations[Amount], activations: Amount, last: bool, held: int, communicators: Amount
+) -> tuple[Amount, Amount, Amount, Amount, Amount]:
+    """Bytes of activations (those of tokens and layers given), logits, buffers, communicators (given) and reserve,
+    where the head of a `last` stage holds `held` micro-batches."""
     logits = 0.0 * activations
     if last:
         activations = activations + held * kept.final_norm
         logits = held * kept.loss + kept.logits
-    reserve = c.COMMUNICATOR_BYTES + c.FRAGMENTATION * (activations + logits + kept.buffers)
-    return activations, logits, kept.buffers, reserve
+    reserve = c.FRAGMENTATION * (activations + logits + kept.buffers)
+    return activations, logits, kept.buffers, communicators, reserve
 
 
 def layer_params(model: ModelSpec, shard: Shard) -> float:

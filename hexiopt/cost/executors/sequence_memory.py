@@ -24,7 +24,7 @@ class SequenceMemory:
     """Bytes for one layout and micro-batch size; stages of any length and position from it.
 
     `alone` is the memory model of one device that holds everything, `fused` [devices] whether attention is,
-    `kv_heads` [devices] the key-value heads that each reads.
+    `kv_heads` [devices] the key-value heads that each reads, `communicator_bytes` [devices].
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class SequenceMemory:
         rings: RingHolders,
         kv_heads: Ints,
         fused: Floats,
+        communicator_bytes: Floats,
         micro_batch_size: int,
     ) -> None:
-        self._alone = alone
+        self._alone, self._communicator_bytes = alone, communicator_bytes
         size, dim, width = float(micro_batch_size), model.head_dim, workload.element_bytes
         group_tokens = own.group_tokens
         tokens, attended = size * own.tokens, size * group_tokens[own.group]
@@ -76,7 +77,7 @@ class SequenceMemory:
         of range c in flight."""
         states = self._alone.states(sum(map(len, ranges)), first, last, shards)
         kept = self.activations.of_stage([Counter(policies) for policies in ranges], first, last, held)
-        beside = transient(self.activations, kept, last, held[-1])
+        beside = transient(self.activations, kept, last, held[-1], self._communicator_bytes)
         return np.array([*(np.full_like(kept, part) for part in states), *beside])
 
     @staticmethod

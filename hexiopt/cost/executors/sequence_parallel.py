@@ -26,6 +26,7 @@ import numpy as np
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.calibration.gpus import Gpu
+from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     Blocks,
     ComputeTimes,
@@ -179,7 +180,15 @@ class SequenceStage:
         """Bytes on every device."""
         model, workload = self.problem.model, self.problem.workload
         fused = np.array([float(gpu.flash_attention) for gpu in self._types])[self._type_of]
-        return SequenceMemory(model, workload, self.alone, self.own, self.peers.rings, self.kv_heads, fused, self.size)
+        communicators, sizes = Communicators(self.problem.cluster), np.bincount(self.own.group).tolist()
+        held = [
+            communicators.held(gpu, communicators.layout(gpu, sizes[group], len(sizes)))
+            for group, gpu in zip(
+                self.own.group.tolist(), map(self.problem.cluster.gpu_of, self.own.device.tolist()), strict=True
+            )
+        ]
+        rings, heads = self.peers.rings, self.kv_heads
+        return SequenceMemory(model, workload, self.alone, self.own, rings, heads, fused, np.array(held), self.size)
 
     @cached_property
     def limit_bytes(self) -> Floats:

@@ -14,6 +14,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.collectives import ring_collective_s
+from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     ComputeTimes,
     OperatorTimes,
@@ -78,6 +79,7 @@ class StageModel:
         self.context = context
         self.framework = framework or default_framework()
         cluster = problem.cluster
+        self.communicators = Communicators(cluster)
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._index_of: list[int] = cluster.index_in_machine.tolist()
         first_of = dict[Hashable, int]()
@@ -189,8 +191,10 @@ class StageModel:
         return self._memory_models[tp_group.gpu.name, tp_group.tp, micro_batch_size]
 
     def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:
-        gpu, tp, micro_batch_size = key
-        return MemoryModel(self.problem.model, self.problem.workload, self._gpus[gpu], tp, micro_batch_size)
+        (name, tp, micro_batch_size), problem = key, self.problem
+        gpu = self._gpus[name]
+        reserved = self.communicators.reserved(gpu, tp)
+        return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved)
 
     def sequence_stage(
         self, layout: SequenceParallel, micro_batch_size: int, sharers: Mapping[int, int] | None = None

@@ -112,7 +112,7 @@ def measured_table(
             predicted_s = stage_cost.forward_s + stage_cost.backward_s
             measured_s = max(rank.busy_s for rank in own) / pipeline.num_micro_batches
             whole = pipeline.num_micro_batches / cost.pipeline_s
-            tensors = stage_cost.memory.total - stage_cost.memory.reserve
+            tensors = stage_cost.memory.tensors
             peak = max(rank.peak_bytes or 0 for rank in own)
             table.add_row(
                 f"{p}·{s}",

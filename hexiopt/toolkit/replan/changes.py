@@ -11,7 +11,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import MIN_SPEED
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import gpus_from_section, machines_from_section
+from hexiopt.readers.machine_entries import gpus_from_section, machines_from_section
 from hexiopt.readers.training_files import read_rank_times
 from hexiopt.reading import Section, read_mapping
 from hexiopt.toolkit.solution import PlacedPlan

@@ -229,6 +229,7 @@ class FlashFlexPricer:
             activations=num_layers * message / tp_group.tp,
             logits=0.0,
             buffers=2.0 * message,
+            communicators=0.0,
             reserve=0.0,
         )
 

@@ -194,9 +194,7 @@ class QuantaGrid:
                 kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
                 stored = held * kept.of_range(Counter(policies), True, False)
                 working = kept.working_set(policy) - kept.final_norm if policy != "none" else 0.0
-                plain, more = (
-                    sum(transient(kept, stored + some, True, held)) - c.COMMUNICATOR_BYTES for some in (0.0, working)
-                )
+                plain, more = (sum(transient(kept, stored + some, True, held, 0.0)) for some in (0.0, working))
                 return plain, more
 
             found = self._bytes[key] = DeviceBytes(

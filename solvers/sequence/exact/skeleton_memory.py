@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexiopt.calibration import coefficients as c
+from hexiopt.cost.executors.communicators import Communicators
 from solvers.sequence.exact.variables import Sum, Variables
 
 
@@ -31,11 +32,13 @@ def fit_memory(v: Variables, need: SkeletonNeeds) -> None:
         v.model.add(largest >= total)
     states = dict(need.states_bytes)
     quantum = float(grid.size * grid.quantum)
+    communicators = Communicators(grid.problem.cluster)
     for k, (d, gpu) in enumerate(zip(v.devices, v.gpus, strict=True)):
         g = v.group_of[k]
         parted, ringed = len(v.places[g]) > 1, len(v.places) > 1
         each = grid.bytes_of(gpu, v.skeleton.policy, need.held, parted)
-        free_bytes = int(gpu.usable_memory_bytes - states[d] - c.COMMUNICATOR_BYTES) + 1
+        inside = communicators.layout(gpu, len(v.places[g]), len(v.places))
+        free_bytes = int(gpu.usable_memory_bytes - states[d] - communicators.held(gpu, inside)) + 1
         for variant in range(2):
             moves = each.travelling[variant]
             own = each.own[variant]

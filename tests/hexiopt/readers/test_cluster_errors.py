@@ -114,6 +114,7 @@ ERRORS = [
     ),
     ({**two(), "links": [{"between": ["a", "b"]}]}, r"links\[0\]\.bandwidth_gb_per_s: is missing"),
     ({**two(), "gpus": {"my_gpu": {"tflops": 80}}}, r"my\.yaml: gpus\.my_gpu\.memory_gib: is missing"),
+    ({**two(), "gpus": 8}, r"my\.yaml: gpus: 8 is not a mapping of GPU types .* num_gpus and count of each machine"),
     ({**two(), "gpus": {"My GPU": {}}}, r"my\.yaml: gpus\.My GPU: "),
 ]
 

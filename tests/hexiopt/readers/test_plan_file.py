@@ -187,7 +187,8 @@ def test_the_prediction_is_the_cost() -> None:
     assert sum(prediction["breakdown_s"].values()) == pytest.approx(COST.step_time_s)
     memory = prediction["memory_gib"]
     assert set(memory) == {"a:0", "a:1", "v-0:0", "v-1:1"}
-    parts = {"weights", "gradients", "master", "optimizer", "activations", "logits", "buffers", "reserve"}
+    tensors = {"weights", "gradients", "master", "optimizer", "activations", "logits", "buffers"}
+    parts = tensors | {"communicators", "reserve"}
     for row in memory.values():
         assert set(row) == parts | {"limit", "total"}
         assert sum(row[part] for part in parts) == pytest.approx(row["total"])

@@ -40,6 +40,38 @@ def test_defaults() -> None:
     assert cluster.machines[0].nic_bandwidth_bytes_per_s == 12.5e9
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("gpus", 1024, "gpus: 1024 is not how .* machines of 8 GPUs; state cluster.synthetic.num_machines=128$"),
+        ("num_gpus", 1025, "num_gpus: 1025 is not how .*; state cluster.synthetic.num_machines=129$"),
+        ("machines", 16, "machines: 16 is not how .*; state cluster.synthetic.num_machines=16$"),
+        ("seed", 3, "seed: 3 belongs in synthetic; state cluster.synthetic.seed=3$"),
+        ("mix", {"t4": 1}, "mix: {'t4': 1} belongs in synthetic; state cluster.synthetic.mix$"),
+        (
+            "links",
+            [],
+            r"links: \[\] is nothing that a synthetic cluster has; cluster.synthetic has num_machines",
+        ),
+        ("gpus", ["t4"], r"gpus: \['t4'\] is not a mapping of keys to values; write {key: value}$"),
+    ],
+)
+def test_keys_beside_synthetic_are_refused_with_the_one_that_is_meant(key: str, value: Any, remedy: str) -> None:
+    with pytest.raises(InputError, match=f"^my.yaml: {remedy}"):
+        cluster_from_section(Section({**mapping(), key: value}, "my.yaml"))
+
+
+def test_a_number_of_gpus_follows_how_many_a_machine_has() -> None:
+    with pytest.raises(InputError, match=r"machines of 4 GPUs; state cluster\.synthetic\.num_machines=3$"):
+        cluster_from_section(Section({**mapping(gpus_per_machine=4), "gpus": 12}, "my.yaml"))
+
+
+def test_gpu_types_may_stand_beside_synthetic() -> None:
+    types = {"gpus": {"rtx_3090": {"memory_gib": 48}}}
+    cluster = cluster_from_section(Section({**mapping(), **types}, "my.yaml"))
+    assert {m.gpu.memory_bytes for m in cluster.machines if m.gpu.name == "rtx_3090"} == {48 * 2**30}
+
+
 def test_same_seed_same_cluster() -> None:
     assert build(seed=3) == build(seed=3)
     orders = {tuple(counts(build(seed=seed))) for seed in range(20)}
@@ -103,7 +135,7 @@ def test_ten_thousand_gpus_in_two_seconds() -> None:
         (mapping(machines=[]), r"my\.yaml: synthetic\.machines: unknown key"),
         (mapping(seed="abc"), r"my\.yaml: synthetic\.seed: 'abc' is not a number"),
         (mapping(inter_bandwidth_gb_per_s=0), r"my\.yaml: synthetic\.inter_bandwidth_gb_per_s: 0 is out"),
-        ({**mapping(), "machines": []}, r"my\.yaml: machines: unknown key"),
+        ({**mapping(), "machines": []}, r"my\.yaml: machines: \[\] is nothing that a synthetic"),
         ({"synthetic": {"num_machines": 1}}, r"my\.yaml: name: is missing"),
         (mapping(gpus_per_machine=1024, num_machines=16_384), r"my\.yaml: machines\[0\]\.count: makes more"),
     ],

@@ -43,7 +43,7 @@ def test_the_readme_begins_with_it() -> None:
 def test_the_readme_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a budget of a few steps; a slow test runs it as written."""
     pytest.importorskip("pymetis")
-    monkeypatch.setattr(hexiopt.api, "Budget", lambda time_limit_s, max_steps: Budget(600.0, max_steps or 2))
+    monkeypatch.setattr(hexiopt.api, "Budget", lambda time_limit_s, max_steps: Budget(600.0, max_steps or 5))
     monkeypatch.setattr(hexiopt.api, "lower_bound_s", lambda pricer, limit_s: lower_bound_s(pricer, 0.0))
     monkeypatch.setattr("hexiopt.toolkit.comparing.lower_bound_s", lambda pricer, limit_s: lower_bound_s(pricer, 0.0))
     check_readme(run(README), capsys.readouterr().out, folder)

@@ -19,9 +19,9 @@ from hexiopt.readers.plan_file import write_plan
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, trained
 from runtime.launch.meeting import TrainingFailedError
-from runtime.launch.settings import Settings, TrainingRun
 from runtime.parallel.optimizer import AdamW
 from runtime.state.checkpoint import Checkpoint, finished
+from runtime.training.settings import Settings, TrainingRun
 from tests.conftest import STRESS
 from tests.solvers import problems
 

@@ -18,9 +18,10 @@ import pytest
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.events import Event
 from runtime.launch.agent import LOST, REFUSED
 from runtime.launch.head import AfterFaults, trained
-from runtime.launch.meeting import Event, MeetingClient, MeetingPlace, TrainingFailedError
+from runtime.launch.meeting import MeetingClient, MeetingPlace, TrainingFailedError
 from runtime.launch.processes import free_port
 from tests.runtime.launch import test_faults
 from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, undisturbed, wide, written

@@ -26,7 +26,7 @@ import json, sys
 from pathlib import Path
 from runtime.launch.head import AfterFaults, trained
 from runtime.launch.meeting import MeetingPlace
-from runtime.launch.settings import TrainingRun
+from runtime.training.settings import TrainingRun
 folder, address = Path(sys.argv[1]), sys.argv[2]
 faults = AfterFaults("restart", lambda lost: folder, 3)
 for event in trained(TrainingRun.read(folder / "the.json"), folder, faults, MeetingPlace(address), force=True):

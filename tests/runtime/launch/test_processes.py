@@ -10,10 +10,10 @@ import torch
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.readers.problem_file import problem_sha256
 from runtime.launch.processes import Child
-from runtime.launch.rank import _agree_on_device
 from runtime.launch.torchrun import ProcessPlace
 from runtime.measure import node
 from runtime.measure.rank import Request
+from runtime.training.rank import _agree_on_device
 from tests.runtime.launch.test_faults import a_run, problem, wide
 from tests.runtime.ranks import run_ranks
 

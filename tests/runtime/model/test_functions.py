@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.model.functions import gated_silu, recomputed, rms_norm
+from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
 from runtime.model.tensor_parallel import RankTpGroup
 
 UNSHARDED = RankTpGroup(0, ((0, 3),))
@@ -17,14 +17,30 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+TABLES = drawn(3, 1, 1, 6), drawn(3, 1, 1, 6).flip(-1)  # any numbers in place of cosines and sines
+
+
 def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, 0.1)
+
+
+def plain_rotation(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """As transformers has it, with the sines of a first half not negated."""
+    half = cos.shape[-1] // 2
+    sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+    both = [x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin for x in (q, k)]
+    return torch.cat(both, dim=2)
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 5), drawn(5))),
     "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
     "gated MLP": (gated_silu, lambda gate, up: functional.silu(gate) * up, (drawn(3, 2, 5), drawn(3, 2, 5))),
+    "rotation": (
+        lambda q, k: torch.cat(rotated(*TABLES, q, k), dim=2),
+        lambda q, k: plain_rotation(*TABLES, q, k),
+        (drawn(3, 2, 4, 6), drawn(3, 2, 2, 6)),
+    ),
     "columns": (
         lambda x, a, b, bias: torch.cat(UNSHARDED.columns(x, [a, b], [bias, None]), dim=-1),
         lambda x, a, b, bias: torch.cat([functional.linear(x, a, bias), functional.linear(x, b)], dim=-1),
@@ -94,6 +110,8 @@ def test_what_is_kept() -> None:
     assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
     assert saved_elements(lambda: gated_silu(x, up)) == 60
     assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
+    q, k = drawn(3, 2, 4, 6).requires_grad_(), drawn(3, 2, 2, 6).requires_grad_()
+    assert saved_elements(lambda: rotated(*TABLES, q, k)[0]) == 18 + 18
     a, b = drawn(4, 5).requires_grad_(), drawn(7, 5).requires_grad_()
     assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
     assert saved_elements(lambda: UNSHARDED.rows(x.transpose(0, 1), a)) == 30 + 20

@@ -18,13 +18,13 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.data.batches import Batches
-from runtime.launch.trainee import drawn
 from runtime.mapping.layout import Chunk, untrainable
 from runtime.mapping.parts import shards, whole_parts
 from runtime.model import attention
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
+from runtime.training.trainee import drawn
 from tests.runtime.parallel.test_compiled import MODEL, ONE, TWO_STAGES
 from tests.runtime.parallel.test_training import features, trainee
 from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks

@@ -98,7 +98,7 @@ def like_a_gpu() -> Iterator[None]:
         patch.object(torch.cuda, "synchronize", lambda device=None: host_waits()),
         patch.object(torch.cuda, "Event", Event),
         patch.multiple(tensor, **{name: refusing(getattr(tensor, name)) for name in ("item", "tolist", "__float__")}),
-        patch("runtime.launch.trainee.clock_of", lambda device: StreamClock()),
+        patch("runtime.training.trainee.clock_of", lambda device: StreamClock()),
     ):
         yield
 

@@ -19,12 +19,12 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.lowering import Action, ActionKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from runtime.device import HostClock
-from runtime.launch import trainee as trainee_module
 from runtime.mapping import buckets as buckets_module
 from runtime.mapping.actions import RankActions, check_actions, rank_actions
 from runtime.mapping.buckets import BucketCollective, CollectiveKind, bucket_parts
 from runtime.mapping.layout import Layout, layout_of
 from runtime.network import ProcessGroups
+from runtime.training import trainee as trainee_module
 from tests.conftest import STRESS
 from tests.hexiopt.schedules.test_lowering import one_ahead
 from tests.runtime.parallel.test_host_waits import MODEL, plan_of

@@ -19,8 +19,8 @@ from hexiopt.readers.problem_file import problem_to_dict
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
 from runtime.launch.head import AfterFaults, trained
-from runtime.launch.settings import Settings, TrainingRun
 from runtime.state.checkpoint import Checkpoint, finished
+from runtime.training.settings import Settings, TrainingRun
 from tests.conftest import STRESS
 from tests.runtime.launch.test_faults import problem
 from tests.runtime.parallel.test_training import SETTINGS, equal_one_process, features, trainee, whole

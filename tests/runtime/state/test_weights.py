@@ -19,10 +19,10 @@ from torch import Tensor
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.readers.huggingface import read_model
-from runtime.launch.trainee import drawn
 from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, shards, stage_parts, whole_parts
 from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
+from runtime.training.trainee import drawn
 from tests.runtime.model.test_decoder import decoder, sequences
 
 LLAMA = ModelSpec(

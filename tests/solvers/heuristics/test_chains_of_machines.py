@@ -43,7 +43,7 @@ def two_machines(network_gb_per_s: float, fast_gib: float, slow_gib: float) -> P
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("memory_gib", [(16.0, 8.0), (2.5, 1.5)])
+@pytest.mark.parametrize("memory_gib", [(16.0, 8.0), (2.94, 1.94)])
 @pytest.mark.parametrize("network_gb_per_s", _AS_GOOD)
 def test_a_chain_is_as_good_as_any(
     order: tuple[int, int], memory_gib: tuple[float, float], network_gb_per_s: float
@@ -82,7 +82,7 @@ def test_small_machines_serve_wide_chains_together() -> None:
 
 
 def test_chains_of_one_policy_take_the_leanest_where_memory_asks_for_it() -> None:
-    problem = two_machines(10.0, 1.2, 0.9)
+    problem = two_machines(10.0, 1.64, 1.34)
     workload = replace(problem.workload, seq_len=4096)
     one_policy = replace(problem, workload=workload, space=Space(recompute_per_stage=False))
     completer, devices = PlanCompleter(PlanPricer(one_policy)), problem.usable_by_machine

@@ -29,7 +29,7 @@ def test_memory_is_shown_beside_the_prediction_without_its_reserve() -> None:
     plan = Plan((Pipeline((Stage.of((0,), 0, 2), Stage.of((1,), 2, 4)), 4),))
     for s, (line, peak) in enumerate(((first, "3.0"), (second, "5.3"))):
         memory = PlanPricer(problem).price(plan).pipelines[0].stages[s].memory
-        assert line.split()[-2:] == [f"{(memory.total - memory.reserve) / GIB:.1f}", peak]
+        assert line.split()[-2:] == [f"{memory.tensors / GIB:.1f}", peak]
 
 
 def test_other_devices_have_no_columns_of_memory() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hexiopt.report.runs.training import draw_training, training_table
-from runtime.launch.session import TrainedStep, ValidatedStep
+from runtime.training.session import TrainedStep, ValidatedStep
 
 STEPS = [TrainedStep(k, 5.0 - 0.1 * k, 1.0, 0.5, 1000.0, 0.1) for k in range(1, 21)]
 VALIDATED = [ValidatedStep(10, 4.25), ValidatedStep(20, 3.125)]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from runtime.data.batches import Batches
 from runtime.device import pinned
-from runtime.launch.settings import Settings
-from runtime.launch.trainee import Trainee
+from runtime.training.settings import Settings
+from runtime.training.trainee import Trainee
 
 
 class Validation:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hexiopt.problem.problem import Problem
-from runtime.launch.meeting import Event
+from runtime.events import Event
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.launch.rank import NotFinite, _Reports
-from runtime.launch.trainee import StepOutcome, Trainee
+from runtime.training.rank import NotFinite, _Reports
+from runtime.training.trainee import StepOutcome, Trainee
 from tests.solvers.problems import cluster
 
 

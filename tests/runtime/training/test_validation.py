@@ -11,13 +11,13 @@ import torch
 
 from hexiopt.errors import InputError
 from runtime.data.batches import Batches
-from runtime.launch.preparation import Corpus, prepared_run
-from runtime.launch.settings import Settings, TrainingRun
-from runtime.launch.validation import Validation
+from runtime.training.preparation import Corpus, prepared_run
+from runtime.training.settings import Settings, TrainingRun
+from runtime.training.validation import Validation
 from tests.runtime.data.corpora import counted, token_file
-from tests.runtime.launch.test_preparation import PROBLEM
 from tests.runtime.parallel.test_training import SEQ_LEN, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
+from tests.runtime.training.test_preparation import PROBLEM
 
 CPU = torch.device("cpu")
 

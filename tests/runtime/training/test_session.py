@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtime.launch.meeting import Event
-from runtime.launch.session import Session, ValidatedStep
-from tests.runtime.launch.test_preparation import PROBLEM
+from runtime.events import Event
+from runtime.training.session import Session, ValidatedStep
+from tests.runtime.training.test_preparation import PROBLEM
 
 
 def step(number: int) -> Event:

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from experiments.app.verb_config import CHOICES
-from runtime.launch.settings import Settings
 from runtime.parallel.optimizer import AdamW
+from runtime.training.settings import Settings
 
 ADAM = AdamW(lr=2.0)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hexiopt.schedules.lowering import Action
-from runtime.launch.settings import TRACE_AFTER
-from runtime.launch.trace import StepTrace
+from runtime.training.settings import TRACE_AFTER
+from runtime.training.trace import StepTrace
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee
 from tests.runtime.ranks import random_plan, run_ranks
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from runtime.data.corpus import Documents, prepare, separator_token
-from runtime.launch.settings import Settings, TrainingRun
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
 from runtime.state.weights import HuggingFaceWeights
+from runtime.training.settings import Settings, TrainingRun
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.app.verb_config import CHOICES
 from hexiopt.errors import InputError
-from runtime.launch.loggers import LOGGERS, Loggers, check_loggers
+from runtime.training.loggers import LOGGERS, Loggers, check_loggers
 
 STEPS = [(1, {"loss": 3.5, "norm": 2.0}), (2, {"loss": 3.25, "norm": 1.0}), (2, {"validation_loss": 3.375})]
 
@@ -122,7 +122,7 @@ def test_calls_of_mlflow(found: list[Any], tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", LOGGERS)
 def test_a_missing_package_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.launch.loggers.find_spec", lambda name: None)
+    monkeypatch.setattr("runtime.training.loggers.find_spec", lambda name: None)
     with pytest.raises(InputError, match=rf"train.loggers: {name} needs the package {name}; install hexiopt\[{name}\]"):
         check_loggers([name])
 

@@ -19,11 +19,7 @@ from hexiopt.readers.problem_file import problem_sha256
 from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
 from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
-from runtime.launch.meeting import Event
-from runtime.launch.settings import TrainingRun
-from runtime.launch.trace import StepTrace
-from runtime.launch.trainee import StepOutcome, Trainee, drawn
-from runtime.launch.validation import Validation
+from runtime.events import Event
 from runtime.mapping.layout import untrainable
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
@@ -31,6 +27,10 @@ from runtime.pace import INTERFACE, Pace, enter, read_pace
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress
 from runtime.state.saving import CheckpointWriter
 from runtime.state.weights import DTYPES, HuggingFaceWeights
+from runtime.training.settings import TrainingRun
+from runtime.training.trace import StepTrace
+from runtime.training.trainee import StepOutcome, Trainee, drawn
+from runtime.training.validation import Validation
 
 
 class NotFinite(Exception):  # noqa: N818

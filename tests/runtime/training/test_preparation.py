@@ -11,9 +11,9 @@ import pytest
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from runtime.launch.preparation import resumed_progress
 from runtime.state.checkpoint import CheckpointProgress
 from runtime.state.saving import CheckpointWriter
+from runtime.training.preparation import resumed_progress
 from tests.runtime.parallel.test_training import trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.solvers.problems import cluster

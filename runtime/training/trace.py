@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from runtime.device import Tracer
-from runtime.launch.settings import TRACE_AFTER
 from runtime.parallel.pipeline import StageRunner
+from runtime.training.settings import TRACE_AFTER
 
 
 class StepTrace:

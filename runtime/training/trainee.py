@@ -26,12 +26,13 @@ from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
+from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
-from runtime.parallel.unit_weights import UnitWeights, first_weights
+from runtime.parallel.unit_weights import UnitWeights
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 _BLOCK_ELEMENTS = 2**18  # of a matrix drawn at a time: 1 ms, against some 10 µs to begin one
@@ -68,7 +69,9 @@ class Trainee:
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        self._groups = groups = ProcessGroups(self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device)
+        self._groups = groups = ProcessGroups(
+            self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device, self.layout.channels(seq_len)
+        )
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.launch import trainee
-from runtime.launch.trainee import drawn
 from runtime.mapping.parts import ParameterPart
+from runtime.training import trainee
+from runtime.training.trainee import drawn
 
 
 def part(start: int, end: int, dim: int, name: str = "m.weight", shape: tuple[int, ...] = (37, 23)) -> ParameterPart:
