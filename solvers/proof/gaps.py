@@ -22,7 +22,7 @@ from solvers.proof.tables import ProofTables
 _SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # shares of the best step time, asked in this order
 _WIDER = (0.3, 0.2, 0.12, 0.08, 0.05, 0.03, 0.02)  # shares asked in this order if the first one is left open
 _RELAXED = 0.15  # share of the remaining budget for the relaxations' bound, which then goes first
-_FIRST = 0.8  # share of the remaining budget for the first one
+_FIRST = 0.9  # share of the remaining budget for the first one: what it refutes, the wider ones need not ask
 _MOST_USAGES = 1_000
 _FOREVER_S = 1e9  # upper limit on the step time of any plan of interest
 # Shares of another search's budget for the proof of what the rest of it found: where it covers the whole plan space,

@@ -27,6 +27,7 @@ from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
 from solvers.proof.combinations import COMBINE, Answer, Combinations
+from solvers.proof.joint import Lines
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
@@ -45,7 +46,7 @@ _EFFORTS = (1, 8, 64, 512)  # factors of the limits, one after the other for wha
 _FEW = 32  # partitions of a case that are asked one by one rather than made fewer
 _OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
-_MANY_USAGES = 150  # where cases are worth a process
+_MANY_USAGES = 60  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions at the first effort
 _FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 
@@ -356,19 +357,20 @@ class Proof:
     def _combined(
         self, search: PipelineSearch, asked: Several, around: Mapping[int, Surroundings], limit_s: float
     ) -> Answer:
-        make, parts = self._combinations, asked.parts
+        make, parts, tables = self._combinations, asked.parts, self._tables
         known = dict(zip(parts, asked.most, strict=True))
         most = {w: min(known[w], search.most(around[w], w)) for w in around}
-        spare = sum(most[w] for w in parts) - self._tables.batch
-        lists = []
-        for w in around:
-            listed = min(_LISTED * self._effort, _MOST_LISTED)
-            found = search.all_pipelines(around[w], w, most[w] - spare, listed, self._work(WHOLE * self._effort))
+        listed = dict[int, Lines]()
+        for w in sorted(around, key=lambda w: tables.usages.vectors[w].sum()):  # what they can process narrows the rest
+            spare = sum(most[x] for x in parts) - tables.batch
+            count = min(_LISTED * self._effort, _MOST_LISTED)
+            found = search.all_pipelines(around[w], w, most[w] - spare, count, self._work(WHOLE * self._effort))
             if found is None:
                 return "open"
             if not len(found.size):
                 return "none"
-            lists.append((found, parts.count(w)))
+            listed[w], most[w] = found, int((np.array(tables.sizes)[found.size] * found.num_micro_batches).max())
+        lists = [(listed[w], parts.count(w)) for w in around]
         every = make.together(
             lists, asked.sharding == "machine", limit_s, self._work(COMBINE * self._effort), _COMBINED * self._effort
         )
