@@ -87,7 +87,7 @@ def test_small_machines_serve_wide_chains_together() -> None:
 
 
 def test_chains_of_one_policy_take_the_leanest_where_memory_asks_for_it() -> None:
-    problem = two_machines(10.0, 1.64, 1.34)
+    problem = two_machines(10.0, 1.34, 1.04)
     workload = replace(problem.workload, seq_len=4096)
     one_policy = replace(problem, workload=workload, space=Space(recompute_per_stage=False))
     completer, devices = PlanCompleter(PlanPricer(one_policy)), problem.usable_by_machine
