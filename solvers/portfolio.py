@@ -2,16 +2,16 @@
 
 Members run side by side, one for each core, and exchange what they find. Up to `_MACHINES` GPUs the first, and every
 second after it, runs HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based
-starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others anneal arrangements of chains of
-whole machines (`columns/arrangement_search.py`), and then the best of these, the rule-based starts and the best
-*fallbacks*. These are cheap candidates that guarantee a minimum quality: symmetric grids over all machines, a separate
-grid for each machine kind, and the partitions of `solver=shapes`. Pricing them continues past the time limit until
-there is a plan. Where a plan is known, all members begin at it too. On more GPUs all members search for chains of whole
-machines, under different ZeRO stages and random numbers, and anneal the best; the second also prices the fallbacks and,
-where the machines are copies of a few (`core/like_parts.py`), first searches one part. Where the plan space has
-sequence layouts, the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage
-(`planning.py`). With a budget in steps there are two members whatever the number of cores, so that the plan does not
-depend on it.
+starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others try a few chains of whole machines
+as columns (`columns/`), anneal arrangements of such chains (`columns/arrangement_search.py`), and then the best of
+these, the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a minimum quality:
+symmetric grids over all machines, a separate grid for each machine kind, and the partitions of `solver=shapes`. Pricing
+them continues past the time limit until there is a plan. Where a plan is known, all members begin at it too. On more
+GPUs all members search for chains of whole machines, under different ZeRO stages and random numbers, and anneal the
+best; the second also prices the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first
+searches one part. Where the plan space has sequence layouts, the first member soon turns to them and chooses between a
+layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the
+number of cores, so that the plan does not depend on it.
 """
 
 import random
@@ -74,10 +74,11 @@ _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _LOCKSTEP = 12  # data-parallel partitions under ZeRO-2 and 3 among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
-_ARRANGED_S, _ARRANGED_STEPS = 0.4, 60  # what arrangements need before they give starts
-_MOST_ARRANGED = 0.3  # of a small budget
-_LEAST_ARRANGED = 20  # steps
-_ARRANGED_STARTS = 4  # partitions that arrangements give to annealing
+_COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
+_MOST_FOR_COLUMNS = 0.4  # of a small budget
+_LEAST_FOR_COLUMNS = 20  # steps; programs take some before there is a plan
+_LEAST_ARRANGED = 40  # steps that arrangements need before they give starts
+_CHAIN_STARTS = 4  # partitions that columns, and arrangements, give to annealing
 _COLUMN_STARTS = 4  # partitions that fallbacks give to columns
 
 
@@ -280,11 +281,7 @@ def _is_shallow(partition: Partition) -> bool:
 def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
     """A member on few GPUs, or one that turns to sequence layouts."""
     problem = run.problem
-    own: list[Partition] = []
-    share = _for_arrangements(run.budget) if member.arranged and len(problem.usable_by_machine) > 1 else 0.0
-    if share:
-        chains = ArrangementSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
-        own = chains.search(run.until(max(share, member.arranged)), _ARRANGED_STARTS)
+    own = _of_chains(run, completer, member) if member.arranged and len(problem.usable_by_machine) > 1 else []
     cheap = [*own, *price_fallbacks(run, completer, fallbacks, run.until())]
     if problem.space.sequence and member.before_layouts < 1.0:
         rng = random.Random(run.seed)
@@ -299,12 +296,27 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     _anneal(run, completer, member, chain(found, cheap, of_kinds))
 
 
-def _for_arrangements(budget: Budget) -> float:
-    """The share of a small budget that arrangements need before they give starts; 0 where it would be too much."""
+def _of_chains(run: Search, completer: PlanCompleter, member: _Member) -> list[Partition]:
+    """Starts of chains of whole machines: from a few columns, which take the fewest steps, and from arrangements."""
+    budget, stage = run.budget, column_stages(run)[0]
+    of_columns, of_arrangements = _share(budget, _COLUMNS_S, _COLUMNS_STEPS), member.arranged
+    found: list[Partition] = []
+    if of_columns:
+        columns = ColumnSearch(run, completer, stage, random.Random(run.seed))
+        columns.generate(run.until(of_columns))
+        found = columns.best(_CHAIN_STARTS)
+    if budget.max_steps is None or of_arrangements * budget.max_steps >= _LEAST_ARRANGED:
+        chains = ArrangementSearch(run, completer, stage, random.Random(run.seed))
+        found += chains.search(run.until(of_columns + of_arrangements), _CHAIN_STARTS)
+    return found
+
+
+def _share(budget: Budget, seconds: float, steps: int) -> float:
+    """The share of a budget that takes so long, as far as a small one allows; 0 where that is too little."""
     if budget.max_steps is None:
-        return min(_MOST_ARRANGED, _ARRANGED_S / budget.time_limit_s)
-    share = min(_MOST_ARRANGED, _ARRANGED_STEPS / budget.max_steps)
-    return share if share * budget.max_steps >= _LEAST_ARRANGED else 0.0
+        return min(_MOST_FOR_COLUMNS, seconds / budget.time_limit_s)
+    share = min(_MOST_FOR_COLUMNS, steps / budget.max_steps)
+    return share if share * budget.max_steps >= _LEAST_FOR_COLUMNS else 0.0
 
 
 def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Iterable[Partition]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cost.cost import PipelineCost, StageCost
-from hexiopt.cost.executors.memory import Memory
+from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
@@ -64,7 +64,7 @@ def plain(schedule: Schedule, times: Times, num_micro_batches: int) -> list[floa
 def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
     """When each stage ends in the event simulation."""
     forward, backward, ahead, back = times
-    nothing = Memory(0, 0, 0, 0, 0, 0, 0, 0)
+    nothing = Memory(*[0.0] * len(MEMORY_PARTS))
     stages = tuple(StageCost.of(f, b, nothing, 0.0, 0.0) for f, b in zip(forward, backward, strict=True))
     p = len(forward)
     pipeline = Pipeline(tuple(Stage.of((i,), i, i + 1) for i in range(p)), num_micro_batches)

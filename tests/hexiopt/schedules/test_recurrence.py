@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
-from hexiopt.cost.executors.memory import Memory
+from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, TensorParallel
@@ -27,7 +27,7 @@ from tests.strategies import compositions
 from tests.timing import within
 
 FORWARD, BACKWARD = OperationKind.FORWARD, OperationKind.BACKWARD
-NOTHING = Memory(0, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = Memory(*[0.0] * len(MEMORY_PARTS))
 
 
 def exact_ends(
