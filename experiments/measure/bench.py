@@ -285,8 +285,8 @@ def _gap(task: Problem, what: str, most: float, limit_s: float) -> BenchRow:
 
 def host(scale: float) -> Iterator[BenchRow]:
     """The host's own time of a training step of this runtime over that of the same model of torch's modules."""
-    from runtime.stock import host as one
-    from runtime.stock.turns import take_turns
+    from experiments.stock import host as one
+    from experiments.stock.turns import take_turns
 
     steps = max(2, round(50 * scale))
     for ways_of, ours in ((one.ways_of, "ours"), (partial(one.ways_of, is_compiled=True), "ours, layers compiled,")):
@@ -298,8 +298,8 @@ def host(scale: float) -> Iterator[BenchRow]:
 
 def training(scale: float) -> Iterator[BenchRow]:
     """The training step time of this runtime over that of stock torch on this machine."""
-    from runtime.stock import pipelines, tensor_parallel
-    from runtime.stock.turns import take_turns
+    from experiments.stock import pipelines, tensor_parallel
+    from experiments.stock.turns import take_turns
 
     steps = max(2, round(50 * scale))
     for size, ways_of, what, most in (

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.stock.layer import StockLayer
+from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
 from runtime.parallel.optimizer import AdamW
-from runtime.stock.layer import StockLayer
-from runtime.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 from runtime.training.trainee import drawn
 
 SIZE = 1  # process

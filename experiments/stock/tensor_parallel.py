@@ -16,14 +16,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from experiments.stock.layer import StockLayer
+from experiments.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import shards, split, stage_parts
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
-from runtime.stock.layer import StockLayer
-from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 from runtime.training.trainee import drawn
 
 SIZE = 2  # processes

@@ -1,17 +1,17 @@
-"""The same steps by stock parts of torch and by ours, in turns on this machine: `python -m runtime.stock`."""
+"""The same steps by stock parts of torch and by ours, in turns on this machine: `python -m experiments.stock`."""
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
 
-from runtime.stock import host, pipelines, tensor_parallel
-from runtime.stock.turns import take_turns
+from experiments.stock import host, pipelines, tensor_parallel
+from experiments.stock.turns import take_turns
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all comparisons and print them."""
-    parser = argparse.ArgumentParser(prog="python -m runtime.stock", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.stock", description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
     parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
     given = parser.parse_args(arguments)

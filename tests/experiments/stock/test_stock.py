@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.stock import host, pipelines, tensor_parallel
-from runtime.stock.turns import OURS, STOCK, take_turns
+from experiments.stock import host, pipelines, tensor_parallel
+from experiments.stock.turns import OURS, STOCK, take_turns
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
@@ -20,7 +21,6 @@ from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.parallel.optimizer import AdamW
-from runtime.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 from runtime.training.trainee import drawn
 
 SIZE = 4  # processes
