@@ -192,9 +192,10 @@ def test_a_plan_on_changed_problems_is_several_jobs(hexiopt: Run, tmp_path: Path
         ran = hexiopt(*priced)
         assert ran.code == 0, ran.err
         assert ran.out.count("known already") == known
-    times_s = [status["step_time_s"] for status in statuses(tmp_path)]
+    # Resumed jobs have folders named by what they are, in no order of theirs.
+    times_s = {status["overrides"][-1]: status["step_time_s"] for status in statuses(tmp_path)}
     assert len(times_s) == 2
-    assert times_s[0] < times_s[1]
+    assert times_s["workload.global_batch=128"] < times_s["workload.global_batch=256"]
 
 
 def test_the_newest_sweep_is_resumed_where_none_is_named(hexiopt: Run, tmp_path: Path) -> None:
