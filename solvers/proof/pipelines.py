@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,6 @@ _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once
 _ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
 _LIMITS = 2  # searches of a usage and size that reach their limit, until no more is asked
-_UNDIVIDED = 300_000_000_000
-_WIDE = 0.005  # of the step time: layers on a machine are divided while they differ by more in their sync
 _SAME = 1e-4  # relative increase of a sum that does not justify another round
 RELAXED = 0  # operations: least sums only
 TINY = 400_000  # of a search on behalf of many questions: some thousandths of a second
@@ -30,13 +27,6 @@ SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 _MicroBatches = tuple[Surroundings, int, int]  # with their size and number
-
-
-class _Asked(NamedTuple):
-    around: Surroundings
-    usage: int
-    size: int
-    num_micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +216,8 @@ class PipelineSearch:
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
         most_on = self._layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
-        asked = _Asked(around, usage, size, num_micro_batches)
         on = LayersOn(np.minimum(vector, 1), most_on).within(tables.num_layers)
-        before_s = None if on is None else self._before(asked, on)
+        before_s = None if on is None else self._before(around, usage, size, num_micro_batches, on)
         found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
         if on is None or before_s is None:
             return NO, found[:0]
@@ -242,11 +231,12 @@ class PipelineSearch:
         )  # fmt: skip
         return int(answer), found[:count]
 
-    def _before(self, asked: _Asked, on: LayersOn) -> Floats | None:
+    def _before(
+        self, around: Surroundings, usage: int, size: int, num_micro_batches: int, on: LayersOn
+    ) -> Floats | None:
         """The least sums of the first stages of pipelines with so many layers on each machine; None where there is no
         pipeline. On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of
         them."""
-        around, usage, size, num_micro_batches = asked
         caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(on.most > 0, on.least, -1).tolist())]
         lattice, known_s = self.tables.usages.below(usage), 0.0
         every = np.ones(lattice.size, np.bool_)
