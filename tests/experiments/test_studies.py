@@ -20,7 +20,7 @@ from experiments.studies.frame.rows import credited, time_to_s
 from experiments.studies.frame.search import BOUND, GRACE_S, Isolated, Measured, SearchSpec, measure
 from experiments.studies.frame.settings import OURS, QUICK, RIVALS, SETTINGS
 from experiments.studies.frame.study import Scale, conditions, frame, measured, page_text
-from experiments.studies.frame.words import change, markdown, span
+from experiments.studies.frame.words import change, hardware, markdown, span
 from experiments.studies.sequence import joint, long_context
 from hexiopt.problem.space import SWITCHES
 from hexiopt.readers.problem_file import problem_sha256
@@ -442,6 +442,17 @@ def test_a_page_has_no_empty_parts() -> None:
     assert "\n\n\n" not in text
     assert text.count("\n## ") == 1
     assert stated[-1] == "Command: `the command`"
+
+
+def test_conditions_have_one_line_for_a_cluster_and_its_variants() -> None:
+    cluster = SETTINGS[0].problem(Scale()).cluster
+    slower = SETTINGS[0].problem(Scale(inter_gb_per_s=0.5)).cluster
+    [line] = hardware([cluster, slower, cluster], "bf16")
+    assert line.startswith(f"`{cluster.name}`: 1 × (8 × rtx_3080_ti: 56.9 TFLOPS, 12 GiB, 20 GB/s inside)")
+    assert "; 5 GB/s between machines; " in line
+    assert line.endswith("TFLOPS; and 1 variant of it")
+    many = hardware([replace(cluster, name=str(number)) for number in range(20)], "bf16")
+    assert (len(many), many[-1]) == (13, "and 8 more clusters like these")
 
 
 def test_bars_are_labelled_and_say_where_there_is_no_plan() -> None:

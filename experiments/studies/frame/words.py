@@ -13,7 +13,7 @@ from hexiopt.report.style import count
 from hexiopt.report.style import seconds as in_seconds
 from hexiopt.units import GB, GIB, TFLOP
 
-_CLUSTERS = 30  # listed on a page
+_CLUSTERS = 12  # listed on a page
 _NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
 
 
@@ -64,10 +64,18 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
-    """One line per cluster: its GPUs with their figures, and its network."""
-    found = list(dict.fromkeys(f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in clusters))
-    more = len(found) - _CLUSTERS
-    return found if more <= 0 else [*found[:_CLUSTERS], f"and {count(more, 'more variant')} of such clusters"]
+    """One line per name of a cluster: GPUs with their figures and the network of the first cluster that has it, and how
+    many variants of it there are.
+    """
+    variants: dict[str, dict[str, None]] = {}
+    for cluster in clusters:
+        variants.setdefault(cluster.name, {})[_machines(cluster, precision)] = None
+    lines = []
+    for name, own in variants.items():
+        others = f"; and {count(len(own) - 1, 'variant')} of it" if len(own) > 1 else ""
+        lines.append(f"`{name}`: {next(iter(own))}{others}")
+    more = len(lines) - _CLUSTERS
+    return lines if more <= 0 else [*lines[:_CLUSTERS], f"and {count(more, 'more cluster')} like these"]
 
 
 def _machines(cluster: Cluster, precision: str) -> str:
