@@ -41,7 +41,7 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
         ]
     quoted.sort(key=lambda item: -cost.pipelines[item[0]].end_s)
     events: list[dict[str, Any]] = []
-    room, num_alike = MAX_EVENTS, 0
+    room, num_alike, synced_s = MAX_EVENTS, 0, _synced_s(problem, plan, cost)
     for index, alike in quoted:
         whole = _num_events(plan, cost, index) <= MAX_EVENTS // 2
         need = _num_events(plan, cost, index) if whole else _num_fixed(plan, cost, index)
@@ -49,7 +49,7 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
             break
         room -= need
         num_alike += alike
-        events += _pipeline_events(problem, plan, cost, index, alike, whole)
+        events += _pipeline_events(problem, plan, cost, index, alike, whole, synced_s)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -100,7 +100,7 @@ def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
 
 
 def _pipeline_events(
-    problem: Problem, plan: Plan, cost: Cost, index: int, alike: int, whole: bool
+    problem: Problem, plan: Plan, cost: Cost, index: int, alike: int, whole: bool, synced_s: float
 ) -> Iterator[dict[str, Any]]:
     pipeline, priced = plan.pipelines[index], cost.pipelines[index]
     others = f", represents {alike} equal ones" if alike > 1 else ""
@@ -138,11 +138,15 @@ def _pipeline_events(
                 end_s,
                 num_micro_batches=pipeline.num_micro_batches,
             )
-    synced_s, syncs = cost.pipeline_s + cost.gradient_sync_s, has_gradient_sync(problem, plan)
     for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
-        if syncs and end_s < synced_s:
+        if end_s < synced_s:
             yield _slice("gradient sync", "gradient_sync", index, tid, end_s, synced_s)
-        yield _slice("optimizer", "optimizer", index, tid, synced_s, cost.step_time_s)
+        yield _slice("optimizer", "optimizer", index, tid, cost.pipeline_s + cost.gradient_sync_s, cost.step_time_s)
+
+
+def _synced_s(problem: Problem, plan: Plan, cost: Cost) -> float:
+    """When gradients are summed; 0 where no device waits for that."""
+    return cost.pipeline_s + cost.gradient_sync_s if has_gradient_sync(problem, plan) else 0.0
 
 
 def has_gradient_sync(problem: Problem, plan: Plan) -> bool:
