@@ -33,7 +33,7 @@ _FASTER, _MORE_MEMORY, _MORE_BATCH = 100.0, 16.0, 8
 _GBIT_PER_S = 100, 5  # between machines, of HexiScale's settings
 _PARTS = (
     *("compute", "recompute", "TP collectives", "gathers, scatters and slower holders", "messages", "bubble"),
-    *("gradient sync", "optimizer"),
+    *("gradient sync", "optimizer", "weight all-gather"),
 )
 _TINY = 5e-4  # share of a step
 _NOTES = (

@@ -48,7 +48,8 @@ class Breakdown:
     """The seconds of a step, by the executor that ends last in the slowest pipeline; its parts add up to the step.
 
     `messages_s` is by how much the executor would end earlier if no message took time; `bubble_s` is what it then
-    still waits.
+    still waits. `optimizer_s` is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage
+    shards weights, is `weight_gather_s`.
     """
 
     pipeline: int
@@ -63,6 +64,7 @@ class Breakdown:
     bubble_s: float
     gradient_sync_s: float
     optimizer_s: float
+    weight_gather_s: float
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -77,6 +79,7 @@ class Breakdown:
             ("bubble", self.bubble_s),
             ("gradient sync", self.gradient_sync_s),
             ("optimizer", self.optimizer_s),
+            ("weight all-gather", self.weight_gather_s),
         )
 
 
@@ -90,6 +93,10 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     busy = busy_time(model, plan, cost, p, s, r)
     graph = model.placed(plan)[p].graph
     silent_s = graph.ends_s([0.0] * len(priced.messages))[number]
+    optimizer_s = cost.optimizer_s
+    if plan.sharding.stage in (1, 2):
+        executors = (own for one in cost.pipelines for at in one.stages for own in at.executors)
+        optimizer_s = min(optimizer_s, max(copy.optimizer_s for own in executors for copy in own.copies))
     return Breakdown(
         *(p, s, r),
         compute_s=count * busy.compute_s,
@@ -100,7 +107,8 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
         messages_s=cost.pipeline_s - silent_s,
         bubble_s=silent_s - count * busy.total_s,
         gradient_sync_s=cost.gradient_sync_s,
-        optimizer_s=cost.optimizer_s,
+        optimizer_s=optimizer_s,
+        weight_gather_s=cost.optimizer_s - optimizer_s,
     )
 
 

@@ -8,7 +8,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.style import INK, MEMORY_COLOURS, OPTIMIZER_COLOUR, SYNC_COLOUR, seconds_scale
+from hexiopt.report.style import INK, MEMORY_COLOURS, OPTIMIZER_COLOUR, SYNC_COLOUR, mix, seconds_scale
 
 # Compute and recompute in blues, waiting and collectives in warm colours, the end of the step as in the timeline.
 _COLOURS = {
@@ -21,6 +21,7 @@ _COLOURS = {
     "bubble": MEMORY_COLOURS["reserve"],
     "gradient sync": SYNC_COLOUR,
     "optimizer": OPTIMIZER_COLOUR,
+    "weight all-gather": mix(SYNC_COLOUR, OPTIMIZER_COLOUR, 0.5),
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from tests.hexiopt.cost.test_cost import PROBLEM
 from tests.hexiopt.plan.layouts import with_layouts
@@ -22,9 +22,11 @@ def test_the_parts_add_up_to_the_step_and_to_every_executor(pair: tuple[Problem,
     problem, plan = pair
     model = PlanPricer(problem)
     cost = model.price(plan)
-    parts = breakdown(model, plan, cost).parts
+    found = breakdown(model, plan, cost)
+    parts = found.parts
     assert sum(seconds for _, seconds in parts) == pytest.approx(cost.step_time_s, rel=1e-12, abs=0)
     assert all(seconds >= -1e-12 * cost.step_time_s for _, seconds in parts)
+    assert plan.sharding.stage in (1, 2) or found.weight_gather_s == 0.0
     for p, pipeline in enumerate(cost.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for r, one in enumerate(stage.executors):
@@ -52,3 +54,16 @@ def test_two_stages_by_hand() -> None:
     bare = breakdown(model, none, model.price(none))
     assert bare.recompute_s == 0.0
     assert bare.compute_s == pytest.approx(found.compute_s)
+
+
+def test_sharded_weights_are_gathered_after_the_optimizer() -> None:
+    pipelines = tuple(Pipeline((Stage.of(devices, 0, 6, "full"),), 1, 4) for devices in ((0, 1), (2, 3)))
+    model = PlanPricer(PROBLEM)
+    whole, sharded = (Plan(pipelines, sharding=Sharding(zero_stage)) for zero_stage in (0, 1))
+    cost = model.price(sharded)
+    before, after = breakdown(model, whole, model.price(whole)), breakdown(model, sharded, cost)
+    slowest_s = max(one.stages[0].executors[0].copies[0].optimizer_s for one in cost.pipelines)
+    assert after.optimizer_s == pytest.approx(slowest_s)
+    assert before.weight_gather_s == 0.0
+    assert after.weight_gather_s == pytest.approx(cost.optimizer_s - slowest_s)
+    assert after.weight_gather_s > before.gradient_sync_s / 8
