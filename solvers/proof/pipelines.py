@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
 from solvers.proof.joint import Lines, most_alone
-from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES, search_pipelines
+from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES
+from solvers.proof.pipeline_search import search_pipelines
 from solvers.proof.sums import Caps, Most, StageBounds, least_sums, raise_sums
 from solvers.proof.tables import ProofTables, Surroundings
 from solvers.proof.usages import Lattice
@@ -27,6 +28,8 @@ SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 _MicroBatches = tuple[Surroundings, int, int]  # with their size and number
+# Numbers of micro-batches known to be possible, and not known to be impossible, by size, of usages in surroundings.
+Learned = dict[tuple[Surroundings, int], dict[int, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,7 @@ class PipelineSearch:
         # By size, of each usage: what sums allow, and do not rule out.
         self._relaxed_between: dict[Surroundings, dict[int, tuple[Ints, Ints]]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
-        # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
-        self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
+        self._between: Learned = {}
         self._most_before: dict[Surroundings, dict[int, Ints]] = {}
         if before is not None:
             self._most_before = before._most_before | {
@@ -94,6 +96,17 @@ class PipelineSearch:
             }
             for key, known in before._between.items():
                 self._between[key] = {size: [0, high] for size, (_, high) in known.items()}
+
+    @property
+    def learned(self) -> Learned:
+        """What searches have found, for a search of the same step time in another process."""
+        return self._between
+
+    def learn(self, learned: Learned) -> None:
+        """Take note of what another search of the same step time has found."""
+        for key, theirs in learned.items():
+            for size, known in self._between.setdefault(key, theirs).items():
+                known[0], known[1] = max(known[0], theirs[size][0]), min(known[1], theirs[size][1])
 
     # ---------------------------------------------------------------------- bounds of all usages
 

@@ -18,24 +18,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solvers.core.search import Allowance, Search
+from solvers.core.turns import Turns
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
 from solvers.proof.combinations import COMBINE, Answer, Combinations
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
-from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
+from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, Learned, PipelineSearch
 from solvers.proof.questions import Known, Question, Several, Single
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
-T = TypeVar("T")
 ALONE = Surroundings(1)
 _FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
 _SINGLES = 2_000  # most single pipelines to price
@@ -48,7 +48,6 @@ _OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 60  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions at the first effort
-_FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 
 
 class BudgetSpentError(Exception):
@@ -72,24 +71,15 @@ class Proof:
         self._allowed = allowed
         limit_s *= _ROUNDING
         known = self._of(limit_s)
-        left = list[Question]()
-        for questions in self._questions(known):
-            more = self._left_open(known, questions, limit_s, _EFFORTS[0])
-            if more is None:
-                return "found"
-            left += more
-        for effort in _EFFORTS[1:]:
-            more = self._left_open(known, left, limit_s, effort)
-            if more is None:
-                return "found"
-            left = more
-        return "open" if left else "none"
-
-    def _questions(self, known: Known) -> Iterator[list[Question]]:
-        """All that are not refuted, by kind; partitions take longer to list."""
-        yield known.open("single", self._singles)
+        singles = known.open("single", self._singles)
+        left = self._left_open(known, [(question, 0) for question in singles], limit_s, 1)
+        if left is None:
+            return "found"
+        asked: list[tuple[Question, int]] = [(question, 1) for question in left]
         if self._packs(known.search) is not None:
-            yield known.open("several", self._partitions)
+            asked += [(question, 0) for question in known.open("several", self._partitions)]  # these take long to list
+        left = self._left_open(known, asked, limit_s, len(_EFFORTS))
+        return "found" if left is None else "open" if left else "none"
 
     def _of(self, limit_s: float) -> Known:
         """What is known of a step time, from the longer ones that were asked: neither a better plan found nor a weaker
@@ -103,25 +93,26 @@ class Proof:
         return found
 
     def _left_open(
-        self, known: Known, questions: Sequence[Question], limit_s: float, effort: int
+        self, known: Known, questions: Sequence[tuple[Question, int]], limit_s: float, most: int
     ) -> list[Question] | None:
-        """The questions that stay open; None where a plan was found."""
-        self._effort = effort
-        left, at, count = list[Question](), 0, _FIRST_ROUND
-        while at < len(questions):
-            asked = questions[at : at + count * self._processes]
-            least = _WORTH_A_PROCESS if effort == _EFFORTS[0] else 2
-            answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found", least)
-            for question, answer in zip(asked, answers, strict=True):
-                if answer == "none":
-                    known.refute(question)
-            if "found" in answers:
-                return None
-            if None in answers:
-                raise BudgetSpentError
-            left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
-            at, count = at + len(asked), count * _LONGER
-        return left
+        """The questions, each with how many efforts it has had, that stay open after `most`; None where a plan was
+        found."""
+
+        def ask(number: int, efforts: int) -> Answer:
+            self._effort = _EFFORTS[efforts]
+            return self._ask(known.search, questions[number][0], limit_s)
+
+        tried = [efforts for _, efforts in questions]
+        least = 2 if any(tried) else _WORTH_A_PROCESS
+        answers = self._shared(known.search, tried, most, ask, least)
+        for (question, _), answer in zip(questions, answers, strict=True):
+            if answer == "none":
+                known.refute(question)
+        if "found" in answers:
+            return None
+        if None in answers:
+            raise BudgetSpentError
+        return [question for (question, _), answer in zip(questions, answers, strict=True) if answer == "open"]
 
     @property
     def _processes(self) -> int:
@@ -129,38 +120,42 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any, least: int) -> list[Any]:
-        """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
-        process ends at the result `last` or with its budget, and None follows."""
-        count = self._processes if len(items) >= least else 1
+    def _shared(
+        self, search: PipelineSearch, tried: Sequence[int], most: int, work: Callable[[int, int], Any], least: int
+    ) -> list[Any]:
+        """The last result of `work` on each number, given how often that was tried before, until it is not "open" or
+        was tried so often; in all processes, or in one where there are fewer than `least`. All end at "found". None
+        where the budget ended first."""
+        count = min(self._processes, len(tried)) if len(tried) >= least else 1
+        turns = Turns(tried, most, shared=count > 1)
 
-        def done(own: Sequence[T]) -> list[Any]:
-            results = []
+        def done() -> dict[int, Any]:
+            results = dict[int, Any]()
             with suppress(BudgetSpentError):
-                for item in own:
-                    results.append(work(item))
-                    if last is not None and results[-1] == last:
-                        break
-            return results + [None] * (len(own) - len(results))
+                while (turn := turns.take(self._keep_on)) is not None:
+                    number, tries = turn
+                    try:
+                        result = work(number, tries)
+                    except BaseException:
+                        turns.close()  # nobody waits for it
+                        raise
+                    results[number] = result if result != "open" or tries + 1 == most else None
+                    turns.give_back(number, done=result != "open")
+                    if result == "found":
+                        turns.close()
+            return results
 
-        if count < 2:
-            return done(items)
+        def share(run: Search) -> tuple[dict[int, Any], Learned]:
+            self._run, self._combinations = run, Combinations(self._tables, run)
+            self._allowed = replace(self._allowed, search=run)
+            return done(), search.learned
 
-        def theirs(number: int) -> Callable[[Search], list[Any]]:
-            def share(run: Search) -> list[Any]:
-                self._run, self._combinations = run, Combinations(self._tables, run)
-                self._allowed = replace(self._allowed, search=run)
-                return done(items[number::count])
-
-            return share
-
-        results: list[Any] = [None] * len(items)
-        with in_parallel(self._run, *(theirs(number) for number in range(1, count))) as answers:
-            results[::count] = done(items[::count])
-            if last is None or last not in results:
-                for number, own in enumerate(answers(), 1):
-                    results[number::count] = own or results[number::count]
-        return results
+        with in_parallel(self._run, *[share] * (count - 1)) as answers:
+            found = done()
+            for own, learned in filter(None, [] if "found" in found.values() else answers()):
+                found |= {number: result for number, result in own.items() if result is not None}
+                search.learn(learned)
+        return [found.get(number) for number in range(len(tried))]
 
     def _ask(self, search: PipelineSearch, question: Question, limit_s: float) -> Answer:
         if isinstance(question, Single):
@@ -234,11 +229,13 @@ class Proof:
         tables, sequences, around = self._tables, self._packs(search), self._anything
         if sequences is None:
             return []
-        found: list[list[Several] | None] = self._each(
-            list(cases(tables.usages)),
-            lambda case: list(self._of_case(search, case, around, sequences)),
-            last=None,
-            least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
+        every = sorted(cases(tables.usages), key=lambda case: -allowed(case, tables.usages.vectors).sum())
+        found = self._shared(
+            search,
+            [0] * len(every),
+            1,
+            lambda number, _: list(self._of_case(search, every[number], around, sequences)),
+            1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
         if None in found:
             raise BudgetSpentError

@@ -165,27 +165,27 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
     )
 
 
-def agrees(problem: Problem) -> bool:
+def agrees(problem: Problem, budget: Budget = STEPS) -> bool:
     """Holds that there is no plan below the optimum of `exhaustive` and one at it; false where that gives up."""
     expected = Exhaustive().solve(problem, Budget(30.0, max_steps=200_000))
     if expected.status is not Status.OPTIMAL:
         return False
     model = PlanPricer(problem)
-    run = Search("test", problem, STEPS, 0, model)
+    run = Search("test", problem, budget, 0, model)
     [proof] = [Proof(ProofTables(model, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)]
     assert proof.answer(expected.objective * (1 - 1e-6), run.until()) == "none"
     assert run.best_s >= expected.objective * (1 - 1e-9)
     assert proof.answer(expected.objective * (1 + 1e-6), run.until()) == "found"
     assert run.plan is not None
     assert not check(problem, run.plan)
-    refutes_ever_shorter_times(problem, expected.objective)
+    refutes_ever_shorter_times(problem, expected.objective, budget)
     return True
 
 
-def refutes_ever_shorter_times(problem: Problem, optimum_s: float) -> None:
+def refutes_ever_shorter_times(problem: Problem, optimum_s: float, budget: Budget) -> None:
     """Holds that one proof, asked again below each plan that it finds, remembers what it refuted and ends at the
     optimum."""
-    run = Search("test", problem, STEPS, 0)
+    run = Search("test", problem, budget, 0)
     proof = Proof(ProofTables(run.exact_pricer, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)
     limit_s, answers = 3 * optimum_s, list[str]()
     while not answers or answers[-1] == "found":
@@ -200,6 +200,14 @@ def refutes_ever_shorter_times(problem: Problem, optimum_s: float) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_proofs_equal_looking_at_all_plans(seed: int) -> None:
     assert agrees(random_problem(seed))
+
+
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: 3)
+    for name in ("_MANY_USAGES", "_WORTH_A_PROCESS"):
+        monkeypatch.setattr(f"solvers.proof.proof.{name}", 1)
+    assert agrees(random_problem(seed), Budget(600.0))
 
 
 @pytest.mark.slow
