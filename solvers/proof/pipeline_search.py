@@ -1,6 +1,6 @@
 """The compiled search for one pipeline: all choices of its stages that end in time."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -27,6 +27,15 @@ from solvers.proof.kernels import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _OPERATIONS_OF_A_STAGE = 8  # in bounds in closed form
+
+
+class Before(NamedTuple):
+    """The first stages of pipelines, from `least_sums` and `least_rests`, for the usages inside one; and the least tail
+    of a first stage."""
+
+    sum_s: Floats
+    rest_s: Floats
+    tail_s: float
 
 
 @numba.njit(cache=True)
@@ -63,12 +72,12 @@ def _most_layers(
 @numba.njit(cache=True)
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
-    before_s: Floats, least_on: Ints, most_on: Ints, num_layers: int, num_micro_batches: int, limit_s: float,
+    before: Before, least_on: Ints, most_on: Ints, num_layers: int, num_micro_batches: int, limit_s: float,
     most_work: int, found: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
 
-    `before_s` is from `least_sums` for the usages inside this one; only pipelines with `least_on` to `most_on`
+    Only pipelines with `least_on` to `most_on`
     [machines] layers on each machine count. Writes group and layers of each stage, then −1, to `found` [pipelines,
     stages + 1, 2]. Returns YES, NO or LIMIT (too much work or too many pipelines) and the number found. Work is counted
     in operations of recurrences.
@@ -94,6 +103,7 @@ def search_pipelines(
         if usage[groups.machine[g]] >= groups.tp[g]:
             least_forward_s = min(least_forward_s, seconds.forward_s[0, g, 1])
     free[0] = usage
+    before_s = before.sum_s
     least_before, most_before = _layers_before(before_s)
     most_own = np.full((4, most, len(groups.machine)), -1, np.int64)
     inner_of, at = np.zeros(most + 1, np.bool_), np.zeros(most + 1, np.int64)
@@ -141,17 +151,19 @@ def search_pipelines(
         both = seconds.both_s[kind, 0 if gpipe else min(m_batches, p) - 1, g, n]
         if both >= NEVER_S:
             continue
-        # The prefix and the first stage's tail, at least; `together_s` if that is on the machine of the last stage.
-        prefix_s, together_s, z = tails.all_s, tails.all_s, groups.machine[row[0]]
+        # The prefix and the first stage's tail, at least; `together_s` if that is on the machine of the last stage; and
+        # the prefix with what its slowest stage adds.
+        prefix_s, together_s, slowest_s, z = tails.all_s, tails.all_s, 0.0, groups.machine[row[0]]
         if not begins:
-            prefix_s = together_s = NEVER_S
+            prefix_s = together_s = slowest_s = NEVER_S
             for f in range(len(before_s)):
                 own_s = before_s[f, at[d], left, m]
+                slowest_s = min(slowest_s, own_s + before.rest_s[f, at[d], left, m])
                 if len(before_s) == 1 or f == z:
-                    together_s = own_s + tails.all_s
+                    together_s = own_s + before.tail_s
                     prefix_s = min(prefix_s, together_s)
                 else:
-                    prefix_s = min(prefix_s, own_s + max(tails.all_s, tails.tied_s[f]))
+                    prefix_s = min(prefix_s, own_s + max(before.tail_s, tails.tied_s[f]))
         forward_s[d] = seconds.forward_s[kind, g, n]
         backward_s[d] = both - forward_s[d]
         # Bounds that need no look at the suffix: what it takes by itself, and the head.
@@ -162,7 +174,7 @@ def search_pipelines(
             next_s = both if gpipe else max(both, hop_s + forward_s[d - 1] + backward_s[d - 1])
         through_s = way_s[d] + both + hop_s
         own_s = turns // 2 * (both + next_s) + turns % 2 * both + w * backward_s[d]  # see `least_ends`
-        if through_s + prefix_s + max(rounds_s[d], own_s) > limit_s:
+        if through_s + max(prefix_s + max(rounds_s[d], own_s), slowest_s) > limit_s:
             continue
         on_s = tails.layer_s[m] * max(on[d, m] + n + tails.units[kind], least_on[m])
         if begins and p > 1 and z == m:
@@ -185,7 +197,7 @@ def search_pipelines(
         # Closed-form bounds first, which take less time than the recurrence.
         work += _OPERATIONS_OF_A_STAGE * p + p * p
         way_s[p], rounds_s[p] = least_ends(gpipe, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
-        if prefix_s + way_s[p] + rounds_s[p] > limit_s:
+        if way_s[p] + max(prefix_s + rounds_s[p], slowest_s) > limit_s:
             continue
         on[d + 1] = on[d]
         on[d + 1, m] += n + tails.units[kind]

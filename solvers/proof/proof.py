@@ -14,7 +14,7 @@ leaves open is asked again with more.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -180,14 +180,13 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _singles(self, search: PipelineSearch) -> list[Single]:
+    def _singles(self, known: Known) -> list[Single]:
         tables, found = self._tables, list[Single]()
-        relaxed = search.most_relaxed(ALONE)
-        representative = tables.usages.representative
+        relaxed = known.search.most_relaxed(ALONE)
         for size in tables.sizes:
             if tables.batch % size == 0:
                 for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
-                    if usage and usage == representative[usage]:
+                    if usage and usage == tables.usages.representative[usage]:
                         found.append(Single(usage, size))
         return found
 
@@ -217,54 +216,64 @@ class Proof:
         if around.holders < 2:
             return None
         sequences = search.most_sequences(around).copy()
-        return None if self._packed(search, around, sequences, None, SHORT) is None else sequences
+        packed = self._packed(search, around, sequences, self._tables.usages.representative, None, SHORT)
+        return None if packed is None else sequences
 
     @property
     def _anything(self) -> Surroundings:
         """Of several pipelines, whatever they are."""
         return Surroundings(min(self._tables.most_stages, self._tables.batch))
 
-    def _partitions(self, search: PipelineSearch) -> list[Several]:
+    def _partitions(self, known: Known) -> list[Several]:
         """What levels A and B leave, the most promising first."""
-        tables, sequences, around = self._tables, self._packs(search), self._anything
+        tables, search, around = self._tables, known.search, self._anything
+        sequences = self._packs(search)
         if sequences is None:
             return []
-        every = sorted(cases(tables.usages), key=lambda case: -allowed(case, tables.usages.vectors).sum())
+        left = [case for case in cases(tables.usages) if case not in known.cases]
+        left.sort(key=lambda case: -allowed(case, tables.usages.vectors).sum())  # the longest first
         found = self._shared(
             search,
-            [0] * len(every),
+            [0] * len(left),
             1,
-            lambda number, _: list(self._of_case(search, every[number], around, sequences)),
+            lambda number, _: list(self._of_case(search, left[number], around, sequences)),
             1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
+        known.cases |= {case: own for case, own in zip(left, found, strict=True) if own is not None}
         if None in found:
             raise BudgetSpentError
-        questions = [question for own in found if own for question in own]
+        questions = [question for own in known.cases.values() for question in own]
         return sorted(questions, key=lambda question: -sum(question.most))
 
     def _packed(
-        self, search: PipelineSearch, around: Surroundings, sequences: Ints, num_pipelines: int | None, work: int
-    ) -> Packings | None:
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, alike: Ints, num_pipelines: int | None,
+        work: int,
+    ) -> Packings | None:  # fmt: skip
         """The packings of pipelines in the same surroundings, whose `sequences` are lowered by searches of `work` as
-        far as it decides something; None where no packing processes the batch."""
+        far as it decides something; None where no packing processes the batch. `alike` says which usage stands for each
+        there."""
         tables, asked = self._tables, set[int]()
-        representative = tables.usages.representative
-        alike = not any(around.forced) and not any(around.crossing)  # else equal machines are told apart
         while True:
             packings = Packings(tables, sequences)
             most = packings.most if num_pipelines is None else packings.most_of(num_pipelines)
             if most < tables.batch:
                 return None
-            best = packings.best(num_pipelines)
-            todo = {int(representative[w]) if alike else w for w in best} - asked
+            todo = {int(alike[w]) for w in packings.best(num_pipelines)} - asked
             if not todo or most > _FAR * tables.batch:
                 return packings
             for usage in sorted(todo):
-                self._step()
-                most = search.exact_most(around, usage, work, max(1, packings.needed(usage, num_pipelines)))
-                same = representative == usage if alike else np.arange(len(sequences)) == usage
-                sequences[same] = np.minimum(sequences[same], most)
+                self._lower(search, around, sequences, alike, usage, packings.needed(usage, num_pipelines), work)
                 asked.add(usage)
+
+    def _lower(
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, alike: Ints, usage: int, least: int,
+        work: int,
+    ) -> None:  # fmt: skip
+        """Lower the `sequences` of a usage, and of those for which it stands, by searches of `work`."""
+        self._step()
+        search.lower(around, usage, int(sequences[usage]))
+        most = search.exact_most(around, usage, work, max(1, least))
+        sequences[alike == usage] = np.minimum(sequences[alike == usage], most)
 
     def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[Several]:
         """The partitions of a case that may process the batch."""
@@ -275,7 +284,8 @@ class Proof:
         self._step()
         known = case_surroundings(case, around.holders, "any", 2)
         own = np.minimum(own, search.most_sequences(known, around, own > 0))
-        packings = self._packed(search, known, own, None, RELAXED)
+        alike = tables.usages.representatives(case)
+        packings = self._packed(search, known, own, alike, None, RELAXED)
         if packings is None:
             return
         for k in range(2, packings.most_pipelines + 1):
@@ -289,35 +299,38 @@ class Proof:
                 near = case_surroundings(case, k, sharding, k)
                 most = np.minimum(own, search.most_sequences(near, known, own > 0))
                 for work in (RELAXED, TINY):
-                    packed = self._packed(search, near, most, k, work)
+                    packed = self._packed(search, near, most, alike, k, work)
                     if packed is None:
                         break
                     few = list(islice(packed.partitions(k, case, self._keep_on), _FEW))
                     if len(few) < _FEW:
                         break
                 if packed is not None:
-                    for parts in self._that_suffice(search, near, packed, k, case):
+                    for parts in self._that_suffice(search, near, packed, alike, k, case):
                         yield Several(parts, sharding, tuple(most[list(parts)].tolist()))
 
     def _that_suffice(
-        self, search: PipelineSearch, around: Surroundings, packed: Packings, num_pipelines: int, case: Case
-    ) -> Iterator[Partition]:
+        self, search: PipelineSearch, around: Surroundings, packed: Packings, alike: Ints, k: int, case: Case
+    ) -> Iterable[Partition]:
         """The partitions of a case that process the batch when each of their usages is searched in the case's
         surroundings: once for all partitions with that usage, which are many times as many.
 
         `packed.sequences` falls meanwhile, and with it what `partitions` lists.
         """
-        sequences, asked, batch = packed.sequences, set[int](), self._tables.batch
-        for parts in packed.partitions(num_pipelines, case, self._keep_on):
-            for w in parts:
-                if w not in asked and sequences[list(parts)].sum() >= batch:
-                    self._step()
-                    asked.add(w)
-                    search.lower(around, w, int(sequences[w]))
-                    least = max(1, Packings(self._tables, sequences).needed(w, num_pipelines))
-                    sequences[w] = min(sequences[w], search.exact_most(around, w, SHORT, least))
-            if sequences[list(parts)].sum() >= batch:
-                yield parts
+        sequences, batch, devices = packed.sequences, self._tables.batch, self._tables.usages.vectors.sum(axis=1)
+        left: Iterable[Partition] = packed.partitions(k, case, self._keep_on)
+        for work in (TINY, SHORT):
+            asked, several = set[int](), list[Partition]()
+            for parts in left:
+                for w in sorted(alike[list(parts)].tolist(), key=lambda w: devices[w]):  # few devices take less time
+                    if w not in asked and sequences[list(parts)].sum() >= batch:
+                        asked.add(w)
+                        needed = Packings(self._tables, sequences).needed(w, k)
+                        self._lower(search, around, sequences, alike, w, needed, work)
+                if sequences[list(parts)].sum() >= batch:
+                    several.append(parts)
+            left = [parts for parts in several if sequences[list(parts)].sum() >= batch]
+        return left
 
     def _several(self, search: PipelineSearch, asked: Several, limit_s: float) -> Answer:
         around = surroundings(self._tables, asked.parts, asked.sharding)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
@@ -163,6 +165,35 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
         )
         for together in every
     )
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 17), st.sampled_from(("all", "machine")), st.randoms(use_true_random=False))
+def test_equal_machines_process_alike(usage: int, sharding: Sharding, rng: random.Random) -> None:
+    """What is known of a usage in surroundings is known of it with equal machines in another order."""
+    problem = random_problem(11)
+    gpu = problem.cluster.machines[0].gpu
+    machines = [Machine(f"m{k}", f"m{k}", gpu, size, 24e9, 3e-6, (), 1, 3e9, 2e-5) for k, size in enumerate((2, 1, 2))]
+    workload = replace(problem.workload, global_batch=6, schedule="1f1b")
+    tables = ProofTables(
+        PlanPricer(replace(problem, cluster=Cluster("c", tuple(machines), 3e9, 2e-5), workload=workload)), ONE_F_ONE_B
+    )
+    assert tables.usages.alike == [(0, 2), (1,)]
+    forced, counts = [rng.random() < 0.5 for _ in range(3)], [rng.randrange(3) for _ in range(6)]
+    whole = tuple(m for m in range(3) if forced[m] and rng.random() < 0.5)
+    inside = tuple(counts[3:]) if sharding == "machine" else ()
+    around = Surroundings(3, sharding, tuple(forced), 2, whole, tuple(counts[:3]), inside)
+    turned = Surroundings(
+        3, sharding, (forced[2], forced[1], forced[0]), 2, tuple(sorted(2 - m for m in whole)),
+        (counts[2], counts[1], counts[0]), inside[::-1],
+    )  # fmt: skip
+    other = tables.usages.number(tables.usages.vectors[usage][::-1].tolist())
+    assert tables.representative(around, usage) == tables.representative(turned, other)
+    search = PipelineSearch(tables, rng.uniform(0.25, 0.8))
+    for count in range(1, 7):
+        own, rows = search.find(around, usage, 1, count, WHOLE, 5_000)
+        answer, others = search.find(*tables.representative(around, usage), 1, count, WHOLE, 5_000)
+        assert (own, len(rows)) == (answer, len(others))
 
 
 def agrees(problem: Problem, budget: Budget = STEPS) -> bool:

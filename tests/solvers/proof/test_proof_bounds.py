@@ -186,6 +186,22 @@ def test_usages_inside_others(most: list[int], rng: random.Random) -> None:
     assert usages.inside(marked).tolist() == expected
 
 
+@given(st.lists(st.integers(0, 2), min_size=4, max_size=4), RANDOMS)
+def test_usages_that_stand_for_others(uses: list[int], rng: random.Random) -> None:
+    """Those of machines that are equal and of one use in any order, and no others."""
+    kinds = ["a", "a", "b", "a"]
+    usages = Usages([2, 2, 2, 2], kinds)
+    found = usages.representatives(uses)
+
+    def told_apart(vector: list[int]) -> list[tuple[str, int, int]]:
+        return sorted(zip(kinds, uses, vector, strict=True))
+
+    for w in rng.sample(range(usages.size), 20):
+        same = [told_apart(other) == told_apart(usages.vectors[w].tolist()) for other in usages.vectors.tolist()]
+        assert (found == found[w]).tolist() == same
+        assert same[found[w]]
+
+
 @pytest.mark.parametrize("per_machine", [False, True])
 @given(st.integers(2, 5), st.integers(1, 6), st.integers(1, 3), RANDOMS)
 def test_rings_of_the_first_pipelines_take_no_longer(
