@@ -254,7 +254,7 @@ class Proof:
         there."""
         tables, asked = self._tables, set[int]()
         while True:
-            packings = Packings(tables, sequences)
+            packings = Packings(tables, sequences, num_pipelines)
             most = packings.most if num_pipelines is None else packings.most_of(num_pipelines)
             if most < tables.batch:
                 return None
@@ -325,7 +325,7 @@ class Proof:
                 for w in sorted(alike[list(parts)].tolist(), key=lambda w: devices[w]):  # few devices take less time
                     if w not in asked and sequences[list(parts)].sum() >= batch:
                         asked.add(w)
-                        needed = Packings(self._tables, sequences).needed(w, k)
+                        needed = Packings(self._tables, sequences, k).needed(w, k)
                         self._lower(search, around, sequences, alike, w, needed, work)
                 if sequences[list(parts)].sum() >= batch:
                     several.append(parts)
