@@ -1,4 +1,4 @@
-"""The compiled parts of the proof: recurrences, the search for one pipeline, and packing.
+"""The compiled parts of the proof that others share: recurrences, their bounds, and packing.
 
 Kinds of stages: 0 inner, 1 first, 2 last, 3 alone. Groups g are pairs of a machine and a TP degree. `both_s` is the sum
 of forward and backward, `NEVER_S` where a stage does not fit; its second index is the number of micro-batches in flight
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NEVER_S = 1e300
-_OPERATIONS_OF_A_STAGE = 8  # in a search's cheap bound
 YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
 
 
@@ -72,13 +71,13 @@ def chain_ends(
     """Write to `ends_s` [p] when each stage of a chain ends; `ahead_s[i]` is the message from stage i to i + 1,
     `back_s[i]` the one back."""
     if all_forward_first:
-        _gpipe_ends(forward_s, backward_s, ahead_s, back_s, p, num_micro_batches, ends_s)
+        gpipe_ends(forward_s, backward_s, ahead_s, back_s, p, num_micro_batches, ends_s)
     else:
         one_f_one_b_ends(forward_s, backward_s, ahead_s, back_s, p, num_micro_batches, ends_s, np.empty((3, p)))
 
 
 @numba.njit(cache=True)
-def _gpipe_ends(
+def gpipe_ends(
     forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, p: int, num_micro_batches: int,
     ends_s: Floats,
 ) -> None:  # fmt: skip
@@ -129,6 +128,42 @@ def one_f_one_b_ends(
 
 
 @numba.njit(cache=True)
+def least_ends(
+    all_forward_first: bool, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, p: int,
+    num_micro_batches: int, ends_s: Floats,
+) -> Any:  # fmt: skip
+    """As `chain_ends`, but lower bounds in closed form. Returns the seconds of the first micro-batch's way through the
+    chain and back, and the most seconds that some stage adds: the first stage ends no earlier than the sum of both.
+
+    The first micro-batch goes to the end and back to stage i, of t seconds, with r behind it; then M − 1 − w forwards
+    and M − 1 backwards are left, w = min(r, M − 1), or 0 under GPipe. Under 1F1B the cycle from stage i to j and back
+    advances c = j − i + 1 micro-batches in the sum L of these stages and messages: so q L take the place of q c t, for
+    any q c ≤ M − 1 − w.
+    """
+    most_s, way_s = 0.0, 0.0  # way: from stage i to the end and back
+    for i in range(p - 1, -1, -1):
+        both_s = forward_s[i] + backward_s[i]
+        w = 0 if all_forward_first else min(p - 1 - i, num_micro_batches - 1)
+        turns, cycle_s = num_micro_batches - 1 - w, both_s
+        rounds_s = turns * both_s
+        for j in range(i + 1, p if not all_forward_first else i + 1):
+            q = turns // (j - i + 1)
+            if q == 0:
+                break
+            cycle_s += ahead_s[j - 1] + back_s[j - 1] + forward_s[j] + backward_s[j]
+            rounds_s = max(rounds_s, q * cycle_s + (turns - q * (j - i + 1)) * both_s)
+        rounds_s += w * backward_s[i]
+        way_s += both_s + (ahead_s[i] + back_s[i] if i < p - 1 else 0.0)
+        ends_s[i] = way_s + rounds_s
+        most_s = max(most_s, rounds_s)
+    before_s = 0.0
+    for i in range(1, p):
+        before_s += forward_s[i - 1] + ahead_s[i - 1]
+        ends_s[i] += before_s
+    return way_s, most_s
+
+
+@numba.njit(cache=True)
 def add_own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
     """Add the load of a chain on `machines` [p] on their interfaces, in messages: each stage sends ahead and back in
     turn, so the larger of both counts, once per machine."""
@@ -170,160 +205,6 @@ def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines:
     if begins and machines[0] != machines[p - 1] and (i == 0 or i == p - 1):
         found = max(found, tails.tied_s[m])
     return found
-
-
-@numba.njit(cache=True)
-def search_pipelines(
-    usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
-    before_s: Floats, least_on: Ints, most_on: Ints, num_layers: int, num_micro_batches: int, limit_s: float,
-    most_work: int, found: Ints,
-) -> tuple[int, int]:  # fmt: skip
-    """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
-
-    `before_s` is from `least_sums` for the usages inside this one; only pipelines with `least_on` to `most_on`
-    [machines] layers on each machine count. Writes group and layers of each stage, then −1, to `found` [pipelines,
-    stages + 1, 2]. Returns YES, NO or LIMIT (too much work or too many pipelines) and the number found. Work is counted
-    in operations of recurrences.
-
-    The search is depth first, from the last stage of a pipeline to the first, so that the micro-batches in flight, the
-    memory, and the recurrence of the suffix as a pipeline of its own are exact. 1F1B and GPipe determine a stage's
-    order by the stages that follow it, and its operations start no earlier than if all inputs were available at once.
-    So stage s ends no earlier than in the suffix alone plus the forwards before it, and the step no earlier than the
-    head of the suffix plus the whole prefix (max-plus systems are monotone).
-    """
-    num_machines, most = len(usage), int(usage.sum())
-    m_batches = num_micro_batches
-    row, layers = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)  # by stages behind
-    free, held = np.zeros((most + 2, num_machines), np.int64), np.zeros(most + 2, np.int64)
-    on = np.zeros((most + 2, num_machines))  # layers of the suffix on each machine, with embedding and head
-    has = np.zeros((most + 2, num_machines), np.int64)  # without
-    started = np.zeros(most + 1, np.bool_)
-    forward_s, backward_s = np.zeros(most + 1), np.zeros(most + 1)  # by stages behind
-    chain_f, chain_b, ahead_s, back_s = np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1)
-    ends_s, machines = np.zeros(most + 1), np.zeros(most + 1, np.int64)
-    scratch_s, sent, received = np.zeros((3, most + 1)), np.zeros(num_machines), np.zeros(num_machines)
-    least_forward_s = NEVER_S
-    for g in range(len(groups.machine)):
-        if usage[groups.machine[g]] >= groups.tp[g]:
-            least_forward_s = min(least_forward_s, seconds.forward_s[0, g, 1])
-    free[0] = usage
-    d = work = count = 0
-    while d >= 0:
-        work += 1
-        if work > most_work:
-            return LIMIT, count
-        if not started[d]:
-            started[d], row[d], layers[d] = True, 0, num_layers - held[d] + 1
-        g, n = row[d], layers[d] - 1
-        if n < 1:
-            row[d] += 1
-            layers[d] = num_layers - held[d] + 1
-            if row[d] >= len(groups.machine):
-                started[d] = False
-                d -= 1
-            continue
-        layers[d] = n
-        m, tp = groups.machine[g], groups.tp[g]
-        if free[d, m] < tp:
-            layers[d] = 1
-            continue
-        left = num_layers - held[d] - n
-        free[d + 1] = free[d]
-        free[d + 1, m] -= tp
-        rest = int(free[d + 1].sum())
-        if rest == 0 and left > 0:
-            layers[d] = 1  # only all layers that are left
-            continue
-        if rest > 0 and left == 0:
-            continue
-        own_layers, others = has[d, m] + n, 1 if free[d + 1, m] else 0  # stages of the machine to come have layers too
-        if own_layers + others > most_on[m]:
-            continue
-        if others == 0 and own_layers < least_on[m]:
-            layers[d] = 1
-            continue
-        begins, p = rest == 0, d + 1
-        kind = kind_of(0, p, begins)
-        in_flight = 0 if seconds.all_forward_first else min(m_batches, p) - 1
-        both = seconds.both_s[kind, in_flight, g, n]
-        if both >= NEVER_S:
-            continue
-        forward_s[d] = seconds.forward_s[kind, g, n]
-        backward_s[d] = both - forward_s[d]
-        if m_batches * both - (0 if seconds.all_forward_first else min(d, m_batches - 1)) * forward_s[d] > limit_s:
-            continue
-        # The prefix and the first stage's tail, at least; `together_s` if that is on the machine of the last stage.
-        prefix_s, together_s, z = tails.all_s, tails.all_s, groups.machine[row[0]]
-        if not begins:
-            v = 0
-            for q in range(num_machines):
-                v += free[d + 1, q] * strides[q]
-            prefix_s = together_s = NEVER_S
-            for f in range(len(before_s)):
-                own_s = before_s[f, v, left, m]
-                if len(before_s) == 1 or f == z:
-                    together_s = own_s + tails.all_s
-                    prefix_s = min(prefix_s, together_s)
-                else:
-                    prefix_s = min(prefix_s, own_s + max(tails.all_s, tails.tied_s[f]))
-            if prefix_s >= NEVER_S:
-                continue
-        for i in range(p):
-            machines[i] = groups.machine[row[d - i]]
-            chain_f[i], chain_b[i] = forward_s[d - i], backward_s[d - i]
-        sent[:] = messages.base
-        received[:] = messages.base
-        add_own_load(machines, p, sent, received)
-        # A cheap bound: the path of the first micro-batch, and one stage's own rounds.
-        total_s, rounds_s = prefix_s, 0.0
-        for i in range(p):
-            behind = 0 if seconds.all_forward_first else min(d - i, m_batches - 1)
-            own = (m_batches - 1) * (chain_f[i] + chain_b[i]) - behind * chain_f[i]
-            rounds_s = max(rounds_s, own)
-            total_s += chain_f[i] + chain_b[i]
-            if i < p - 1:
-                a, b, x, y = machines[i], machines[i + 1], row[d - i], row[d - i - 1]
-                ahead_s[i] = between_s(messages, a, b, x, y, sent, received)
-                back_s[i] = between_s(messages, b, a, y, x, sent, received)
-                total_s += ahead_s[i] + back_s[i]
-        work += _OPERATIONS_OF_A_STAGE * p
-        if total_s + rounds_s > limit_s:
-            continue
-        work += 2 * p * m_batches
-        if seconds.all_forward_first:
-            _gpipe_ends(chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
-        else:
-            one_f_one_b_ends(chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s, scratch_s)
-        on[d + 1] = on[d]
-        on[d + 1, m] += n + tails.units[kind]
-        if begins and p > 1 and machines[p - 1] == m:
-            on[d + 1, m] -= tails.tied_units  # the last stage has it
-        fits = ends_s[0] + prefix_s <= limit_s
-        apart = ends_s[0] + together_s > limit_s
-        for i in range(p):
-            if not fits:
-                break
-            own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
-            tail_s = sync_s(tails, i, p, begins, own, k, machines, max(on[d + 1, machines[i]], least_on[machines[i]]))
-            if apart and i == p - 1:
-                tail_s = max(tail_s, tails.tied_s[z])
-            fits = ends_s[i] + left * least_forward_s + tail_s + tails.after_s[own_kind, own, k] <= limit_s
-        if fits and begins:
-            for i in range(p):
-                found[count, i, 0], found[count, i, 1] = row[d - i], layers[d - i]
-            found[count, p, 0] = -1
-            count += 1
-            if len(found) == 1:
-                return YES, count
-            if count == len(found):
-                return LIMIT, count
-        if fits and not begins:
-            held[d + 1] = held[d] + n
-            has[d + 1] = has[d]
-            has[d + 1, m] = own_layers
-            d += 1
-            started[d] = False
-    return YES if count else NO, count
 
 
 @numba.njit(cache=True)

@@ -15,11 +15,12 @@ Partition = tuple[int, ...]  # usages, ascending
 
 
 class Packings:
-    """The most sequences that several pipelines process together, given the most of one pipeline on each usage."""
+    """The most sequences that several pipelines, up to `most_pipelines`, process together, given the most of one
+    pipeline on each usage."""
 
-    def __init__(self, tables: ProofTables, sequences: Ints) -> None:
+    def __init__(self, tables: ProofTables, sequences: Ints, most_pipelines: int | None = None) -> None:
         self.tables, self.sequences = tables, sequences
-        self.most_pipelines = min(tables.most_stages, tables.batch)
+        self.most_pipelines = min(tables.most_stages, tables.batch) if most_pipelines is None else most_pipelines
         self._best = pack(tables.usages.vectors, sequences, self.most_pipelines)
 
     @property

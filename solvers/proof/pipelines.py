@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
 from solvers.proof.joint import Lines, most_alone
-from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES, search_pipelines
-from solvers.proof.sums import Caps, Most, StageBounds, least_sums, raise_sums
+from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES
+from solvers.proof.pipeline_search import Before, search_pipelines
+from solvers.proof.sums import Caps, Most, StageBounds, least_rests, least_sums, raise_sums
 from solvers.proof.tables import ProofTables, Surroundings
 from solvers.proof.usages import Lattice
 
@@ -27,6 +28,8 @@ SHORT = 4_000_000  # of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 _MicroBatches = tuple[Surroundings, int, int]  # with their size and number
+# Numbers of micro-batches known to be possible, and not known to be impossible, by size, of usages in surroundings.
+Learned = dict[tuple[Surroundings, int], dict[int, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,11 @@ class PipelineSearch:
         # By size, of each usage: what sums allow, and do not rule out.
         self._relaxed_between: dict[Surroundings, dict[int, tuple[Ints, Ints]]] = {}
         self._loosest = Surroundings(min(tables.most_stages, tables.batch))  # of several pipelines
-        # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
-        self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
+        self._between: Learned = {}
+        self._gave_up: dict[tuple[*_MicroBatches, int], int] = {}  # work of searches that reached their limit
+        self._named: Memo[tuple[Surroundings, int], tuple[Surroundings, int]] = Memo(
+            lambda key: tables.representative(*key), 50_000
+        )
         self._most_before: dict[Surroundings, dict[int, Ints]] = {}
         if before is not None:
             self._most_before = before._most_before | {
@@ -94,6 +100,17 @@ class PipelineSearch:
             }
             for key, known in before._between.items():
                 self._between[key] = {size: [0, high] for size, (_, high) in known.items()}
+
+    @property
+    def learned(self) -> Learned:
+        """What searches have found, for a search of the same step time in another process."""
+        return self._between
+
+    def learn(self, learned: Learned) -> None:
+        """Take note of what another search of the same step time has found."""
+        for key, theirs in learned.items():
+            for size, known in self._between.setdefault(key, theirs).items():
+                known[0], known[1] = max(known[0], theirs[size][0]), min(known[1], theirs[size][1])
 
     # ---------------------------------------------------------------------- bounds of all usages
 
@@ -217,25 +234,25 @@ class PipelineSearch:
         self._keep_on()
         most_on = self._layers_kept[around, size, num_micro_batches][np.arange(len(vector)), vector]
         on = LayersOn(np.minimum(vector, 1), most_on).within(tables.num_layers)
-        before_s = None if on is None else self._before(around, usage, size, num_micro_batches, on)
+        before = None if on is None else self._before(around, usage, size, num_micro_batches, on)
         found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
-        if on is None or before_s is None:
+        if on is None or before is None:
             return NO, found[:0]
         if most_work == RELAXED:
             return LIMIT, found[:0]
         terms = tables.terms[around]
         answer, count = search_pipelines(
             vector, tables.usages.below(usage).strides, tables.groups,
-            tables.seconds(around.holders, size, num_micro_batches), terms.tails, terms.messages[size], before_s,
+            tables.seconds(around.holders, size, num_micro_batches), terms.tails, terms.messages[size], before,
             on.least, on.most, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
         )  # fmt: skip
         return int(answer), found[:count]
 
     def _before(
         self, around: Surroundings, usage: int, size: int, num_micro_batches: int, on: LayersOn
-    ) -> Floats | None:
-        """The least sums of the first stages of pipelines with so many layers on each machine; None where there is no
-        pipeline. On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of
+    ) -> Before | None:
+        """The first stages of pipelines with so many layers on each machine; None where there is no pipeline. On the
+        usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of
         them."""
         caps = self._caps_kept[around, size, num_micro_batches, tuple(np.where(on.most > 0, on.least, -1).tolist())]
         lattice, known_s = self.tables.usages.below(usage), 0.0
@@ -249,14 +266,31 @@ class PipelineSearch:
             if whole_s[-1] <= known_s * (1 + _SAME):
                 break
             known_s = float(whole_s[-1])
-        return before_s
+        rest_s = np.empty_like(before_s)
+        least_rests(
+            lattice.vectors, lattice.strides, self.tables.groups, caps,
+            self.tables.terms[around].messages[size].round_trip_s, most, self.tables.num_layers, self.limit_s, known_s,
+            before_s, rest_s,
+        )  # fmt: skip
+        return Before(before_s, rest_s, caps.first_tail_s)
 
     def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
-        key = around, usage
+        key = self._named[around, usage]
         if key not in self._between:
             relaxed = self.most_relaxed(around if around.holders == 1 else self._loosest)
             self._between[key] = {size: [0, int(relaxed[size][usage])] for size in self.tables.sizes}
         return self._between[key]
+
+    def _answer(self, around: Surroundings, usage: int, size: int, num_micro_batches: int, most_work: int) -> int:
+        """As `find` of one pipeline; what reached a limit is not searched again with less work."""
+        around, usage = self._named[around, usage]
+        key = around, size, num_micro_batches, usage
+        if self._gave_up.get(key, -1) >= most_work:
+            return LIMIT
+        answer, _ = self.find(around, usage, size, num_micro_batches, most_work)
+        if answer == LIMIT:
+            self._gave_up[key] = most_work
+        return answer
 
     def lower(self, around: Surroundings, usage: int, sequences: int) -> None:
         """Take note of an upper bound on the sequences of a pipeline on a usage, known from looser surroundings."""
@@ -275,7 +309,7 @@ class PipelineSearch:
             return True
         for size, (_, high) in known.items():
             if high >= asked[size]:
-                answer, _ = self.find(around, usage, size, asked[size], most_work)
+                answer = self._answer(around, usage, size, asked[size], most_work)
                 if answer != NO:
                     if answer == YES:
                         known[size][0] = asked[size]
@@ -292,7 +326,7 @@ class PipelineSearch:
             low = best // size
             asked, limits = low + 1, 0
             while asked <= between[1]:
-                answer, _ = self.find(around, usage, size, asked, most_work)
+                answer = self._answer(around, usage, size, asked, most_work)
                 if answer == NO:
                     between[1] = asked - 1
                 else:

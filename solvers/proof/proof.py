@@ -14,28 +14,28 @@ leaves open is asked again with more.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solvers.core.search import Allowance, Search
+from solvers.core.turns import Turns
 from solvers.core.workers import in_parallel, num_processes
 from solvers.proof.cases import Case, allowed, case_surroundings, cases
 from solvers.proof.combinations import COMBINE, Answer, Combinations
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import LIMIT, NO
 from solvers.proof.partitions import Packings, Partition, surroundings
-from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, PipelineSearch
+from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, Learned, PipelineSearch
 from solvers.proof.questions import Known, Question, Several, Single
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
-T = TypeVar("T")
 ALONE = Surroundings(1)
 _FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
 _SINGLES = 2_000  # most single pipelines to price
@@ -48,7 +48,6 @@ _OPERATIONS_PER_S = 50e6  # of a slow core, at least
 _ROUNDING = 1 + 1e-9
 _MANY_USAGES = 60  # where cases are worth a process
 _WORTH_A_PROCESS = 8  # questions at the first effort
-_FIRST_ROUND, _LONGER = 64, 4  # questions of a process until another hears that one has found a plan; growth
 
 
 class BudgetSpentError(Exception):
@@ -72,24 +71,15 @@ class Proof:
         self._allowed = allowed
         limit_s *= _ROUNDING
         known = self._of(limit_s)
-        left = list[Question]()
-        for questions in self._questions(known):
-            more = self._left_open(known, questions, limit_s, _EFFORTS[0])
-            if more is None:
-                return "found"
-            left += more
-        for effort in _EFFORTS[1:]:
-            more = self._left_open(known, left, limit_s, effort)
-            if more is None:
-                return "found"
-            left = more
-        return "open" if left else "none"
-
-    def _questions(self, known: Known) -> Iterator[list[Question]]:
-        """All that are not refuted, by kind; partitions take longer to list."""
-        yield known.open("single", self._singles)
+        singles = known.open("single", self._singles)
+        left = self._left_open(known, [(question, 0) for question in singles], limit_s, 1)
+        if left is None:
+            return "found"
+        asked: list[tuple[Question, int]] = [(question, 1) for question in left]
         if self._packs(known.search) is not None:
-            yield known.open("several", self._partitions)
+            asked += [(question, 0) for question in known.open("several", self._partitions)]  # these take long to list
+        left = self._left_open(known, asked, limit_s, len(_EFFORTS))
+        return "found" if left is None else "open" if left else "none"
 
     def _of(self, limit_s: float) -> Known:
         """What is known of a step time, from the longer ones that were asked: neither a better plan found nor a weaker
@@ -103,25 +93,26 @@ class Proof:
         return found
 
     def _left_open(
-        self, known: Known, questions: Sequence[Question], limit_s: float, effort: int
+        self, known: Known, questions: Sequence[tuple[Question, int]], limit_s: float, most: int
     ) -> list[Question] | None:
-        """The questions that stay open; None where a plan was found."""
-        self._effort = effort
-        left, at, count = list[Question](), 0, _FIRST_ROUND
-        while at < len(questions):
-            asked = questions[at : at + count * self._processes]
-            least = _WORTH_A_PROCESS if effort == _EFFORTS[0] else 2
-            answers = self._each(asked, lambda question: self._ask(known.search, question, limit_s), "found", least)
-            for question, answer in zip(asked, answers, strict=True):
-                if answer == "none":
-                    known.refute(question)
-            if "found" in answers:
-                return None
-            if None in answers:
-                raise BudgetSpentError
-            left += [question for question, answer in zip(asked, answers, strict=True) if answer == "open"]
-            at, count = at + len(asked), count * _LONGER
-        return left
+        """The questions, each with how many efforts it has had, that stay open after `most`; None where a plan was
+        found."""
+
+        def ask(number: int, efforts: int) -> Answer:
+            self._effort = _EFFORTS[efforts]
+            return self._ask(known.search, questions[number][0], limit_s)
+
+        tried = [efforts for _, efforts in questions]
+        least = 2 if any(tried) else _WORTH_A_PROCESS
+        answers = self._shared(known.search, tried, most, ask, least)
+        for (question, _), answer in zip(questions, answers, strict=True):
+            if answer == "none":
+                known.refute(question)
+        if "found" in answers:
+            return None
+        if None in answers:
+            raise BudgetSpentError
+        return [question for (question, _), answer in zip(questions, answers, strict=True) if answer == "open"]
 
     @property
     def _processes(self) -> int:
@@ -129,38 +120,42 @@ class Proof:
         cores."""
         return 1 if self._run.budget.max_steps is not None else num_processes()
 
-    def _each(self, items: Sequence[T], work: Callable[[T], Any], last: Any, least: int) -> list[Any]:
-        """`work` of each item, in order and in all processes, or in one where there are fewer than `least`. Each
-        process ends at the result `last` or with its budget, and None follows."""
-        count = self._processes if len(items) >= least else 1
+    def _shared(
+        self, search: PipelineSearch, tried: Sequence[int], most: int, work: Callable[[int, int], Any], least: int
+    ) -> list[Any]:
+        """The last result of `work` on each number, given how often that was tried before, until it is not "open" or
+        was tried so often; in all processes, or in one where there are fewer than `least`. All end at "found". None
+        where the budget ended first."""
+        count = min(self._processes, len(tried)) if len(tried) >= least else 1
+        turns = Turns(tried, most, shared=count > 1)
 
-        def done(own: Sequence[T]) -> list[Any]:
-            results = []
+        def done() -> dict[int, Any]:
+            results = dict[int, Any]()
             with suppress(BudgetSpentError):
-                for item in own:
-                    results.append(work(item))
-                    if last is not None and results[-1] == last:
-                        break
-            return results + [None] * (len(own) - len(results))
+                while (turn := turns.take(self._keep_on)) is not None:
+                    number, tries = turn
+                    try:
+                        result = work(number, tries)
+                    except BaseException:
+                        turns.close()  # nobody waits for it
+                        raise
+                    results[number] = result if result != "open" or tries + 1 == most else None
+                    turns.give_back(number, done=result != "open")
+                    if result == "found":
+                        turns.close()
+            return results
 
-        if count < 2:
-            return done(items)
+        def share(run: Search) -> tuple[dict[int, Any], Learned]:
+            self._run, self._combinations = run, Combinations(self._tables, run)
+            self._allowed = replace(self._allowed, search=run)
+            return done(), search.learned
 
-        def theirs(number: int) -> Callable[[Search], list[Any]]:
-            def share(run: Search) -> list[Any]:
-                self._run, self._combinations = run, Combinations(self._tables, run)
-                self._allowed = replace(self._allowed, search=run)
-                return done(items[number::count])
-
-            return share
-
-        results: list[Any] = [None] * len(items)
-        with in_parallel(self._run, *(theirs(number) for number in range(1, count))) as answers:
-            results[::count] = done(items[::count])
-            if last is None or last not in results:
-                for number, own in enumerate(answers(), 1):
-                    results[number::count] = own or results[number::count]
-        return results
+        with in_parallel(self._run, *[share] * (count - 1)) as answers:
+            found = done()
+            for own, learned in filter(None, [] if "found" in found.values() else answers()):
+                found |= {number: result for number, result in own.items() if result is not None}
+                search.learn(learned)
+        return [found.get(number) for number in range(len(tried))]
 
     def _ask(self, search: PipelineSearch, question: Question, limit_s: float) -> Answer:
         if isinstance(question, Single):
@@ -185,14 +180,13 @@ class Proof:
 
     # ------------------------------------------------------------------------- plans of one pipeline
 
-    def _singles(self, search: PipelineSearch) -> list[Single]:
+    def _singles(self, known: Known) -> list[Single]:
         tables, found = self._tables, list[Single]()
-        relaxed = search.most_relaxed(ALONE)
-        representative = tables.usages.representative
+        relaxed = known.search.most_relaxed(ALONE)
         for size in tables.sizes:
             if tables.batch % size == 0:
                 for usage in np.flatnonzero(relaxed[size] >= tables.batch // size).tolist():
-                    if usage and usage == representative[usage]:
+                    if usage and usage == tables.usages.representative[usage]:
                         found.append(Single(usage, size))
         return found
 
@@ -222,52 +216,64 @@ class Proof:
         if around.holders < 2:
             return None
         sequences = search.most_sequences(around).copy()
-        return None if self._packed(search, around, sequences, None, SHORT) is None else sequences
+        packed = self._packed(search, around, sequences, self._tables.usages.representative, None, SHORT)
+        return None if packed is None else sequences
 
     @property
     def _anything(self) -> Surroundings:
         """Of several pipelines, whatever they are."""
         return Surroundings(min(self._tables.most_stages, self._tables.batch))
 
-    def _partitions(self, search: PipelineSearch) -> list[Several]:
+    def _partitions(self, known: Known) -> list[Several]:
         """What levels A and B leave, the most promising first."""
-        tables, sequences, around = self._tables, self._packs(search), self._anything
+        tables, search, around = self._tables, known.search, self._anything
+        sequences = self._packs(search)
         if sequences is None:
             return []
-        found: list[list[Several] | None] = self._each(
-            list(cases(tables.usages)),
-            lambda case: list(self._of_case(search, case, around, sequences)),
-            last=None,
-            least=1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
+        left = [case for case in cases(tables.usages) if case not in known.cases]
+        left.sort(key=lambda case: -allowed(case, tables.usages.vectors).sum())  # the longest first
+        found = self._shared(
+            search,
+            [0] * len(left),
+            1,
+            lambda number, _: list(self._of_case(search, left[number], around, sequences)),
+            1 if tables.usages.size >= _MANY_USAGES else sys.maxsize,
         )
+        known.cases |= {case: own for case, own in zip(left, found, strict=True) if own is not None}
         if None in found:
             raise BudgetSpentError
-        questions = [question for own in found if own for question in own]
+        questions = [question for own in known.cases.values() for question in own]
         return sorted(questions, key=lambda question: -sum(question.most))
 
     def _packed(
-        self, search: PipelineSearch, around: Surroundings, sequences: Ints, num_pipelines: int | None, work: int
-    ) -> Packings | None:
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, alike: Ints, num_pipelines: int | None,
+        work: int,
+    ) -> Packings | None:  # fmt: skip
         """The packings of pipelines in the same surroundings, whose `sequences` are lowered by searches of `work` as
-        far as it decides something; None where no packing processes the batch."""
+        far as it decides something; None where no packing processes the batch. `alike` says which usage stands for each
+        there."""
         tables, asked = self._tables, set[int]()
-        representative = tables.usages.representative
-        alike = not any(around.forced) and not any(around.crossing)  # else equal machines are told apart
         while True:
-            packings = Packings(tables, sequences)
+            packings = Packings(tables, sequences, num_pipelines)
             most = packings.most if num_pipelines is None else packings.most_of(num_pipelines)
             if most < tables.batch:
                 return None
-            best = packings.best(num_pipelines)
-            todo = {int(representative[w]) if alike else w for w in best} - asked
+            todo = {int(alike[w]) for w in packings.best(num_pipelines)} - asked
             if not todo or most > _FAR * tables.batch:
                 return packings
             for usage in sorted(todo):
-                self._step()
-                most = search.exact_most(around, usage, work, max(1, packings.needed(usage, num_pipelines)))
-                same = representative == usage if alike else np.arange(len(sequences)) == usage
-                sequences[same] = np.minimum(sequences[same], most)
+                self._lower(search, around, sequences, alike, usage, packings.needed(usage, num_pipelines), work)
                 asked.add(usage)
+
+    def _lower(
+        self, search: PipelineSearch, around: Surroundings, sequences: Ints, alike: Ints, usage: int, least: int,
+        work: int,
+    ) -> None:  # fmt: skip
+        """Lower the `sequences` of a usage, and of those for which it stands, by searches of `work`."""
+        self._step()
+        search.lower(around, usage, int(sequences[usage]))
+        most = search.exact_most(around, usage, work, max(1, least))
+        sequences[alike == usage] = np.minimum(sequences[alike == usage], most)
 
     def _of_case(self, search: PipelineSearch, case: Case, around: Surroundings, sequences: Ints) -> Iterator[Several]:
         """The partitions of a case that may process the batch."""
@@ -278,7 +284,8 @@ class Proof:
         self._step()
         known = case_surroundings(case, around.holders, "any", 2)
         own = np.minimum(own, search.most_sequences(known, around, own > 0))
-        packings = self._packed(search, known, own, None, RELAXED)
+        alike = tables.usages.representatives(case)
+        packings = self._packed(search, known, own, alike, None, RELAXED)
         if packings is None:
             return
         for k in range(2, packings.most_pipelines + 1):
@@ -292,35 +299,38 @@ class Proof:
                 near = case_surroundings(case, k, sharding, k)
                 most = np.minimum(own, search.most_sequences(near, known, own > 0))
                 for work in (RELAXED, TINY):
-                    packed = self._packed(search, near, most, k, work)
+                    packed = self._packed(search, near, most, alike, k, work)
                     if packed is None:
                         break
                     few = list(islice(packed.partitions(k, case, self._keep_on), _FEW))
                     if len(few) < _FEW:
                         break
                 if packed is not None:
-                    for parts in self._that_suffice(search, near, packed, k, case):
+                    for parts in self._that_suffice(search, near, packed, alike, k, case):
                         yield Several(parts, sharding, tuple(most[list(parts)].tolist()))
 
     def _that_suffice(
-        self, search: PipelineSearch, around: Surroundings, packed: Packings, num_pipelines: int, case: Case
-    ) -> Iterator[Partition]:
+        self, search: PipelineSearch, around: Surroundings, packed: Packings, alike: Ints, k: int, case: Case
+    ) -> Iterable[Partition]:
         """The partitions of a case that process the batch when each of their usages is searched in the case's
         surroundings: once for all partitions with that usage, which are many times as many.
 
         `packed.sequences` falls meanwhile, and with it what `partitions` lists.
         """
-        sequences, asked, batch = packed.sequences, set[int](), self._tables.batch
-        for parts in packed.partitions(num_pipelines, case, self._keep_on):
-            for w in parts:
-                if w not in asked and sequences[list(parts)].sum() >= batch:
-                    self._step()
-                    asked.add(w)
-                    search.lower(around, w, int(sequences[w]))
-                    least = max(1, Packings(self._tables, sequences).needed(w, num_pipelines))
-                    sequences[w] = min(sequences[w], search.exact_most(around, w, SHORT, least))
-            if sequences[list(parts)].sum() >= batch:
-                yield parts
+        sequences, batch, devices = packed.sequences, self._tables.batch, self._tables.usages.vectors.sum(axis=1)
+        left: Iterable[Partition] = packed.partitions(k, case, self._keep_on)
+        for work in (TINY, SHORT):
+            asked, several = set[int](), list[Partition]()
+            for parts in left:
+                for w in sorted(alike[list(parts)].tolist(), key=lambda w: devices[w]):  # few devices take less time
+                    if w not in asked and sequences[list(parts)].sum() >= batch:
+                        asked.add(w)
+                        needed = Packings(self._tables, sequences, k).needed(w, k)
+                        self._lower(search, around, sequences, alike, w, needed, work)
+                if sequences[list(parts)].sum() >= batch:
+                    several.append(parts)
+            left = [parts for parts in several if sequences[list(parts)].sum() >= batch]
+        return left
 
     def _several(self, search: PipelineSearch, asked: Several, limit_s: float) -> Answer:
         around = surroundings(self._tables, asked.parts, asked.sharding)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from solvers.proof.cases import Case
 from solvers.proof.partitions import Partition
 from solvers.proof.pipelines import PipelineSearch
 from solvers.proof.tables import Sharding
@@ -39,6 +40,7 @@ def _named(question: Question) -> Single | tuple[Partition, Sharding]:
 
 class Known:
     """What is known of one step time: the single pipelines, and the `refuted` ones of the questions `listed` by kind.
+    Partitions are listed case by case, and those of the `cases` listed so far are kept.
 
     No plan in time T means none in less, and so for single pipelines and partitions. So `before`, of a time that was no
     shorter, is where this one begins.
@@ -48,14 +50,15 @@ class Known:
         self.search = search
         self.refuted: set[Single | tuple[Partition, Sharding]] = set() if before is None else before.refuted.copy()
         self.listed: dict[Kind, list[Question]] = {} if before is None else before.listed.copy()
+        self.cases: dict[Case, list[Several]] = {} if before is None else before.cases.copy()
 
     def refute(self, question: Question) -> None:
         """Take note that a question is answered with no."""
         self.refuted.add(_named(question))
 
-    def open(self, kind: Kind, questions: Callable[[PipelineSearch], Sequence[Question]]) -> list[Question]:
+    def open(self, kind: Kind, questions: "Callable[[Known], Sequence[Question]]") -> list[Question]:
         """The questions of a kind that are not refuted; `questions` lists them where no longer time has."""
         if kind not in self.listed:
-            self.listed[kind] = list(questions(self.search))
+            self.listed[kind] = list(questions(self))
         self.listed[kind] = [question for question in self.listed[kind] if _named(question) not in self.refuted]
         return self.listed[kind]

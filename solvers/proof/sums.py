@@ -130,6 +130,43 @@ def _least_sums(
 
 
 @numba.njit(cache=True)
+def least_rests(
+    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, most: Most, num_layers: int,
+    limit_s: float, known_s: float, before_s: Floats, rest_s: Floats,
+) -> None:  # fmt: skip
+    """Of the same first stages as `before_s` of `least_sums`, the least that the one which adds most to the sum of the
+    pipeline adds, into `rest_s`. The end is no earlier than that sum and what any stage adds."""
+    num_machines = vectors.shape[1]
+    rest_s[:] = NEVER_S
+    for f in range(len(before_s)):
+        for v in range(1, len(vectors)):
+            if len(before_s) > 1 and vectors[v, f] == 0:
+                continue
+            for g in range(len(groups.machine)):
+                m, tp = groups.machine[g], groups.tp[g]
+                if vectors[v, m] < tp:
+                    continue
+                w = v - tp * strides[m]
+                for n in range(1, num_layers):
+                    for q in range(num_machines):
+                        if w == 0:
+                            own_s = caps.first_s[g, n] + round_trip_s[m, q]
+                            adds_s = caps.first_rest_s[most.behind[v], g, n, q]
+                            if before_s[f, v, n, q] < NEVER_S and max(own_s, known_s) + adds_s <= limit_s:
+                                rest_s[f, v, n, q] = min(rest_s[f, v, n, q], adds_s)
+                            continue
+                        own_s = caps.inner_s[g, n] + round_trip_s[m, q]
+                        adds_s = caps.inner_rest_s[most.behind[v], g, n, q]
+                        if not max(known_s, own_s) + adds_s <= limit_s:
+                            continue
+                        low, high = most.least_layers[v] - n, min(num_layers, most.most_layers[v] + 1) - n
+                        for held in range(max(1, low), high):
+                            if before_s[f, w, held, m] + own_s + adds_s <= limit_s:
+                                slowest_s = max(adds_s, rest_s[f, w, held, m])
+                                rest_s[f, v, held + n, q] = min(rest_s[f, v, held + n, q], slowest_s)
+
+
+@numba.njit(cache=True)
 def raise_sums(
     vectors: Ints, strides: Ints, needed: Bools, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int,
     limit_s: float, whole_s: Floats,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Literal
@@ -246,3 +246,22 @@ class ProofTables:
         return next(
             h for h in range(1, count + 1) for s in combinations(range(count), h) if used[:, s].any(axis=1).all()
         )
+
+    def representative(self, around: Surroundings, usage: int) -> tuple[Surroundings, int]:
+        """What stands for a usage in surroundings and for all that differ only in which of equal machines is which."""
+        vector, source = self.usages.vectors[usage].tolist(), list(range(len(self.machines)))
+        facts = [vector, *(own for own in (around.forced, around.crossing, around.inside) if own)]
+        for machines in self.usages.alike:
+            order = sorted(machines, key=lambda m: (*(own[m] for own in facts), m in around.whole), reverse=True)
+            for m, other in zip(machines, order, strict=True):
+                source[m] = other
+        if source == sorted(source):
+            return around, usage
+        moved = replace(
+            around,
+            forced=tuple(around.forced[m] for m in source if around.forced),
+            whole=tuple(m for m, other in enumerate(source) if other in around.whole),
+            crossing=tuple(around.crossing[m] for m in source if around.crossing),
+            inside=tuple(around.inside[m] for m in source if around.inside),
+        )
+        return moved, self.usages.number([vector[m] for m in source])

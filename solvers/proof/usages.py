@@ -54,13 +54,17 @@ class Usages(Lattice):
             alike.setdefault((kind, most[m]), []).append(m)
         self.alike = [tuple(machines) for machines in alike.values()]
         self._below: Memo[tuple[int, ...], Lattice] = Memo(Lattice, 4096)
-        self.representative: Ints = np.array([self._sorted(vector) for vector in self.vectors.tolist()], np.int64)
+        self.representative = self.representatives((0,) * len(most))
 
-    def _sorted(self, vector: list[int]) -> int:
+    def representatives(self, uses: Sequence[int]) -> Ints:
+        """The usage that stands for each where machines are interchangeable if also their `uses` are equal."""
+        vectors = self.vectors.copy()
         for machines in self.alike:
-            for m, count in zip(machines, sorted((vector[m] for m in machines), reverse=True), strict=True):
-                vector[m] = count
-        return self.number(vector)
+            for use in {uses[m] for m in machines}:
+                own = [m for m in machines if uses[m] == use]
+                vectors[:, own] = -np.sort(-vectors[:, own], axis=1)
+        found: Ints = vectors @ self.strides
+        return found
 
     def below(self, usage: int) -> Lattice:
         """The lattice of the usages inside `usage`, with its own numbers."""

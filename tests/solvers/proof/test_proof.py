@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
@@ -165,27 +167,56 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
     )
 
 
-def agrees(problem: Problem) -> bool:
+@settings(max_examples=30)
+@given(st.integers(1, 17), st.sampled_from(("all", "machine")), st.randoms(use_true_random=False))
+def test_equal_machines_process_alike(usage: int, sharding: Sharding, rng: random.Random) -> None:
+    """What is known of a usage in surroundings is known of it with equal machines in another order."""
+    problem = random_problem(11)
+    gpu = problem.cluster.machines[0].gpu
+    machines = [Machine(f"m{k}", f"m{k}", gpu, size, 24e9, 3e-6, (), 1, 3e9, 2e-5) for k, size in enumerate((2, 1, 2))]
+    workload = replace(problem.workload, global_batch=6, schedule="1f1b")
+    tables = ProofTables(
+        PlanPricer(replace(problem, cluster=Cluster("c", tuple(machines), 3e9, 2e-5), workload=workload)), ONE_F_ONE_B
+    )
+    assert tables.usages.alike == [(0, 2), (1,)]
+    forced, counts = [rng.random() < 0.5 for _ in range(3)], [rng.randrange(3) for _ in range(6)]
+    whole = tuple(m for m in range(3) if forced[m] and rng.random() < 0.5)
+    inside = tuple(counts[3:]) if sharding == "machine" else ()
+    around = Surroundings(3, sharding, tuple(forced), 2, whole, tuple(counts[:3]), inside)
+    turned = Surroundings(
+        3, sharding, (forced[2], forced[1], forced[0]), 2, tuple(sorted(2 - m for m in whole)),
+        (counts[2], counts[1], counts[0]), inside[::-1],
+    )  # fmt: skip
+    other = tables.usages.number(tables.usages.vectors[usage][::-1].tolist())
+    assert tables.representative(around, usage) == tables.representative(turned, other)
+    search = PipelineSearch(tables, rng.uniform(0.25, 0.8))
+    for count in range(1, 7):
+        own, rows = search.find(around, usage, 1, count, WHOLE, 5_000)
+        answer, others = search.find(*tables.representative(around, usage), 1, count, WHOLE, 5_000)
+        assert (own, len(rows)) == (answer, len(others))
+
+
+def agrees(problem: Problem, budget: Budget = STEPS) -> bool:
     """Holds that there is no plan below the optimum of `exhaustive` and one at it; false where that gives up."""
     expected = Exhaustive().solve(problem, Budget(30.0, max_steps=200_000))
     if expected.status is not Status.OPTIMAL:
         return False
     model = PlanPricer(problem)
-    run = Search("test", problem, STEPS, 0, model)
+    run = Search("test", problem, budget, 0, model)
     [proof] = [Proof(ProofTables(model, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)]
     assert proof.answer(expected.objective * (1 - 1e-6), run.until()) == "none"
     assert run.best_s >= expected.objective * (1 - 1e-9)
     assert proof.answer(expected.objective * (1 + 1e-6), run.until()) == "found"
     assert run.plan is not None
     assert not check(problem, run.plan)
-    refutes_ever_shorter_times(problem, expected.objective)
+    refutes_ever_shorter_times(problem, expected.objective, budget)
     return True
 
 
-def refutes_ever_shorter_times(problem: Problem, optimum_s: float) -> None:
+def refutes_ever_shorter_times(problem: Problem, optimum_s: float, budget: Budget) -> None:
     """Holds that one proof, asked again below each plan that it finds, remembers what it refuted and ends at the
     optimum."""
-    run = Search("test", problem, STEPS, 0)
+    run = Search("test", problem, budget, 0)
     proof = Proof(ProofTables(run.exact_pricer, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)
     limit_s, answers = 3 * optimum_s, list[str]()
     while not answers or answers[-1] == "found":
@@ -200,6 +231,14 @@ def refutes_ever_shorter_times(problem: Problem, optimum_s: float) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_proofs_equal_looking_at_all_plans(seed: int) -> None:
     assert agrees(random_problem(seed))
+
+
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: 3)
+    for name in ("_MANY_USAGES", "_WORTH_A_PROCESS"):
+        monkeypatch.setattr(f"solvers.proof.proof.{name}", 1)
+    assert agrees(random_problem(seed), Budget(600.0))
 
 
 @pytest.mark.slow

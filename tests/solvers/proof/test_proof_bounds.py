@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from solvers.proof.cases import Use, allowed, case_of, case_surroundings, cases
 from solvers.proof.joint import JointSeconds, ring_seconds
+from solvers.proof.kernels import least_ends
 from solvers.proof.partitions import Packings, surroundings
 from solvers.proof.tables import Sharding
 from solvers.proof.usages import Usages
@@ -80,6 +81,22 @@ def test_rounds_of_two_stages_under_1f1b(p: int, count: int, rng: random.Random)
         slower_s = max(0.0, ahead_s[s] + back_s[s] + next_s - both_s)
         more_s = (count - 1 - w) * both_s + w * backward_s[s] + turns * slower_s
         assert ends_s[0] >= (sum(map(sum, times)) + more_s) * ROUNDING
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
+@given(st.integers(1, 7), st.integers(1, 30), RANDOMS)
+def test_closed_forms_end_no_later(schedule: object, p: int, count: int, rng: random.Random) -> None:
+    """Nor does the first stage end before the way and what any stage adds to it; a single stage's bound is exact."""
+    named = GPIPE if schedule == GPIPE else ONE_F_ONE_B
+    times = drawn(rng, p)
+    ends_s, least_s = chain_ends_s(named, *times, count), np.zeros(p)
+    arrays = [np.array(own, float) for own in times]
+    way_s, most_s = least_ends(named == GPIPE, *arrays, p, count, least_s)
+    assert way_s == pytest.approx(sum(map(sum, times)))
+    assert all(least * ROUNDING <= own for least, own in zip(least_s, ends_s, strict=True))
+    assert (way_s + most_s) * ROUNDING <= ends_s[0]
+    if p == 1:
+        assert least_s[0] == pytest.approx(ends_s[0])
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
@@ -167,6 +184,22 @@ def test_usages_inside_others(most: list[int], rng: random.Random) -> None:
     marked = np.array([rng.random() < 0.1 for _ in range(usages.size)])
     expected = [any((vector <= other).all() for other in usages.vectors[marked]) for vector in usages.vectors]
     assert usages.inside(marked).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 2), min_size=4, max_size=4), RANDOMS)
+def test_usages_that_stand_for_others(uses: list[int], rng: random.Random) -> None:
+    """Those of machines that are equal and of one use in any order, and no others."""
+    kinds = ["a", "a", "b", "a"]
+    usages = Usages([2, 2, 2, 2], kinds)
+    found = usages.representatives(uses)
+
+    def told_apart(vector: list[int]) -> list[tuple[str, int, int]]:
+        return sorted(zip(kinds, uses, vector, strict=True))
+
+    for w in rng.sample(range(usages.size), 20):
+        same = [told_apart(other) == told_apart(usages.vectors[w].tolist()) for other in usages.vectors.tolist()]
+        assert (found == found[w]).tolist() == same
+        assert same[found[w]]
 
 
 @pytest.mark.parametrize("per_machine", [False, True])
