@@ -5,14 +5,14 @@ second after it, runs HexiScale's partition, as `solver=hexiscale` would, and an
 starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others try a few chains of whole machines
 as columns (`columns/`), anneal arrangements of such chains (`columns/arrangement_search.py`), and then the best of
 these, the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a minimum quality:
-symmetric grids over all machines, a separate grid for each machine kind, cuts of ranked devices into device groups, as
-`solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise most are priced
-first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. Where a plan is known, all
-members begin at it too. On more GPUs all members search for chains of whole machines, under different ZeRO stages and
-random numbers, and anneal the best; the second also prices the fallbacks and, where the machines are copies of a few
-(`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts, the first member soon turns
-to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there
-are two members whatever the number of cores, so that the plan does not depend on it.
+symmetric grids over all machines, a separate grid for each machine kind, on up to 16 GPUs cuts of ranked devices into
+device groups, as `solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise
+most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. Where a
+plan is known, all members begin at it too. On more GPUs all members search for chains of whole machines, under
+different ZeRO stages and random numbers, and anneal the best; the second also prices the fallbacks and, where the
+machines are copies of a few (`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts,
+the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`).
+With a budget in steps there are two members whatever the number of cores, so that the plan does not depend on it.
 """
 
 import random
@@ -169,10 +169,11 @@ def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
     def should_continue() -> bool:
         return _continues(run)
 
-    cutting = run.allowance(_CUTTING)
-    estimates, rng = StageEstimates(run.pricer), random.Random(run.seed)
-    cuts = cut_partitions(estimates, rng, lambda share: bool(cutting.up_to(share)))
-    grids = chain(whole_grids(run.problem), own_grids(run.problem, completer, should_continue), islice(cuts, _CUTS))
+    grids: Iterable[Partition] = chain(whole_grids(run.problem), own_grids(run.problem, completer, should_continue))
+    if len(run.problem.usable_devices) <= _FEW_DEVICES:  # beyond, replicas crowd out starts that lead further
+        cutting, rng = run.allowance(_CUTTING), random.Random(run.seed)
+        cuts = cut_partitions(StageEstimates(run.pricer), rng, lambda share: bool(cutting.up_to(share)))
+        grids = chain(grids, islice(cuts, _CUTS))
     for grid, _ in promising_first(completer, grids, run.budget.max_steps, should_continue):
         yield grid
 
