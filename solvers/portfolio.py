@@ -5,13 +5,14 @@ second after it, runs HexiScale's partition, as `solver=hexiscale` would, and an
 starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others try a few chains of whole machines
 as columns (`columns/`), anneal arrangements of such chains (`columns/arrangement_search.py`), and then the best of
 these, the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a minimum quality:
-symmetric grids over all machines, a separate grid for each machine kind, and the partitions of `solver=shapes`. Pricing
-them continues past the time limit until there is a plan. Where a plan is known, all members begin at it too. On more
-GPUs all members search for chains of whole machines, under different ZeRO stages and random numbers, and anneal the
-best; the second also prices the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first
-searches one part. Where the plan space has sequence layouts, the first member soon turns to them and chooses between a
-layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the
-number of cores, so that the plan does not depend on it.
+symmetric grids over all machines, a separate grid for each machine kind, on up to 16 GPUs cuts of ranked devices into
+device groups, as `solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise
+most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. Where a
+plan is known, all members begin at it too. On more GPUs all members search for chains of whole machines, under
+different ZeRO stages and random numbers, and anneal the best; the second also prices the fallbacks and, where the
+machines are copies of a few (`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts,
+the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`).
+With a budget in steps there are two members whatever the number of cores, so that the plan does not depend on it.
 """
 
 import random
@@ -30,9 +31,12 @@ from solvers.core.like_parts import LikeParts, like_parts
 from solvers.core.partition import Partition, partition_of
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel, num_processes
+from solvers.frame.ranking import promising_first
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import lockstep_partitions, short_chain_partitions, whole_grids
 from solvers.heuristics.configuration_program import shape_partitions
+from solvers.heuristics.device_groups.group_cuts import cut_partitions
+from solvers.heuristics.device_groups.stage_estimates import StageEstimates
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import ANNEAL, improve, known_partitions, own_grids, without_grids
@@ -71,7 +75,8 @@ _FEW = 64  # GPUs up to which the second member prices all fallbacks soon enough
 _MACHINES = 100  # GPUs beyond which counts of chains matter more than parts of machines and replicas
 _SOME = 300  # GPUs beyond which annealing other partitions finds little that columns do not
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
-_LOCKSTEP = 12  # data-parallel partitions under ZeRO-2 and 3 among the fallbacks on many GPUs
+_SHALLOW, _LOCKSTEP = 200, 12  # data-parallel partitions under ZeRO-2 and 3 on many GPUs: looked at, and fallbacks
+_CUTTING, _CUTS = 0.15, 200  # of the budget for cutting ranked devices, and most such cuts among the fallbacks
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
 _COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
@@ -161,7 +166,16 @@ def _completer(run: Search, member: _Member) -> PlanCompleter:
 
 
 def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
-    return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _continues(run)))
+    def should_continue() -> bool:
+        return _continues(run)
+
+    grids: Iterable[Partition] = chain(whole_grids(run.problem), own_grids(run.problem, completer, should_continue))
+    if len(run.problem.usable_devices) <= _FEW_DEVICES:  # beyond, replicas crowd out starts that lead further
+        cutting, rng = run.allowance(_CUTTING), random.Random(run.seed)
+        cuts = cut_partitions(StageEstimates(run.pricer), rng, lambda share: bool(cutting.up_to(share)))
+        grids = chain(grids, islice(cuts, _CUTS))
+    for grid, _ in promising_first(completer, grids, run.budget.max_steps, should_continue):
+        yield grid
 
 
 def _shapes(run: Search) -> Iterator[Partition]:
@@ -264,7 +278,9 @@ def _many_fallbacks(run: Search, completer: PlanCompleter) -> Iterator[Partition
     """Fallbacks on many GPUs, where a separate grid for each kind is made of columns: more only while there is no
     plan."""
     short = short_chain_partitions(run.problem)
-    lockstep = islice(filter(_is_shallow, lockstep_partitions(run.problem)), _LOCKSTEP)
+    shallow = islice(filter(_is_shallow, lockstep_partitions(run.problem)), _SHALLOW)
+    ranked = promising_first(completer, shallow, run.budget.max_steps, lambda: _continues(run))
+    lockstep = (partition for partition, _ in islice(ranked, _LOCKSTEP))
     shapes = shape_partitions(run, lambda: _continues(run))
     for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, whole_grids(run.problem)):
         yield from filter(None, turn)
@@ -285,8 +301,9 @@ def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallb
     cheap = [*own, *price_fallbacks(run, completer, fallbacks, run.until())]
     if problem.space.sequence and member.before_layouts < 1.0:
         rng = random.Random(run.seed)
-        starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
-        improve(HillClimber(run, completer, rng), starts, run.until(member.before_layouts))
+        starts = chain(cheap, own_grids(problem, completer))
+        climber = HillClimber(run, completer, rng)
+        improve(climber, starts, without_grids(problem, completer), run.until(member.before_layouts))
         plan_jointly(run, rng)
         return
     partitions = find_spec("pymetis") is not None
@@ -324,14 +341,14 @@ def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Iter
     problem, rng = run.problem, random.Random(run.seed * _SEEDS + member.number)
     climber = HillClimber(run, completer, rng)
     recreate_share = member.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    every = chain(starts, without_grids(problem, completer))
-    climber.finish(improve(climber, every, run.until(ANNEAL), member.cooling, recreate_share))
+    more = without_grids(problem, completer)
+    climber.finish(improve(climber, starts, more, run.until(ANNEAL), member.cooling, recreate_share))
 
 
 def price_fallbacks(
     run: Search, completer: PlanCompleter, fallbacks: Iterable[Partition], allowance: Allowance
 ) -> list[Partition]:
-    """Price partitions one after another, within `allowance` or, while there is no plan, past it.
+    """Price partitions one after another, each a step, within `allowance` or, while there is no plan, past it.
 
     Returns the best that fit: first, by their price, those of which no pipeline alone exceeds the best step time, then
     the others by their estimates.
@@ -340,7 +357,6 @@ def price_fallbacks(
     for number, partition in enumerate(fallbacks):
         if not (allowance or _continues_without_plan(run)):
             break
-        run.step()
         with run.tallied("fall_back") as tally:
             tally.proposed += 1
             tally.valid += 1
@@ -349,7 +365,9 @@ def price_fallbacks(
                 tally.unfit += 1
                 continue
             priced = completer.price(completed, run.best_s)
-            tally.priced += priced is not None
+            if priced is not None:
+                run.step()
+                tally.priced += 1
             if priced is None or run.offer(priced.plan, priced.cost, (partition, ())).fits:
                 seconds = completed.estimate_s if priced is None else priced.cost.step_time_s
                 found.append((priced is None, seconds, number, partition))

@@ -4,27 +4,24 @@ They rank; no answer is priced by them. Messages and gradients share interfaces 
 the slowest pipeline of a grid.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding, largest_fitting
 from hexiopt.cost.executors.routes import NetworkLoad, Route, route
-from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._grids import PipelineStages, StageGrid
 from solvers.baselines._plans import shifted
 from solvers.core.partition import DeviceGroup
+from solvers.heuristics.device_groups.stage_estimates import StageEstimates, StageTpGroups, around
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
-
-Member = TypeVar("Member", int, DeviceGroup)
-StageTpGroups = frozenset[Any]  # of a stage; the slowest and the fullest decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +52,18 @@ class GridRings:
         return [2.0 * (max(total[r] for r in load) + self.latency_s) if load else 0.0 for load in self.loads]
 
 
-class GridEstimates:
+class GridEstimates(StageEstimates):
     """Estimates for the grids of one search; repeated ones are kept."""
 
     def __init__(self, pricer: Pricer) -> None:
-        self.pricer = pricer
-        self.problem: Problem = pricer.problem
-        self._seconds: dict[tuple[Any, ...], float] = {}
-        self._max_layers: dict[tuple[Any, ...], int] = {}
+        super().__init__(pricer)
+        self._max_layers_of_blocks: dict[tuple[Any, ...], int] = {}
         self._hops: dict[tuple[DeviceGroup, DeviceGroup], Route] = {}
         self._slowest: dict[tuple[DeviceGroup, ...], float] = {}
-        workload = self.problem.workload
-        self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
     def tp_groups(self, grid: StageGrid) -> list[StageTpGroups]:
         """The TP groups of every stage."""
         return [frozenset(self.pricer.tp_group(group) for group in stage_groups) for stage_groups in grid.stages]
-
-    def stage_s(
-        self, tp_groups: StageTpGroups, num_layers: int, first: bool, last: bool, size: int, policy: str
-    ) -> float:
-        """Seconds of forward and backward of a stage on its slowest TP group."""
-        key = (tp_groups, num_layers, first, last, size, policy)
-        found = self._seconds.get(key)
-        if found is None:
-            found = self._seconds[key] = max(
-                sum(self.pricer.stage_s(tp_group, num_layers, first, last, size, policy)) for tp_group in tp_groups
-            )
-        return found
-
-    def max_layers(
-        self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
-    ) -> int:
-        """The most layers that fit on the fullest TP group of a stage; at least 0."""
-        key = (tp_groups, first, last, size, policy, held, shards)
-        found = self._max_layers.get(key)
-        if found is None:
-            spread = StateSharding(1, shards)
-            fitting = (
-                self.pricer.max_layers(tp_group, first, last, size, policy, held, spread) for tp_group in tp_groups
-            )
-            found = self._max_layers[key] = max(0, min(fitting))
-        return found
 
     def max_layers_of_block(
         self,
@@ -114,7 +81,7 @@ class GridEstimates:
         `block` states the policy of the first layers of each range, how many these are, and the policy of the others.
         """
         key = (tp_groups, first, last, size, block, chunks, held, shards)
-        found = self._max_layers.get(key)
+        found = self._max_layers_of_blocks.get(key)
         if found is None:
             stages = self.pricer.features.stages
             assert stages is not None, "asked for plans of our own pricer only"
@@ -123,7 +90,7 @@ class GridEstimates:
                 for tp_group in tp_groups
                 for model in [stages.memory_model(tp_group, size)]
             }
-            found = self._max_layers[key] = min(
+            found = self._max_layers_of_blocks[key] = min(
                 chunks
                 * _longest_range(model, tp_group.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
                 for model, tp_group in models.values()
@@ -257,12 +224,6 @@ class AlignedEstimates(GridEstimates):
                 for resource, s_per_byte in way.shared:
                     load[resource] = load.get(resource, 0.0) + s_per_byte * moved
         return 2.0 * (max(port_s, *load.values(), 0.0) + latency_s * tree_depth(width))
-
-
-def around(members: Iterable[Member]) -> Iterator[tuple[Member, Member]]:
-    """Neighbours on a ring of `members` in ascending order: (sender, receiver)."""
-    ring = sorted(members)
-    return zip(ring, ring[1:] + ring[:1], strict=True)
 
 
 def _rate(way: Route, load: NetworkLoad) -> float:

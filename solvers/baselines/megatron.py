@@ -29,7 +29,7 @@ from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, s
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, StageTpGroups, one_f_one_b_s, synced_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
@@ -43,6 +43,7 @@ from solvers.baselines._grids import (
 from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
 from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
+from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _MAX_ORDERS = 400  # orders of machines
 _BOUNDING = 0.25  # share of the time limit for bounds on grids

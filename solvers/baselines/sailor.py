@@ -31,13 +31,14 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.baselines._estimates import AlignedEstimates, StageTpGroups
+from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, linked_areas, machine_classes
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_sharding
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
 from solvers.core.search import Search
+from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first
 _TRIED = 4  # placements after which an area is left, where all are much above the best estimate

@@ -10,9 +10,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule
 from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.machine_kinds import MachineKinds, Uplink
-from solvers.columns.sync import ChainSync, Load, SharedSync, passed_bytes
+from solvers.columns.sync import ChainSync, Load, SharedSync
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import DeviceGroup, DoesNotFit, PipelineGroup
+from solvers.core.zero import passed_bytes
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
 _BACKWARD = 0.6  # share of the backward passes in filling and draining a pipeline, about

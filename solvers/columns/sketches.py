@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.schedules.in_flight import holding
 from solvers.columns.machine_kinds import Floats, MachineKinds
-from solvers.columns.sync import SharedSync, passed_bytes
+from solvers.columns.sync import SharedSync
 from solvers.completion.completer import PlanCompleter
+from solvers.core.zero import passed_bytes
 
 _BEATS = 160  # of the grid, geometric
 _HELD = 4  # micro-batches in flight in a stage, about

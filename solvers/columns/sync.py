@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from hexiopt.problem.problem import Problem
-
 _STEP = 1.2  # between the drains that are told apart
 
 Load = tuple[tuple[int, int, tuple[float, ...]], ...]  # begin and end of layers, and seconds a layer by rings
@@ -121,9 +119,3 @@ class ChainSync:
                 sent_s += seconds[min(rings, len(seconds)) - 1] * (len(own) if alike else 1)
         before_s: float = load[0][0] / len(context.rings) * context.drain_s
         return sent_s - before_s
-
-
-def passed_bytes(problem: Problem, zero_stage: int) -> int:
-    """What a ring over many holders sends of each parameter, from each machine."""
-    gradient_bytes, weight_bytes = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
-    return gradient_bytes + (weight_bytes if zero_stage == 1 else gradient_bytes)

@@ -44,6 +44,17 @@ def first_stage(problem: Problem) -> int:
     return max(plain_stages(problem), default=sharding_stages(problem.workload)[-1])
 
 
+def passed_bytes(problem: Problem, zero_stage: int, batches: int = 1) -> int:
+    """What a ring over many holders sends of each parameter, from each machine, in a step of so many micro-batches.
+
+    Gradients are scattered, in every micro-batch from ZeRO-2 on, and gathered, or the weights once a step, or twice a
+    micro-batch in ZeRO-3 (`hexiopt/cost/lockstep.py`).
+    """
+    gradient_bytes, weight_bytes = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
+    scattered = gradient_bytes * (batches if zero_stage >= LOCKSTEP else 1)
+    return scattered + (gradient_bytes, weight_bytes, weight_bytes, 2 * weight_bytes * batches)[zero_stage]
+
+
 def draw_zero_stage(problem: Problem, rng: random.Random, *, aligned: bool) -> int:
     """A ZeRO stage at random, from ZeRO-2 on only for an `aligned` partition or where nothing else is allowed."""
     plain = plain_stages(problem)

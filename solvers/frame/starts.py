@@ -269,22 +269,27 @@ def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
 def lockstep_partitions(problem: Problem) -> Iterator[Partition]:
     """Equal pipelines over machines of any kinds under ZeRO-3 and ZeRO-2, for plans that must or may run in lockstep.
 
-    Over all machines, and over all but the slowest kinds, by ascending micro-batch size.
+    First without stages, at all micro-batch sizes, over all machines, all but the slowest kinds, each kind, and a
+    machine of each; then in several stages over the first of these, by ascending micro-batch size.
     """
     deep = [stage for stage in sharding_stages(problem.workload)[::-1] if stage >= LOCKSTEP]
     members, devices, batch = kinds(problem), problem.usable_by_machine, problem.workload.global_batch
-    for left_out in range(len(members)) if deep else ():
-        machines = [machine for kind in members[left_out:] for machine in kind]
+    all_sizes = len(problem.usable_devices) <= _FEW
+    ranges = [[machine for kind in members[left_out:] for machine in kind] for left_out in range(len(members))]
+    alone = [[*kind] for kind in members] + [kind[:1] for kind in members]
+    flat = [(machines, True) for machines in (*ranges, *(own for own in alone if own not in ranges))]
+    for machines, without_stages in (*flat, *((own, False) for own in ranges)) if deep else ():
         for tp in problem.space.allowed_tp(min(len(devices[m]) for m in machines)):
             groups = [group for machine in machines for group in cut(devices[machine], tp)]
             for stages in (1 << k for k in range(min(len(groups), problem.model.num_layers).bit_length())):
                 most = len(groups) // stages
                 width = max((w for w in range(1, most + 1) if batch % w == 0), default=0)
-                if not width:
+                if not width or (stages == 1) != without_stages:
                     continue
-                grid = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
+                fastest = groups[len(groups) - stages * width :]
+                grid = tuple(tuple(fastest[s * width : (s + 1) * width]) for s in range(stages))
                 sizes = problem.space.micro_batch_sizes(batch // width)
-                for size in sizes if len(problem.usable_devices) <= _FEW else sizes[:3]:
+                for size in sizes if all_sizes or without_stages else sizes[:3]:
                     if batch % (width * size) == 0:
                         base = first_choice(problem, (PipelineGroup(grid, size),))
                         for stage in deep:

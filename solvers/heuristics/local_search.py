@@ -19,6 +19,7 @@ from solvers.core.operators import OperatorTally
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup, partition_of
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, plain_stages, sharding_groups
+from solvers.frame.ranking import in_turns, promising_first
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_partitions,
@@ -41,6 +42,7 @@ _FORBIDDEN = 200.0  # energy of a partition that the plan space forbids
 _POOLS = (48, 16, 5, 2)  # partitions annealed in each round of equal time
 _HOPELESS = 0.3  # starts whose pipelines alone take e^0.3 times the best step are dropped
 _STARTS = 0.4  # most of the budget for pricing starts
+_RANKING = 0.6  # most of that for estimating them
 _SETTLED = 6  # best starts that are tried in every schedule and sharding
 _SETTLING = 0.5  # most of what is then left of the budget for that
 _POLISHED = 3  # starts that are hill-climbed first
@@ -166,16 +168,17 @@ class Annealer:
 
 def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """Rule-based partitions: a separate symmetric grid for every kind of machine, chains, and replicas."""
-    yield from own_grids(problem, completer)
-    yield from without_grids(problem, completer)
+    yield from in_turns(own_grids(problem, completer), without_grids(problem, completer))
 
 
 def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """Chains and replicas."""
-    yield from lockstep_partitions(problem)
-    yield from chain_partitions(problem)
-    yield from shared_partitions(problem)
-    yield from single_pipeline_partitions(problem, completer.replicates)
+    yield from in_turns(
+        chain_partitions(problem),
+        lockstep_partitions(problem),
+        shared_partitions(problem),
+        single_pipeline_partitions(problem, completer.replicates),
+    )
 
 
 def own_grids(
@@ -215,23 +218,30 @@ def known_partitions(search: Search) -> Iterator[Partition]:
 def improve(
     climber: HillClimber,
     starts: Iterable[Partition],
+    more: Iterable[Partition],
     allowance: Allowance,
     cooling: float = 1.0,
     recreate_share: float = 0.0,
 ) -> list[Partition]:
-    """Price `starts`, try the best in every schedule and sharding, hill-climb the first few, then anneal the best in
-    rounds with ever fewer partitions and more time each.
+    """Price `starts`, in turns with those of `more` that promise most; try the best in every schedule and sharding,
+    hill-climb the first few, then anneal the best in rounds with ever fewer partitions and more time each.
 
     Each round begins at `cooling` times the first temperature of the round before. A share `recreate_share` of the
     moves rebuilds one or two pipeline groups as chains. Returns the resulting partitions, best first. Successive
     halving (Jamieson and Talwalkar, 2016): a start soon shows whether it leads anywhere.
     """
     search = climber.search
-    starts = chain(known_partitions(search), starts)
     annealer = Annealer(search, climber.completer, climber.rng, recreate_share)
     pool: list[tuple[float, int, Partition]] = []
     least, for_starts = math.inf, allowance.part(_STARTS)
-    for number, start in enumerate(starts):
+
+    given = ((start, 0.0) for start in starts)
+    ranking = for_starts.part(_RANKING)
+    ranked = promising_first(climber.completer, more, search.budget.max_steps, lambda: bool(ranking))
+    known = ((start, 0.0) for start in known_partitions(search))
+    for number, (start, estimate_s) in enumerate(chain(known, in_turns(given, ranked))):
+        if least < _MISFIT / 2 and estimate_s > math.exp(least + _HOPELESS):
+            continue
         if not for_starts or not search.step():
             break
         found = annealer.evaluate(start, least + _HOPELESS)
@@ -277,4 +287,4 @@ class LocalSearch(SearchSolver):
         """Anneal, then hill-climb."""
         completer = PlanCompleter(run.pricer)
         climber = HillClimber(run, completer, rng)
-        climber.finish(improve(climber, rule_based(run.problem, completer), run.until(ANNEAL)))
+        climber.finish(improve(climber, (), rule_based(run.problem, completer), run.until(ANNEAL)))

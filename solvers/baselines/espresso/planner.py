@@ -12,7 +12,7 @@ from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import AlignedEstimates, StageTpGroups
+from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import dividing_sizes, neighbouring_layers
@@ -20,6 +20,7 @@ from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
 from solvers.frame.starts import cut
+from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy

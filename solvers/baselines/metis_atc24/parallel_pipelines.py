@@ -13,49 +13,27 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._plans import StageHolders, aligned_plan
-from solvers.baselines.metis_atc24.cutting import Cut
-from solvers.baselines.metis_atc24.device_groups import MetisBatching, MetisReplica, MetisReplicas
+from solvers.heuristics.device_groups.cutting import Cut
+from solvers.heuristics.device_groups.group_cuts import lanes
+from solvers.heuristics.device_groups.ranked_devices import Batching, Replicas
 
 
 def plan_of_cut(
     problem: Problem,
-    batching: MetisBatching,
+    batching: Batching,
     cut: Cut,
     layers: Sequence[int],
     schedule: Schedule,
     sharding: int,
 ) -> Plan:
-    """The plan of a cut.
-
-    Lanes are halved while their halves are alike, so that plain pipelines result where possible.
-    """
-    stages = [group.pipelines() for group in cut]
-    size = batching.pipeline_size
-    while size % 2 == 0 and problem.space.num_pipelines is None:
-        halves = [[_halved(problem, shares) for shares in pipelines] for pipelines in stages]
-        if any(half is None for pipelines in halves for half in pipelines):
-            break
-        stages = [[part for half in pipelines if half is not None for part in half] for pipelines in halves]
-        size //= 2
+    """The plan of a cut."""
+    stages, size = lanes(problem, batching, cut)
     slots = [[_devices(shares) for shares in pipelines] for pipelines in stages]
     batches = [batching.count] * len(slots[0])
     return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
 
 
-def _halved(problem: Problem, shares: MetisReplicas) -> tuple[MetisReplicas, MetisReplicas] | None:
-    """The replicas in two halves of equal types and samples; None if there are none."""
-    alike: dict[tuple[str, int], list[MetisReplica]] = {}
-    for share in shares:
-        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
-    if any(len(members) % 2 for members in alike.values()):
-        return None
-    return (
-        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
-        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
-    )
-
-
-def _devices(shares: MetisReplicas) -> StageHolders:
+def _devices(shares: Replicas) -> StageHolders:
     if len(shares) == 1:
         return shares[0][0]
     return tuple(Replica(devices, samples) for devices, samples in shares)

@@ -18,12 +18,12 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
-from solvers.baselines.metis_atc24.cutting import cuts
-from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices, StageGroup
 from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
 from solvers.baselines.metis_atc24.parallel_pipelines import plan_of_cut
-from solvers.baselines.metis_atc24.planner import batchings, sequences
 from solvers.completion.allocation import earliest_finish
+from solvers.heuristics.device_groups.cutting import cuts
+from solvers.heuristics.device_groups.group_cuts import batchings, sequences
+from solvers.heuristics.device_groups.ranked_devices import Batching, RankedDevices, StageGroup
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 
@@ -132,7 +132,7 @@ def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
     problem = pair()
     estimates = GridEstimates(PlanPricer(problem))
     for ranks in sequences(problem):
-        groups = RankedDevices(estimates, ranks, {}).groups(MetisBatching(32 // size, size, 1, "none", True))
+        groups = RankedDevices(estimates, ranks, {}).groups(Batching(32 // size, size, 1, "none", True))
         for stages in range(1, 5):
             best = min((slowest_s(problem, cut) for cut in all_cuts(groups) if len(cut) == stages), default=None)
             limited = replace(problem, space=replace(problem.space, num_stages=stages))

@@ -1,4 +1,4 @@
-"""Metis's stages: device groups of consecutive ranks, replicas that share a micro-batch by their speed.
+"""Stages as device groups of consecutive ranks, whose replicas share a micro-batch by their speed, as Metis has them.
 
 A group is a power of two of ranks. With a TP degree, the same for all its replicas, it is timed as a stage.
 """
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, around
 from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
+from solvers.heuristics.device_groups.stage_estimates import StageEstimates, around
 
 _MAX_STAGES = 40
 
-MetisReplica = tuple[DeviceGroup, int]  # a replica: its devices and its samples of a micro-batch
-MetisReplicas = tuple[MetisReplica, ...]
+ReplicaSamples = tuple[DeviceGroup, int]  # a replica: its devices and its samples of a micro-batch
+Replicas = tuple[ReplicaSamples, ...]
 Samples = list[tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class MetisBatching:
+class Batching:
     """`count` micro-batches of `size` sequences, each split equally over `pipelines`; one policy."""
 
     count: int
@@ -63,7 +63,7 @@ class StageGroup:
         """Seconds of a micro-batch, messages apart."""
         return num_layers * self.layer_s + self.ends_s
 
-    def pipelines(self) -> list[MetisReplicas]:
+    def pipelines(self) -> list[Replicas]:
         """For each pipeline the devices and samples of its replicas; replicas without a sample are idle."""
         found = []
         for members, counts in self.samples:
@@ -75,7 +75,7 @@ class StageGroup:
 class RankedDevices:
     """One sequence of ranks. `ranks` are devices; those of a machine, and of a GPU type, stand together."""
 
-    def __init__(self, estimates: GridEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
+    def __init__(self, estimates: StageEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
         self.estimates, self.ranks, self._kept = estimates, tuple(ranks), kept
         self.problem = problem = estimates.problem
         machine_of = problem.cluster.machine_of
@@ -125,11 +125,11 @@ class RankedDevices:
         middle = (self._machine[at - 1] != self._machine[0]) + (self._machine[at] != self._machine[-1])
         return self._crossing_s[at] * (2 + max(0, middle - (inside > 0)))
 
-    def groups(self, batching: MetisBatching, tp_asked: int | None = None) -> list[list[StageGroup]]:
+    def groups(self, batching: Batching, tp_asked: int | None = None) -> list[list[StageGroup]]:
         """All stages that begin at each rank."""
         return [[*self.groups_from(a, batching, tp_asked)] for a in range(len(self.ranks))]
 
-    def groups_from(self, a: int, batching: MetisBatching, tp_asked: int | None = None) -> Iterator[StageGroup]:
+    def groups_from(self, a: int, batching: Batching, tp_asked: int | None = None) -> Iterator[StageGroup]:
         """All stages that begin at rank a."""
         size = 1
         while a + size <= len(self.ranks):
@@ -139,7 +139,7 @@ class RankedDevices:
                     yield group
             size *= 2
 
-    def group(self, a: int, size: int, tp: int, batching: MetisBatching) -> StageGroup | None:
+    def group(self, a: int, size: int, tp: int, batching: Batching) -> StageGroup | None:
         """The stage of `size` ranks from rank a with TP degree `tp`; None if there is none."""
         if size % tp or not batching.pipelines <= size // tp <= batching.size:
             return None
@@ -182,7 +182,7 @@ class RankedDevices:
         return max(seconds, default=0.0)
 
     def _timed(
-        self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
+        self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: Batching
     ) -> Any:
         """The replicas of each pipeline and their samples, stage times, and the most layers that fit."""
         size, policy = batching.pipeline_size, batching.policy
