@@ -48,8 +48,10 @@ def test_begins_in_the_known_order_of_machines(machines: list[str], number: int)
     search = near(problem, plan_through(problem, "".join(machines[:number])), 1)
     names = [machine.name for machine in problem.cluster.machines]
     expected = [search.kinds.kind_of[names.index(name)] for name in (*machines[:number], *sorted(machines[number:]))]
-    assert [kind for kind, count in search._order for _ in range(count)] == expected
-    assert all(a[0] != b[0] for a, b in pairwise(search._order))
+    [(order, width)] = search.chains
+    assert width == 1
+    assert [kind for kind, count in order for _ in range(count)] == expected
+    assert all(a[0] != b[0] for a, b in pairwise(order))
 
 
 @pytest.mark.parametrize(("machines", "pipelines"), [("cab", 1), ("dacb", 2), ("cd", 4)])
@@ -60,7 +62,7 @@ def test_no_chain_near_the_known_one_is_better(machines: str, pipelines: int) ->
     search, every = near(problem, known, 60), near(problem, known, 1)
     best_s = math.inf
     for width in (pipelines // 2, pipelines, 2 * pipelines):
-        if width in every.kinds.widths and (own := every.partition((ChainRecipe(every._order, width, 1),))):
+        if width in every.kinds.widths and (own := every.partition((ChainRecipe(every.chains[0][0], width, 1),))):
             priced = offer_partition(every.run, every.completer, own)
             best_s = min(best_s, math.inf if priced is None else priced.cost.step_time_s)
     assert search.search(search.run.until(), 4)
