@@ -8,11 +8,12 @@ these, the rule-based starts and the best *fallbacks*. These are cheap candidate
 symmetric grids over all machines, a separate grid for each machine kind, on up to 16 GPUs cuts of ranked devices into
 device groups, as `solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise
 most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. Where a
-plan is known, all members begin at it too. On more GPUs all members search for chains of whole machines, under
-different ZeRO stages and random numbers, and anneal the best; the second also prices the fallbacks and, where the
-machines are copies of a few (`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts,
-the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`).
-With a budget in steps there are two members whatever the number of cores, so that the plan does not depend on it.
+plan is known, all members instead anneal arrangements of chains near it (`columns/near_known.py`), and then the best of
+these and the plan itself. On more GPUs all members search for chains of whole machines, under different ZeRO stages and
+random numbers, and anneal the best; the second also prices the fallbacks and, where the machines are copies of a few
+(`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts, the first member soon turns
+to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there
+are two members whatever the number of cores, so that the plan does not depend on it.
 """
 
 import random
@@ -26,6 +27,7 @@ from typing import Any
 from hexiopt.solving import Budget, Capabilities
 from solvers.columns.arrangement_search import ArrangementSearch
 from solvers.columns.column_search import ColumnSearch, column_stages
+from solvers.columns.near_known import NearKnown
 from solvers.completion.completer import PlanCompleter
 from solvers.core.like_parts import LikeParts, like_parts
 from solvers.core.partition import Partition, partition_of
@@ -62,7 +64,8 @@ class _Member:
 _FIRST = _Member(0, 0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15, arranged=0.0)
 _SECOND = _Member(1, 0.0, until_first_plan=False, cooling=1.0, recreate_share=0.05, before_layouts=1.0, arranged=0.2)
 _ALONE = _Member(0, 0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3, arranged=0.1)
-_KNOWN_ARRANGED, _KNOWN_RECREATED = 0.4, 0.25  # where a plan is known: both lead away from it soonest
+_KNOWN_ARRANGED, _KNOWN_RECREATED = 0.5, 0.25  # where a plan is known: both lead away from it soonest
+_LEAST_ARRANGED_S = 0.4  # what those near a known plan take to give starts
 _GENERATED = 0.3  # share for making columns
 _EXPLORED = 0.1  # of a lone member, for pricing fallbacks after that, or for one of the like parts
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
@@ -125,21 +128,44 @@ class Portfolio(SearchSolver):
         if many and not (problem.space.sequence and num_members == 1):
             _run_columns(run, members, others)
         else:
-            if run.start is not None:
-                members = list(map(_knowing, members))
-            grids = len(problem.usable_devices) <= _FEW
+            grids, near = len(problem.usable_devices) <= _FEW, _begins_near(run)
             works = (partial(_run, member=m, fallbacks=m.number == 1, grids=grids and m.number == 1) for m in members)
-            _, *rest = works
+            _, *rest = (partial(_run_near, member=m) for m in members) if near else works
             with in_parallel(run, *(_within(others, work) for work in rest)) as answers:
-                _run(run, members[0], fallbacks=num_members == 1, grids=num_members == 1 or not grids)
+                if near:
+                    _run_near(run, members[0])
+                else:
+                    _run(run, members[0], fallbacks=num_members == 1, grids=num_members == 1 or not grids)
                 answers()
         run.budget = whole
         run.count_others()
 
 
-def _knowing(member: _Member) -> _Member:
-    """The member on few GPUs, where a plan is known."""
-    return replace(member, arranged=_KNOWN_ARRANGED if member.arranged else 0.0, recreate_share=_KNOWN_RECREATED)
+def _begins_near(run: Search) -> bool:
+    """Whether members on few GPUs begin near a known plan."""
+    known = run.start is not None and run.plan is not None  # one that fits: else fallbacks guarantee a plan
+    return known and len(run.problem.usable_by_machine) > 1 and not run.problem.space.sequence
+
+
+def _run_near(run: Search, member: _Member) -> None:
+    """One member on few GPUs, from a known plan and arrangements of chains near it, to the end of its budget."""
+    assert run.start is not None, "as _begins_near says"
+    completer, rng = _completer(run, member), random.Random(run.seed * _SEEDS + member.number)
+    starts: list[Partition] = []
+    if _enough_for_arrangements(run.budget):
+        plain = PlanCompleter(run.pricer, replicates=False)
+        chains = NearKnown(run, plain, column_stages(run)[0], rng, run.start)
+        starts = chains.search(run.until(_KNOWN_ARRANGED), _CHAIN_STARTS)
+    recreate_share = _KNOWN_RECREATED if starts else member.recreate_share
+    climber = HillClimber(run, completer, rng)
+    climber.finish(improve(climber, starts, (), run.until(ANNEAL), member.cooling, recreate_share))
+
+
+def _enough_for_arrangements(budget: Budget) -> bool:
+    """Whether the share of a budget for arrangements near a known plan gives starts; smaller ones stay at the plan."""
+    if budget.max_steps is not None:
+        return _KNOWN_ARRANGED * budget.max_steps >= _LEAST_ARRANGED
+    return _KNOWN_ARRANGED * budget.time_limit_s >= _LEAST_ARRANGED_S
 
 
 def _within(budget: Budget, work: Callable[[Search], Any]) -> Callable[[Search], Any]:

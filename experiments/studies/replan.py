@@ -26,7 +26,7 @@ from hexiopt.report.style import MUTED, count
 
 CHANGES, _QUICK_CHANGES = 10, 3
 _LIMIT_S = 6.0  # CPU seconds of a search from nothing, for each of its processes
-_PART = 0.3  # of it, for replacing a plan
+_PART = 0.26  # of it, for replacing a plan
 _NEAR = 1.03  # times the step time of planning from nothing: what a replacement should reach
 _SPEEDS = (0.3, 0.5, 0.7, 0.9)
 BEFORE, ANEW, REPLACED = "before", "from nothing", "replaced"

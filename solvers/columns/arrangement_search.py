@@ -34,7 +34,7 @@ _WHOLE = 0.6  # chance that all like machines beside each other in a chain are m
 
 
 @dataclass(frozen=True, slots=True)
-class _PricedArrangement:
+class PricedArrangement:
     arrangement: Arrangement
     partition: Partition
     energy: float  # the logarithm of the step time
@@ -50,7 +50,7 @@ class ArrangementSearch:
         self._chains = ChainBuilder(run.pricer, completer.splitters)
         self._schedule = default_schedule(self.problem.workload)
         self._lottery = Lottery(OPERATORS, self, self.problem, run.operators)
-        self._known: dict[Arrangement, _PricedArrangement | None] = {}
+        self._known: dict[Arrangement, PricedArrangement | None] = {}
 
     def search(self, allowance: Allowance, most: int) -> list[Partition]:
         """The best partitions met within `allowance`, at most so many, best first."""
@@ -60,14 +60,14 @@ class ArrangementSearch:
         rounds = [([(width, self.sizes[0]) for width in self.kinds.widths], 1.0)]
         if self.completer.replicates and len(self.sizes) > 1:
             rounds = [(rounds[0][0], _WITHOUT_REPLICAS), ([(1, self.sizes[1])], 1.0)]
-        best: list[_PricedArrangement] = []
+        best: list[PricedArrangement] = []
         for shapes, end in rounds:
             best = sorted((*best, *self._starts(shapes, allowance)), key=lambda one: one.energy)[:_STARTS]
             best = anneal(best, self._propose, self._near, _TEMPERATURES, allowance.up_to(end), self.rng)
         every = sorted(filter(None, self._known.values()), key=lambda one: one.energy)
         return list(dict.fromkeys(one.partition for one in every))[:most]
 
-    def _starts(self, shapes: Sequence[tuple[int, int]], allowance: Allowance) -> Iterator[_PricedArrangement]:
+    def _starts(self, shapes: Sequence[tuple[int, int]], allowance: Allowance) -> Iterator[PricedArrangement]:
         """One chain through all machines for each of `shapes`, which are width and micro-batch size: the better of
         slowest machines first and last.
         """
@@ -82,18 +82,18 @@ class ArrangementSearch:
                         both.append(self._priced((ChainRecipe(order[::way], width, size),), math.inf, tally))
             yield from sorted(filter(None, both), key=lambda one: one.energy)[:1]
 
-    def _propose(self, now: _PricedArrangement, rng: random.Random) -> tuple[OperatorTally, Arrangement] | None:
+    def _propose(self, now: PricedArrangement, rng: random.Random) -> tuple[OperatorTally, Arrangement] | None:
         return self._lottery.draw(now.arrangement, rng)
 
     def _near(
-        self, arrangement: Arrangement, now: _PricedArrangement, limit: float, tally: OperatorTally
-    ) -> _PricedArrangement | None:
+        self, arrangement: Arrangement, now: PricedArrangement, limit: float, tally: OperatorTally
+    ) -> PricedArrangement | None:
         if arrangement in self._known:
             tally.known += 1
             return self._known[arrangement]
         return self._priced(arrangement, limit, tally)
 
-    def _priced(self, arrangement: Arrangement, limit: float, tally: OperatorTally) -> _PricedArrangement | None:
+    def _priced(self, arrangement: Arrangement, limit: float, tally: OperatorTally) -> PricedArrangement | None:
         """None where it certainly exceeds the energy `limit`, or is no plan; the latter is remembered."""
         self._known[arrangement] = None
         partition = self.partition(arrangement)
@@ -108,7 +108,7 @@ class ArrangementSearch:
         tally.priced += 1
         if not self.run.offer(priced.plan, priced.cost, (partition, ())).fits:
             return None
-        found = self._known[arrangement] = _PricedArrangement(arrangement, partition, math.log(priced.cost.step_time_s))
+        found = self._known[arrangement] = PricedArrangement(arrangement, partition, math.log(priced.cost.step_time_s))
         return found
 
     def partition(self, arrangement: Arrangement) -> Partition | None:
