@@ -12,7 +12,7 @@ from itertools import groupby
 from statistics import fmean
 
 from hexiopt.plan.plan import Plan
-from solvers.columns.arrangement_search import ArrangementSearch, Run, PricedArrangement
+from solvers.columns.arrangement_search import ArrangementSearch, PricedArrangement, Run
 from solvers.columns.chain_column import ChainRecipe
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Allowance, Search
