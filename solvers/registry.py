@@ -19,7 +19,7 @@ BUILT_IN: Mapping[str, str] = {
     "shapes": "solvers.heuristics.configuration_program:Shapes",
     "columns": "solvers.columns.column_search:ChainColumns",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
-    "portfolio": "solvers.portfolio:Portfolio",
+    "portfolio": "solvers.portfolio.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
     "exhaustive": "solvers.exact.exhaustive:Exhaustive",
     "exact": "solvers.exact.exact:Exact",

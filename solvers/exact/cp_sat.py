@@ -26,7 +26,7 @@ from solvers.exact.packing import ColumnChoice, Packing, PipelineColumn
 from solvers.exact.placement_bounds import PlacementBound
 from solvers.exact.placements import PlacementColumns, PlanFamily
 from solvers.frame.solver import SearchSolver
-from solvers.portfolio import Portfolio
+from solvers.portfolio.portfolio import Portfolio
 from solvers.proof.stage_times import StageTable
 
 MOST_DEVICES = 6

@@ -20,7 +20,8 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.frame.starts import whole_grids
 from solvers.heuristics.local_search import own_grids
-from solvers.portfolio import Portfolio, price_fallbacks
+from solvers.portfolio.fallbacks import price_fallbacks
+from solvers.portfolio.portfolio import Portfolio
 from solvers.registry import make_solver
 from tests.conftest import ROOT
 from tests.solvers.problems import easy

@@ -14,7 +14,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.like_parts import LikeParts, like_parts
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
-from solvers.portfolio import _of_one_part
+from solvers.portfolio.many_gpus import of_one_part
 from solvers.registry import make_solver
 
 MACHINES = (
@@ -113,7 +113,7 @@ def test_pipelines_are_copied_to_each_part() -> None:
 def test_the_default_copies_what_it_finds_for_a_part() -> None:
     problem = problem_of((30, 30), 300)
     parts, run = parts_of(problem), Search("portfolio", problem, Budget(3600.0, 100), 0)
-    copies, _ = _of_one_part(run, parts, run.until(0.6))
+    copies, _ = of_one_part(run, parts, run.until(0.6))
     assert 0 < run.steps <= 61
     completer = PlanCompleter(run.pricer, replicates=False)
     prices = []

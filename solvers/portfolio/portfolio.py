@@ -1,0 +1,77 @@
+"""`portfolio`, the default: several search strategies within one time limit; the best plan of all is the result.
+
+Members run side by side, one for each core, and exchange what they find. Up to `MACHINES` GPUs the first, and every
+second after it, runs HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based
+starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others try a few chains of whole machines
+as columns (`columns/`), anneal arrangements of such chains (`columns/arrangement_search.py`), and then the best of
+these, the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a minimum quality:
+symmetric grids over all machines, a separate grid for each machine kind, on up to 16 GPUs cuts of ranked devices into
+device groups, as `solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise
+most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. Where a
+plan is known, all members instead anneal arrangements of chains near it (`columns/near_known.py`), and then the best of
+these and the plan itself. On more GPUs all members search for chains of whole machines, under different ZeRO stages and
+random numbers, and anneal the best; the second also prices the fallbacks and, where the machines are copies of a few
+(`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts, the first member soon turns
+to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there
+are two members whatever the number of cores, so that the plan does not depend on it.
+"""
+
+import random
+from dataclasses import dataclass, replace
+
+from hexiopt.solving import Capabilities
+from solvers.core.search import Search
+from solvers.core.workers import in_parallel, num_processes
+from solvers.frame.solver import SearchSolver
+from solvers.portfolio.few_gpus import works_on_few
+from solvers.portfolio.many_gpus import run_columns
+from solvers.portfolio.members import ALONE, FIRST, MACHINES, SECOND, within
+from solvers.proof.gaps import checked_gap, prove, share_for_proof
+
+_COUNTED = 2  # members where steps are limited
+
+
+@dataclass(frozen=True)
+class Portfolio(SearchSolver):
+    """The best plan of all members, which share the steps equally.
+
+    `gap`: stop at a plan proved to be within this fraction of the best; 0 stops at none but a proved optimum.
+    """
+
+    name = "portfolio"
+    capabilities = Capabilities(sequence="also", cores="all")
+    gap: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_gap(self.gap)
+
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Run all members, and then prove how good the plan is where the problem is small enough (`solvers/proof/`)."""
+        whole, proving = run.budget, share_for_proof(run)
+        run.enough_gap = self.gap
+        run.budget = whole.part(1 - proving)
+        self.find(run)
+        run.budget = whole
+        if proving and run.should_continue():
+            prove(run)
+
+    def find(self, run: Search) -> None:
+        """Run all members, at once where the machine can."""
+        whole, problem, num_members = run.budget, run.problem, num_processes()
+        others = whole
+        if whole.max_steps is not None:
+            num_members = min(_COUNTED, whole.max_steps)
+            others = replace(whole, max_steps=max(1, whole.max_steps // num_members))
+            run.budget = replace(whole, max_steps=-(-whole.max_steps // num_members))
+        first = ALONE if num_members == 1 else FIRST
+        members = [first, *(replace((FIRST, SECOND)[k % 2], number=k) for k in range(1, num_members))]
+        many = len(problem.usable_devices) > MACHINES
+        if many and not (problem.space.sequence and num_members == 1):
+            run_columns(run, members, others)
+        else:
+            own, *rest = works_on_few(run, members)
+            with in_parallel(run, *(within(others, work) for work in rest)) as answers:
+                own(run)
+                answers()
+        run.budget = whole
+        run.count_others()
