@@ -22,6 +22,7 @@ from solvers.portfolio.members import FEW_DEVICES, SEEDS, Member, completer_of
 from solvers.sequence.planning import plan_jointly
 
 _FEW = 64  # GPUs up to which the second member prices all fallbacks soon enough, while the first partitions
+_NEAR = 300  # GPUs up to which arrangements near a known plan give starts soon enough
 _KNOWN_ARRANGED, _KNOWN_RECREATED = 0.5, 0.25  # where a plan is known: both lead away from it soonest
 _LEAST_ARRANGED_S = 0.4  # what those near a known plan take to give starts
 _COLUMNS_S, _COLUMNS_STEPS = 0.4, 60  # what columns need before they give starts
@@ -34,7 +35,7 @@ _CHAIN_STARTS = 4  # partitions that columns, and arrangements, give to annealin
 def works_on_few(run: Search, members: Sequence[Member]) -> list[Callable[[Search], None]]:
     """What each member does. The second, or the only one, prices the fallbacks; the grids among them the first, where
     there are too many GPUs."""
-    if _begins_near(run):
+    if begins_near(run):
         return [partial(_run_near, member=member) for member in members]
     pricing = min(1, len(members) - 1)
     grids = pricing if len(run.problem.usable_devices) <= _FEW else 0
@@ -121,15 +122,16 @@ def anneal_starts(run: Search, completer: PlanCompleter, member: Member, starts:
     climber.finish(improve(climber, starts, more, run.until(ANNEAL), member.cooling, recreate_share))
 
 
-def _begins_near(run: Search) -> bool:
-    """Whether members on few GPUs begin near a known plan."""
+def begins_near(run: Search) -> bool:
+    """Whether members begin near a known plan."""
     known = run.start is not None and run.plan is not None  # one that fits: else fallbacks guarantee a plan
-    return known and len(run.problem.usable_by_machine) > 1 and not run.problem.space.sequence
+    few = len(run.problem.usable_devices) <= _NEAR and not run.problem.space.sequence
+    return known and few and len(run.problem.usable_by_machine) > 1
 
 
 def _run_near(run: Search, member: Member) -> None:
     """One member on few GPUs, from a known plan and arrangements of chains near it, to the end of its budget."""
-    assert run.start is not None, "as _begins_near says"
+    assert run.start is not None, "as begins_near says"
     completer, rng = completer_of(run, member), random.Random(run.seed * SEEDS + member.number)
     starts: list[Partition] = []
     if _enough_for_arrangements(run.budget):

@@ -7,13 +7,14 @@ as columns (`columns/`), anneal arrangements of such chains (`columns/arrangemen
 these, the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a minimum quality:
 symmetric grids over all machines, a separate grid for each machine kind, on up to 16 GPUs cuts of ranked devices into
 device groups, as `solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise
-most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. Where a
-plan is known, all members instead anneal arrangements of chains near it (`columns/near_known.py`), and then the best of
-these and the plan itself. On more GPUs all members search for chains of whole machines, under different ZeRO stages and
-random numbers, and anneal the best; the second also prices the fallbacks and, where the machines are copies of a few
-(`core/like_parts.py`), first searches one part. Where the plan space has sequence layouts, the first member soon turns
-to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there
-are two members whatever the number of cores, so that the plan does not depend on it.
+most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. On more
+GPUs all members search for chains of whole machines, under different ZeRO stages and random numbers, and anneal the
+best; the second also prices the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first
+searches one part. Where a plan is known, on up to some hundred GPUs, all members instead anneal arrangements of chains
+near it (`columns/near_known.py`), and then the best of these and the plan itself. Where the plan space has sequence
+layouts, the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage
+(`planning.py`). With a budget in steps there are two members whatever the number of cores, so that the plan does not
+depend on it.
 """
 
 import random
@@ -23,7 +24,7 @@ from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.core.workers import in_parallel, num_processes
 from solvers.frame.solver import SearchSolver
-from solvers.portfolio.few_gpus import works_on_few
+from solvers.portfolio.few_gpus import begins_near, works_on_few
 from solvers.portfolio.many_gpus import run_columns
 from solvers.portfolio.members import ALONE, FIRST, MACHINES, SECOND, within
 from solvers.proof.gaps import checked_gap, prove, share_for_proof
@@ -66,7 +67,7 @@ class Portfolio(SearchSolver):
         first = ALONE if num_members == 1 else FIRST
         members = [first, *(replace((FIRST, SECOND)[k % 2], number=k) for k in range(1, num_members))]
         many = len(problem.usable_devices) > MACHINES
-        if many and not (problem.space.sequence and num_members == 1):
+        if many and not begins_near(run) and not (problem.space.sequence and num_members == 1):
             run_columns(run, members, others)
         else:
             own, *rest = works_on_few(run, members)
