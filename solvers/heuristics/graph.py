@@ -1,6 +1,9 @@
 """The cluster as a graph for partitioning: GPUs weighted by speed, edges by bandwidth or its reciprocal."""
 
-from collections.abc import Sequence
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,15 +80,16 @@ def partition_graph(
     others = ~np.eye(count, dtype=bool)
     adjacency = np.broadcast_to(np.arange(count), (count, count))[others]
     starts = np.arange(0, count * (count - 1) + 1, count - 1)
-    _, labels = pymetis.part_graph(
-        parts,
-        adjacency=pymetis.CSRAdjacency(starts, adjacency),
-        vweights=scaled(graph.speed**exponent),
-        tpwgts=None if shares is None else list(shares),
-        eweights=scaled(edge_weights[others]),
-        options=pymetis.Options(seed=seed),
-        recursive=parts <= 8,
-    )
+    with _silent_c():
+        _, labels = pymetis.part_graph(
+            parts,
+            adjacency=pymetis.CSRAdjacency(starts, adjacency),
+            vweights=scaled(graph.speed**exponent),
+            tpwgts=None if shares is None else list(shares),
+            eweights=scaled(edge_weights[others]),
+            options=pymetis.Options(seed=seed),
+            recursive=parts <= 8,
+        )
     found: list[list[int]] = [[] for _ in range(parts)]
     for position, label in enumerate(labels):
         found[label].append(position)
@@ -101,3 +105,19 @@ def _by_weight(weights: NDArray[np.float64], shares: Sequence[float]) -> list[li
         found[part].append(position)
         filled[part] += float(weights[position])
     return found
+
+
+@contextmanager
+def _silent_c() -> Iterator[None]:
+    """Drop what C code prints: METIS complains on standard output of weights with which it copes."""
+    c = ctypes.CDLL(None)
+    c.fflush(None)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        c.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

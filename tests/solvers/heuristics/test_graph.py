@@ -99,7 +99,8 @@ def test_partition_balances_speed() -> None:
 
 
 def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixture[str]) -> None:
-    """METIS prints to the terminal where it has too few vertices; it is not asked then."""
+    """METIS prints to the terminal where it has too few vertices, and where a few weigh most: it is not asked then, or
+    not heard."""
     rng = random.Random(0)
     graph = device_graph(problems.easy())
     for _ in range(400):
@@ -114,5 +115,7 @@ def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixt
         assert sorted(i for members in found for i in members) == list(range(count))
         assert all(found)
         assert 2 * parts <= count or len(found) == parts
+    heavy = DeviceGraph(tuple(range(7)), np.array([1e12, 1e12, 1e12, 1e13, 1e14, 1e13, 1e12]), np.ones((7, 7)))
+    assert partition_graph(heavy, 3, heavy.bandwidth, 242, shares=[0.5783, 0.2536, 0.1681], exponent=1.0)
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
