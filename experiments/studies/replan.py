@@ -33,7 +33,7 @@ BEFORE, ANEW, REPLACED = "before", "from nothing", "replaced"
 LOST, SLOW = "lost", "slow"
 _NOTES = (
     "Ratios are step times of the fastest replacement over those of the plan from nothing, by our cost model; below 0 "
-    "the replacement is the faster one. CPU time is that of all processes of a search, loading left out."
+    "the replacement is the faster one. CPU time is that of all processes of a search, with what they load."
 )
 
 
@@ -148,7 +148,7 @@ def draw(pairs: pd.DataFrame) -> Figure:
     """The ratio of step times of every change, by cluster."""
     figure, (ax,) = framed(
         "Replacing a plan after a change",
-        f"Step time over that of planning from nothing, in {_PART:.0%} of its CPU time; by our cost model",
+        f"Step time over that of planning from nothing, with {_PART:.0%} of its time limit; by our cost model",
         width=9.5,
     )
     clusters = list(dict.fromkeys(pairs["cluster"]))
