@@ -20,7 +20,7 @@ from experiments.studies.frame.rows import credited, time_to_s
 from experiments.studies.frame.search import BOUND, GRACE_S, Isolated, Measured, SearchSpec, measure
 from experiments.studies.frame.settings import OURS, QUICK, RIVALS, SETTINGS
 from experiments.studies.frame.study import Scale, conditions, frame, measured, page_text
-from experiments.studies.frame.words import change, hardware, markdown, span
+from experiments.studies.frame.words import change, hardware, markdown, share, span
 from experiments.studies.sequence import joint, long_context
 from hexiopt.problem.space import SWITCHES
 from hexiopt.readers.problem_file import problem_sha256
@@ -419,6 +419,7 @@ def test_scheduling_claims_stand_beside_the_papers_times() -> None:
 
 def test_words() -> None:
     assert [change(ratio, 2) for ratio in (1.0136, 0.9841, math.nan)] == ["+1.36%", "−1.59%", ""]
+    assert [share(value) for value in (0.1236, -1e-9, math.nan)] == ["12.4%", "0.0%", ""]
     assert span([0.5, math.nan, 0.25], ".2f") == "0.25 to 0.50"
     assert span([0.5, 0.501], ".2f") == "0.50"
     assert time_to_s([(1.0, 5.0), (2.0, 3.0)], 3.5) == 2.0

@@ -34,7 +34,7 @@ def tokens(per_s: float) -> str:
 
 def share(value: float) -> str:
     """A share in percent."""
-    return "" if pd.isna(value) else f"{value:.1%}"
+    return "" if pd.isna(value) else f"{value:z.1%}"
 
 
 def change(ratio: float, digits: int = 1) -> str:
