@@ -6,7 +6,7 @@ when it is made; what only a problem can judge is in `check.py`.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import get_args
 
@@ -196,6 +196,21 @@ class Pipeline:
                     said = f"stage {s} holds layers [{first}, {end}) where layer {at} is next"
                     raise InputError(f"{said}; each stage goes on where the one before it ends, the first from layer 0")
                 at = end
+
+    def resized(self, size: int) -> "Pipeline | None":
+        """The pipeline with micro-batches of another size in sequences, which replicas share in the same proportion;
+        None where these would be no whole numbers of samples."""
+        stages, now = [], self.micro_batch_size
+        for stage in self.stages:
+            if isinstance(stage.parallelism, Replicated):
+                shares = [divmod(samples * size, now) for samples in stage.samples(now)]
+                if any(rest or not samples for samples, rest in shares):
+                    return None
+                pairs = zip(stage.replicas, shares, strict=True)
+                replicas = tuple(replace(replica, samples=samples) for replica, (samples, _) in pairs)
+                stage = replace(stage, parallelism=Replicated(replicas))
+            stages.append(stage)
+        return replace(self, stages=tuple(stages), micro_batch_size=size)
 
     @property
     def num_sequences(self) -> int:

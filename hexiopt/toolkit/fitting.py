@@ -8,7 +8,7 @@ rule, the result still fits, but a larger one may too.)
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hexiopt.cost.cost import violations
@@ -346,7 +346,9 @@ class _Asking:
     def _with_size(self, plan: PlacedPlan, size: int) -> PlacedPlan | None:
         if plan.problem.model != self.problem.model:
             return None
-        pipelines = tuple(replace(one, micro_batch_size=size) for one in plan.pipelines)
+        pipelines = tuple(resized for one in plan.pipelines if (resized := one.resized(size)) is not None)
+        if len(pipelines) < len(plan.pipelines):
+            return None
         batch = size * sum(one.num_micro_batches for one in pipelines)
         try:
             changed = self.problem.replace(

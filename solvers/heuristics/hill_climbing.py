@@ -8,8 +8,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hexiopt.plan.parallelism import Replicated
-from hexiopt.plan.plan import Plan, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import sharding_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan, price_plan
@@ -120,26 +119,12 @@ class HillClimber:
             size, count = int(pipeline.micro_batch_size * factor), pipeline.num_micro_batches / factor
             if size not in sizes or count != int(count) or count % multiple_of(pipeline.stages):
                 return None
-            stages = [new for stage in pipeline.stages if (new := _resampled(stage, size, factor)) is not None]
-            if len(stages) < len(pipeline.stages):
+            if (resized := pipeline.resized(size)) is None:
                 return None
-            pipelines.append(
-                replace(pipeline, stages=tuple(stages), micro_batch_size=size, num_micro_batches=int(count))
-            )
+            pipelines.append(replace(resized, num_micro_batches=int(count)))
         sequences = [pipeline.num_sequences for pipeline in pipelines]
         # An even batch may differ by one micro-batch, which may now be smaller.
         apart = max(sequences) - min(sequences) > max(pipeline.micro_batch_size for pipeline in pipelines)
         if apart and not self.search.problem.space.uneven_batch:
             return None
         return replace(plan, pipelines=tuple(pipelines))
-
-
-def _resampled(stage: Stage, size: int, factor: float) -> Stage | None:
-    """The stage with `factor` times as many samples for each replica; None where these are no micro-batch of `size`."""
-    if not isinstance(stage.parallelism, Replicated):
-        return stage
-    given = [int((replica.samples or 0) * factor) for replica in stage.replicas]
-    if sum(given) != size or 0 in given:
-        return None
-    replicas = [replace(replica, samples=x) for replica, x in zip(stage.replicas, given, strict=True)]
-    return replace(stage, parallelism=Replicated(tuple(replicas)))

@@ -21,7 +21,7 @@ from tests.conftest import Run
 
 SMALL = ("workload=small", "workload.global_batch=4", "workload.seq_len=32")
 SEARCH = ("solver.max_steps=40", "hydra.run.dir=out")
-ASYMMETRIC = ("constraints.num_pipelines=2", "constraints.num_stages=2")
+ASYMMETRIC = ("constraints.num_pipelines=2", "constraints.num_stages=2", "space.replicas=false")
 
 
 @cache
@@ -31,7 +31,7 @@ def plan_text() -> str:
         named_cluster("small_mixed"),
         named_model("tiny"),
         Workload(4, 32, precision="fp32", optimizer_sharding="1"),
-        Space(num_pipelines=2, num_stages=2),
+        Space(num_pipelines=2, num_stages=2, replicas=False),
     )
     result = make_solver("portfolio").solve(problem, Budget(3600.0, 40), seed=0)
     assert result.plan is not None

@@ -251,3 +251,18 @@ def test_lists_make_the_plan_that_tuples_make() -> None:
     pipeline = Pipeline((Stage.of((0, 1), 0, 12, "full"), split, Stage(sequence, ((20, 30),))), 5, 2)
     assert listed == Plan((pipeline,), sharding=Sharding(1, ((0, 1, 2), (3, 4))))
     assert len({listed, replace(listed)}) == 1
+
+
+@pytest.mark.parametrize(("size", "samples"), [(8, [2, 6]), (2, None), (12, [3, 9]), (6, None)])
+def test_replicas_share_micro_batches_of_another_size_in_proportion(size: int, samples: list[int] | None) -> None:
+    """Of four samples one replica has one, the other three; a stage with a TP group alone has all."""
+    replicas = Replicated((Replica((0,), 1), Replica((1,), 3)))
+    pipeline = Pipeline((Stage(replicas, ((0, 2),)), Stage.of((2,), 2, 4)), 3, 4)
+    resized = pipeline.resized(size)
+    if samples is None:
+        assert resized is None
+    else:
+        assert resized is not None
+        assert (resized.micro_batch_size, resized.num_micro_batches) == (size, 3)
+        assert [replica.samples for replica in resized.stages[0].replicas] == samples
+        assert resized.stages[1] == pipeline.stages[1]
