@@ -239,9 +239,7 @@ def improve(
     ranking = for_starts.part(_RANKING)
     ranked = promising_first(climber.completer, more, search.budget.max_steps, lambda: bool(ranking))
     known = ((start, 0.0) for start in known_partitions(search))
-    for number, (start, estimate_s) in enumerate(chain(known, in_turns(given, ranked))):
-        if least < _MISFIT / 2 and estimate_s > math.exp(least + _HOPELESS):
-            continue
+    for number, (start, _) in enumerate(chain(known, in_turns(given, ranked))):
         if not for_starts or not search.step():
             break
         found = annealer.evaluate(start, least + _HOPELESS)
