@@ -73,14 +73,18 @@ class ArrangementSearch:
         """
         order = tuple((kind, int(count)) for kind, count in enumerate(self.kinds.supply))
         for width, size in shapes:
-            both = []
-            for way in (1, -1):
-                if allowance and self.run.step():
-                    with self.run.tallied("arrange_chains") as tally:
-                        tally.proposed += 1
-                        tally.valid += 1
-                        both.append(self._priced((ChainRecipe(order[::way], width, size),), math.inf, tally))
+            ways = ((ChainRecipe(order[::way], width, size),) for way in (1, -1))
+            both = (self._start(arrangement, allowance) for arrangement in ways)
             yield from sorted(filter(None, both), key=lambda one: one.energy)[:1]
+
+    def _start(self, arrangement: Arrangement, allowance: Allowance) -> PricedArrangement | None:
+        """The priced arrangement, in a step; None where none is left of `allowance`, or it is no plan."""
+        if not (allowance and self.run.step()):
+            return None
+        with self.run.tallied("arrange_chains") as tally:
+            tally.proposed += 1
+            tally.valid += 1
+            return self._priced(arrangement, math.inf, tally)
 
     def _propose(self, now: PricedArrangement, rng: random.Random) -> tuple[OperatorTally, Arrangement] | None:
         return self._lottery.draw(now.arrangement, rng)

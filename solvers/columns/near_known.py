@@ -35,13 +35,8 @@ class NearKnown(ArrangementSearch):
         for factor in (1.0, 0.5, 2.0):
             recipes = (ChainRecipe(runs, self._width(factor * width), self.sizes[0]) for runs, width in self.chains)
             arrangement = tuple(sorted(recipes))
-            if arrangement not in self._known and allowance and self.run.step():
-                with self.run.tallied("arrange_chains") as tally:
-                    tally.proposed += 1
-                    tally.valid += 1
-                    found = self._priced(arrangement, math.inf, tally)
-                if found is not None:
-                    yield found
+            if arrangement not in self._known and (found := self._start(arrangement, allowance)) is not None:
+                yield found
         yield from super()._starts([shape for shape in shapes if shape[0] in self._widths], allowance)
 
     def _width(self, number: float) -> int:

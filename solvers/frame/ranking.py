@@ -4,7 +4,6 @@ An estimate is that of the completed plan's pipelines, with gradients that cross
 it ranks, and no plan is judged by it. So hundreds of starts can be looked at where there are steps to price a few.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -33,19 +32,19 @@ def in_turns(*families: Iterable[Start]) -> Iterator[Start]:
 
 def promising_first(
     completer: PlanCompleter, starts: Iterable[Partition], max_steps: int | None, should_continue: Callable[[], bool]
-) -> Iterator[tuple[Partition, float]]:
-    """`starts`, and the estimates of their step times in seconds, while `should_continue` says so.
+) -> Iterator[Partition]:
+    """`starts` by the estimates of their step times, as many as are looked at while `should_continue` says so.
 
-    Those that do not fit follow, by the layers for which there is no room, and then those that the plan space forbids,
-    with infinite estimates: they may lead to plans. With a limit of `max_steps`, starts are limited in proportion.
+    Those that do not fit follow, by the layers for which there is no room, and then those that the plan space forbids:
+    they may lead to plans. With a limit of `max_steps`, starts are limited in proportion.
     """
     found = []
     for number, start in enumerate(islice(starts, None if max_steps is None else _A_STEP * max_steps)):
         found.append((*_rank(completer, start), number, start))
         if not should_continue():
             break
-    for level, value, _, start in sorted(found, key=lambda item: item[:3]):
-        yield start, math.inf if level else value
+    for *_, start in sorted(found, key=lambda item: item[:3]):
+        yield start
 
 
 def _rank(completer: PlanCompleter, start: Partition) -> tuple[int, float]:

@@ -234,12 +234,9 @@ def improve(
     annealer = Annealer(search, climber.completer, climber.rng, recreate_share)
     pool: list[tuple[float, int, Partition]] = []
     least, for_starts = math.inf, allowance.part(_STARTS)
-
-    given = ((start, 0.0) for start in starts)
     ranking = for_starts.part(_RANKING)
     ranked = promising_first(climber.completer, more, search.budget.max_steps, lambda: bool(ranking))
-    known = ((start, 0.0) for start in known_partitions(search))
-    for number, (start, _) in enumerate(chain(known, in_turns(given, ranked))):
+    for number, start in enumerate(chain(known_partitions(search), in_turns(starts, ranked))):
         if not for_starts or not search.step():
             break
         found = annealer.evaluate(start, least + _HOPELESS)

@@ -31,8 +31,7 @@ def grids_and_cuts(run: Search, completer: PlanCompleter) -> Iterator[Partition]
         cutting, rng = run.allowance(_CUTTING), random.Random(run.seed)
         cuts = cut_partitions(StageEstimates(run.pricer), rng, lambda share: bool(cutting.up_to(share)))
         grids = chain(grids, islice(cuts, _CUTS))
-    for grid, _ in promising_first(completer, grids, run.budget.max_steps, should_continue):
-        yield grid
+    yield from promising_first(completer, grids, run.budget.max_steps, should_continue)
 
 
 def shapes(run: Search) -> Iterator[Partition]:
@@ -52,7 +51,7 @@ def fallbacks_on_many(run: Search, completer: PlanCompleter) -> Iterator[Partiti
     short = short_chain_partitions(run.problem)
     shallow = islice(filter(_is_shallow, lockstep_partitions(run.problem)), _SHALLOW)
     ranked = promising_first(completer, shallow, run.budget.max_steps, lambda: continues(run))
-    lockstep = (partition for partition, _ in islice(ranked, _LOCKSTEP))
+    lockstep = islice(ranked, _LOCKSTEP)
     shapes = shape_partitions(run, lambda: continues(run))
     for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, whole_grids(run.problem)):
         yield from filter(None, turn)
