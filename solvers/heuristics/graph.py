@@ -112,7 +112,12 @@ def _silent_c() -> Iterator[None]:
     """Drop what C code prints: METIS complains on standard output of weights with which it copes."""
     c = ctypes.CDLL(None)
     c.fflush(None)
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     try:
         yield

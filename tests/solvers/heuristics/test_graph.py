@@ -1,5 +1,6 @@
 """The device graph and METIS's partition of it."""
 
+import os
 import random
 from typing import Any
 
@@ -119,3 +120,16 @@ def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixt
     assert partition_graph(heavy, 3, heavy.bandwidth, 242, shares=[0.5783, 0.2536, 0.1681], exponent=1.0)
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_a_partition_needs_no_standard_output() -> None:
+    """As of a process that closed it."""
+    graph = device_graph(problems.easy())
+    kept = os.dup(1)
+    os.close(1)
+    try:
+        found = partition_graph(graph, 2, graph.bandwidth, 0)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert sorted(i for members in found for i in members) == list(range(len(graph.devices)))
