@@ -46,7 +46,7 @@ def test_a_partition_has_the_devices_stages_and_policies_of_its_plan() -> None:
 def test_annealing_begins_at_the_start() -> None:
     """A step prices one partition, and the first is the start's, whose estimate was the best."""
     problem = problems.sixteen_gpus()
-    start = solve("portfolio", problem, steps=300).plan
+    start = solve("portfolio", problem, steps=60).plan
     assert start is not None
     without = solve("local_search", problem, steps=2)
     assert solve("local_search", problem, steps=2, start=start).objective < without.objective
