@@ -4,6 +4,7 @@
 there may well have, so the program starts here, where it can still say so in one line.
 """
 
+import os
 import sys
 from importlib import import_module
 
@@ -13,6 +14,7 @@ from hexiopt.own_packages import refuse_hidden
 
 def main() -> int:
     """Run the command line; returns the exit code."""
+    _open_closed_streams()
     try:
         refuse_hidden("experiments", "solvers", "conf", "runtime")
     except InputError as error:
@@ -20,3 +22,10 @@ def main() -> int:
         return 2
     code: int = import_module("experiments.app.cli").main()
     return code
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that the caller has closed (`>&-`) nowhere; else the next file opened takes their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))

@@ -106,6 +106,14 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert err == ""
 
 
+def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hexiopt", "plan", *TINY, "report=false", "hydra.run.dir=out"]
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command]
+    ran = subprocess.run(closed, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=600)
+    assert ran.returncode == 0
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["pipelines"]
+
+
 def test_worst_code_of_a_sweep() -> None:
     assert worst([0, 3, 0]) == 3
     assert worst([3, 2, 0]) == 2
