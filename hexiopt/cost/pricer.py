@@ -122,6 +122,14 @@ class PlanPricer:
         other.network = network
         return other
 
+    def with_room_for(self, num_sums: int) -> "PlanPricer":
+        """The same pricer, of whose plans searches leave room for so many groups that sum gradients on each device;
+        no price changes, and what is known of stages and pipelines they share."""
+        other = copy(self)
+        other.stages = self.stages.with_room_for(num_sums)
+        other.max_layers = other.stages.max_layers
+        return other
+
     def forget_plans(self) -> None:
         """Give back what is remembered of pipelines and plans; layers, routes and memory models stay."""
         self._placed.clear()

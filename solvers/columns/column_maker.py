@@ -15,6 +15,7 @@ from itertools import product
 
 import numpy as np
 
+from hexiopt.problem.problem import Problem
 from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.column_pool import ColumnPool
 from solvers.columns.machine_kinds import MachineKinds
@@ -39,6 +40,11 @@ _MUCH = 1.05  # times what programs take where each chain syncs as among copies 
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
 
 
+def assumed_pipelines(problem: Problem) -> int:
+    """How many pipelines are assumed to share states and batch at first."""
+    return max(1, len(problem.usable_devices) // _GPUS_A_PIPELINE)
+
+
 class ColumnMaker:
     """Makes the columns of one ZeRO stage for `run`, and has the programs over them.
 
@@ -55,7 +61,7 @@ class ColumnMaker:
         self._sizes = self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)
         self._units = 0
         self._splits = False  # whether chains are made to be cut at the same layers
-        self.assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
+        self.assume(assumed_pipelines(self.problem))
 
     def assume(self, num_pipelines: int) -> None:
         """Begin anew, with columns of which so many pipelines share states and batch."""

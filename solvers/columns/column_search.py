@@ -17,10 +17,11 @@ from statistics import fmean, pstdev
 
 import numpy as np
 
+from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainRecipe
-from solvers.columns.column_maker import ColumnMaker
+from solvers.columns.column_maker import ColumnMaker, assumed_pipelines
 from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.programs import LONGER, PROGRAM, ROUNDING
@@ -55,6 +56,7 @@ _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
 _ENDS = (0.2, 0.4, 0.7, 1.0)
 _RECREATE = 0.1
+_GROUPS = 3 * RESERVED_GROUPS  # that sum gradients on a device, for which layers leave room
 
 Found = tuple[float, int, Partition, tuple[ChainRecipe, ...]]  # seconds, number, partition, recipe of each group
 
@@ -296,6 +298,15 @@ class ColumnSearch:
             self._found = sorted(self._found, key=lambda f: f[:2])[:_KEPT]
 
 
+def column_completer(run: Search, *, replicates: bool = True) -> PlanCompleter:
+    """Completes partitions into chains of whole machines. Many pipelines that are cut differently sum gradients in more
+    groups than every device has memory reserved for, which only the price of a plan says: layers leave room for them.
+    """
+    exact, pipelines = run.pricer.features.exact, assumed_pipelines(run.problem)
+    crowded = exact is not None and pipelines > RESERVED_GROUPS
+    return PlanCompleter(exact.with_room_for(_GROUPS) if exact and crowded else run.pricer, replicates=replicates)
+
+
 def column_stages(run: Search) -> tuple[int, ...]:
     """ZeRO stages of columns, the first choice first."""
     plain = plain_stages(run.problem)
@@ -309,7 +320,7 @@ class ChainColumns(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """All phases, then what else people would build where none of them gave a plan."""
-        completer = PlanCompleter(run.pricer)
+        completer = column_completer(run)
         search = ColumnSearch(run, completer, column_stages(run)[0], rng)
         search.generate(run.until(0.3))
         search.restricted_master(run.until(0.6))

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain, count, islice
 
 from hexiopt.solving import Budget
-from solvers.columns.column_search import ColumnSearch, column_stages
+from solvers.columns.column_search import ColumnSearch, column_completer, column_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.like_parts import LikeParts, like_parts
 from solvers.core.partition import Partition, partition_of
@@ -32,9 +32,14 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
     """All members on many GPUs, with the budget `others` but for the first. While the first makes columns, the second
     tries others and prices fallbacks; then all go on from the first's columns."""
     completer, layouts = PlanCompleter(run.pricer, replicates=False), run.problem.space.sequence
-    columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed * SEEDS))
+    of_chains = column_completer(run, replicates=False)
+    columns = ColumnSearch(run, of_chains, column_stages(run)[0], random.Random(run.seed * SEEDS))
     parts = None if layouts else _few_like_parts(run)
-    explored = partial(_explore, completer=completer) if parts is None else partial(of_one_part, parts=parts)
+    explored = (
+        partial(_explore, completer=completer, of_chains=of_chains)
+        if parts is None
+        else partial(of_one_part, parts=parts)
+    )
     made = run.until(members[0].before_layouts if layouts else _GENERATED if parts is None else _COPIED)
     if len(members) == 1:
         columns.generate(made)
@@ -59,7 +64,7 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
         if number % 2 and len(run.problem.usable_devices) <= _SOME:
             best, member = columns.best(BEST), members[number]
             return lambda own: anneal_starts(own, completer_of(own, member), member, chain(best, fallbacks(own)))
-        return lambda own: _run_on_columns(own, columns, number, fallbacks(own))
+        return lambda own: _run_on_columns(own, columns, number, fallbacks(own), completer)
 
     with in_parallel(run, *(within(others, go_on(number)) for number in range(1, len(members)))) as answers:
         go_on(0)(run)
@@ -81,11 +86,13 @@ def of_one_part(run: Search, parts: LikeParts, allowance: Allowance) -> tuple[li
     return [parts.copied(partition) for partition in found][::-1], 0
 
 
-def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tuple[list[Partition], int]:
+def _explore(
+    run: Search, completer: PlanCompleter, of_chains: PlanCompleter, allowance: Allowance
+) -> tuple[list[Partition], int]:
     """The best of columns in another ZeRO stage and of the fallbacks, and how many of the latter were priced."""
     best: list[Partition] = []
     for zero_stage in column_stages(run)[1:]:
-        columns = ColumnSearch(run, completer, zero_stage, random.Random(run.seed))
+        columns = ColumnSearch(run, of_chains, zero_stage, random.Random(run.seed))
         columns.generate(allowance.part(_OTHER_STAGE))
         best += columns.best(1)
     numbers = count()
@@ -94,11 +101,13 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
     return best, next(numbers)
 
 
-def _run_on_columns(run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition]) -> None:
+def _run_on_columns(
+    run: Search, columns: ColumnSearch, number: int, fallbacks: Iterable[Partition], completer: PlanCompleter
+) -> None:
     """One member, from columns that are made; it prices `fallbacks` once columns have given what they have."""
     columns.go_on(run, random.Random(run.seed * SEEDS + number))
     columns.restricted_master(run.until(0.75), _ELSEWHERE[number % 2])
     columns.variants(5, run.until(0.8))
-    price_fallbacks(run, columns.completer, fallbacks, run.until(0.93))
+    price_fallbacks(run, completer, fallbacks, run.until(0.93))
     columns.anneal(run.until(0.93))
     HillClimber(run, columns.completer, columns.rng).finish(columns.best(5))

@@ -5,6 +5,7 @@ Everything that repeats is memoised: layers by class of TP groups, routes by the
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -14,7 +15,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.collectives import ring_collective_s
-from hexiopt.cost.executors.communicators import Communicators
+from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
 from hexiopt.cost.executors.compute import (
     ComputeTimes,
     OperatorTimes,
@@ -80,6 +81,7 @@ class StageModel:
         self.framework = framework or default_framework()
         cluster = problem.cluster
         self.communicators = Communicators(cluster)
+        self._room_for = RESERVED_GROUPS
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._index_of: list[int] = cluster.index_in_machine.tolist()
         first_of = dict[Hashable, int]()
@@ -344,6 +346,17 @@ class StageModel:
         self._group_costs.clear()
         self._layout_costs.clear()
 
+    def with_room_for(self, num_sums: int) -> "StageModel":
+        """The same model, but `max_layers` and `least_recomputed` leave room for so many groups that sum gradients; no
+        price changes, and all else that is known is shared."""
+        other = copy(self)
+        other._room_for, other._rooms = num_sums, Memo(other._count_layers)
+        return other
+
+    def _limit_bytes(self, gpu: Gpu) -> float:
+        held = self.communicators.held
+        return gpu.usable_memory_bytes - (held(gpu, 0.0, self._room_for) - held(gpu, 0.0))
+
     def max_layers(
         self,
         tp_group: TpGroup,
@@ -360,7 +373,7 @@ class StageModel:
     def _count_layers(self, key: tuple[TpGroup, bool, bool, int, str, InFlight, StateSharding]) -> int:
         tp_group, first, last, micro_batch_size, policy, held, shards = key
         model = self.memory_model(tp_group, micro_batch_size)
-        return model.max_layers(tp_group.gpu.usable_memory_bytes, first, last, policy, held, shards)
+        return model.max_layers(self._limit_bytes(tp_group.gpu), first, last, policy, held, shards)
 
     def least_recomputed(
         self,
@@ -375,7 +388,7 @@ class StageModel:
         shards: StateSharding,
     ) -> list[int]:
         """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
-        model, limit = self.memory_model(tp_group, micro_batch_size), tp_group.gpu.usable_memory_bytes
+        model, limit = self.memory_model(tp_group, micro_batch_size), self._limit_bytes(tp_group.gpu)
         return model.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
 
     def route(self, senders: TokenLayout, receivers: TokenLayout) -> Route:

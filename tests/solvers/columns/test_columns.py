@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 
 from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Budget
 from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.column_pool import ColumnPool
-from solvers.columns.column_search import ColumnSearch
+from solvers.columns.column_search import ColumnSearch, column_completer
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
 from solvers.columns.multiset_search import MultisetSearch
@@ -169,6 +174,18 @@ def test_the_same_steps_give_the_same_plan() -> None:
     one, two = (make_solver("columns").solve(mixed(), Budget(3600.0, 50), seed=3) for _ in range(2))
     assert one.plan == two.plan
     assert one.steps == two.steps <= 50 + 20
+
+
+def test_layers_leave_room_for_the_groups_of_many_pipelines() -> None:
+    """With less memory for activations, and only where more pipelines are expected than groups are reserved."""
+    problem = replace(easy(), cluster=Cluster.of({"a100_40gb_sxm": 160}, 5), model=replace(TINY, num_layers=400))
+    run = Search("columns", problem, Budget(3600.0, 1), 0)
+    roomy, group = column_completer(run), run.pricer.tp_group((0,))
+    held, shards = in_flight(ONE_F_ONE_B, StagePosition(0, 8, 8)), StateSharding(0, 4)
+    most = [own.max_layers(group, True, False, 16, "none", held, shards) for own in (run.pricer, roomy.pricer)]
+    assert 0 < most[1] < most[0]
+    few = Search("columns", replace(problem, cluster=Cluster.of({"a100_40gb_sxm": 64}, 5)), Budget(3600.0, 1), 0)
+    assert column_completer(few).pricer is few.pricer
 
 
 def two_sites() -> Problem:
