@@ -302,9 +302,10 @@ def column_completer(run: Search, *, replicates: bool = True) -> PlanCompleter:
     """Completes partitions into chains of whole machines. Many pipelines that are cut differently sum gradients in more
     groups than every device has memory reserved for, which only the price of a plan says: layers leave room for them.
     """
-    exact, pipelines = run.pricer.features.exact, assumed_pipelines(run.problem)
-    crowded = exact is not None and pipelines > RESERVED_GROUPS
-    return PlanCompleter(exact.with_room_for(_GROUPS) if exact and crowded else run.pricer, replicates=replicates)
+    exact = run.pricer.features.exact
+    if exact is None or assumed_pipelines(run.problem) <= RESERVED_GROUPS:
+        return PlanCompleter(run.pricer, replicates=replicates)
+    return PlanCompleter(exact.with_room_for(_GROUPS), replicates=replicates)
 
 
 def column_stages(run: Search) -> tuple[int, ...]:
