@@ -146,7 +146,8 @@ class Enumeration:
                 return False
             _, number, node = heappop(left)
             if node.bounded:
-                self._combine(node, ())
+                if not self._combine(node, ()):
+                    return False
                 continue
             bound_s, node = self._bounded(node)
             if bound_s < self.limit_s:
@@ -277,23 +278,26 @@ class Enumeration:
             times.append(least)
         return float(least_longest(times, self._batch)[0]), replace(node, bounded=tuple(bounded))
 
-    def _combine(self, node: SearchNode, chosen: tuple[Candidate, ...]) -> None:
+    def _combine(self, node: SearchNode, chosen: tuple[Candidate, ...]) -> bool:
         """Offer the plans of `chosen` candidates for the first pipelines and any of the node's candidates for the
-        others.
+        others; False if the budget runs out first.
         """
         bounded = node.bounded
         if len(chosen) == len(bounded):
             self._price(node, [one.pipeline for one in chosen])
-            return
+            return True
         done, more = sum(one.pipeline.num_sequences for one in chosen), bounded[len(chosen) + 1 :]
         others = [[one.pipeline.num_sequences for bound_s, _, one in own if bound_s < self.limit_s] for own in more]
         sums = _sums(others)
         for bound_s, _, one in bounded[len(chosen)]:
-            if bound_s >= self.limit_s or not self.search.should_continue():
-                return
+            if bound_s >= self.limit_s:
+                return True
+            if not self.search.should_continue():
+                return False
             left = self._batch - done - one.pipeline.num_sequences
-            if left >= 0 and sums >> left & 1:
-                self._combine(node, (*chosen, one))
+            if left >= 0 and sums >> left & 1 and not self._combine(node, (*chosen, one)):
+                return False
+        return True
 
     def _labels_matter(self, plan: Plan) -> bool:
         """Whether the step time may depend on which of equal devices is which."""

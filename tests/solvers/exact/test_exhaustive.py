@@ -21,7 +21,9 @@ from hexiopt.reading import Section
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
+from solvers.exact.cp_sat import CpSat
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
+from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
 from tests.conftest import STRESS
 from tests.slow import slow_but
@@ -252,6 +254,19 @@ def test_keeps_the_time_limit_with_a_plan() -> None:
     assert result.status is Status.FEASIBLE
     assert result.plan is not None
     assert 0.0 < result.bound_s < result.objective
+
+
+@pytest.mark.parametrize("solver", [Exhaustive(), CpSat()], ids=lambda solver: solver.name)
+def test_no_proof_of_what_no_step_was_left_for(solver: SearchSolver) -> None:
+    """However few the steps, also where they end among the plans of the last assignment."""
+    machines = [machine("a", "fast", 2), machine("b", "slow", 1)]
+    workload = Workload(8, 2048, recompute="full", schedule="interleaved", optimizer_sharding="0")
+    problem = task(machines, workload, Space(replicas=False), layers=1, gib=80.0)
+    best_s = solve(problem).objective
+    for steps in range(1, 30):
+        found = solver.solve(problem, Budget(3600.0, steps))
+        assert found.bound_s <= best_s * (1 + 1e-9), steps
+        assert found.status is not Status.OPTIMAL or found.objective == pytest.approx(best_s, rel=1e-9), steps
 
 
 def test_a_listener_may_stop() -> None:
