@@ -48,13 +48,13 @@ def assumed_pipelines(problem: Problem) -> int:
 class ColumnMaker:
     """Makes the columns of one ZeRO stage for `run`, and has the programs over them.
 
-    With `together`, all pipelines must be one group. `correction` has the factors by which pipelines of recipes take
-    longer than their columns say. `tally` is that of the operator at work.
+    With `together`, as where the plan space says so, all pipelines are one group. `correction` has the factors by which
+    pipelines of recipes take longer than their columns say. `tally` is that of the operator at work.
     """
 
-    def __init__(self, run: Search, completer: PlanCompleter, zero_stage: int) -> None:
+    def __init__(self, run: Search, completer: PlanCompleter, zero_stage: int, *, together: bool) -> None:
         self.run, self.problem, self.kinds = run, run.problem, MachineKinds(run.problem)
-        self.together = not self.problem.space.uneven_structure or zero_stage >= LOCKSTEP
+        self.together = together or not self.problem.space.uneven_structure or zero_stage >= LOCKSTEP
         self.correction: dict[ChainRecipe, float] = {}
         self.tally = OperatorTally()
         self._completer, self._zero_stage = completer, zero_stage

@@ -64,9 +64,11 @@ Found = tuple[float, int, Partition, tuple[ChainRecipe, ...]]  # seconds, number
 class ColumnSearch:
     """The phases of the search for one ZeRO stage; offers what it prices to `run`."""
 
-    def __init__(self, run: Search, completer: PlanCompleter, zero_stage: int, rng: random.Random) -> None:
+    def __init__(
+        self, run: Search, completer: PlanCompleter, zero_stage: int, rng: random.Random, *, together: bool = False
+    ) -> None:
         self.run, self.completer, self.rng, self.zero_stage = run, completer, rng, zero_stage
-        self.problem, self.maker = run.problem, ColumnMaker(run, completer, zero_stage)
+        self.problem, self.maker = run.problem, ColumnMaker(run, completer, zero_stage, together=together)
         self._schedule = default_schedule(self.problem.workload)
         self._tried: set[Partition] = set()
         self._found: list[Found] = []

@@ -5,8 +5,9 @@ another and is as wide as every machine has TP groups for; machines too small fo
 their kind.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import factorial, prod
@@ -20,6 +21,7 @@ from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
+_MOST_MIXED = 4  # stages of grids with several TP degrees
 _FEW = 8  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
 _CHAIN_LENGTHS = (2, 4, 3)  # machines in a chain of many
@@ -78,14 +80,52 @@ def stage_counts(problem: Problem, most: int) -> list[int]:
 def whole_grids(problem: Problem) -> Iterator[Partition]:
     """Symmetric grids over all machines whatever their kinds, the slowest kind first, by ascending number of stages."""
     machines, devices = [m for members in kinds(problem) for m in members], problem.usable_by_machine
-    degrees = problem.space.allowed_tp(max(map(len, devices.values())))
-    cuts = {tp: [group for m in machines for group in cut(devices[m], tp)] for tp in degrees}
-    for stages in stage_counts(problem, len(problem.usable_devices)):
-        for groups in cuts.values():
-            width = min(len(groups) // stages, problem.workload.global_batch)
-            if width:
-                grid = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
-                yield first_choice(problem, (PipelineGroup(grid),))
+    counts = stage_counts(problem, len(problem.usable_devices))
+    for stages, tp in product(counts, problem.space.allowed_tp(max(map(len, devices.values())))):
+        yield from _widest_grid(problem, machines, (tp,) * stages)
+
+
+def other_grids(problem: Problem) -> Iterator[Partition]:
+    """Such grids with a kind of machines left out, and over all machines in few stages of two successive TP degrees."""
+    members, devices = kinds(problem), problem.usable_by_machine
+    machines, counts = [m for own in members for m in own], stage_counts(problem, len(problem.usable_devices))
+    allowed = problem.space.allowed_tp(max(map(len, devices.values())))
+    for left_out in members if len(members) > 1 else ():
+        others = [m for m in machines if m not in left_out]
+        for stages, tp in product(counts, allowed):
+            yield from _widest_grid(problem, others, (tp,) * stages)
+    for stages, two in product((n for n in counts if n <= _MOST_MIXED), pairwise(allowed)):
+        for degrees in product(two, repeat=stages) if problem.space.uneven_tp else ():
+            if len({*degrees}) > 1:
+                yield from _widest_grid(problem, machines, degrees)
+
+
+def _widest_grid(problem: Problem, machines: Sequence[int], degrees: Sequence[int]) -> Iterator[Partition]:
+    """The widest grid of stages of these TP degrees on machines in their order, where they suffice for one."""
+    devices = [problem.usable_by_machine[m] for m in machines]
+
+    def grid(width: int) -> tuple[tuple[DeviceGroup, ...], ...] | None:
+        left, stages = devices, []
+        for tp in degrees:
+            groups: list[DeviceGroup] = []
+            taken = []
+            for own in left:
+                number = min(len(own) // tp, width - len(groups))
+                groups += cut(own[: number * tp], tp)
+                taken.append(own[number * tp :])
+            if len(groups) < width:
+                return None
+            stages.append(tuple(groups))
+            left = taken
+        return tuple(stages)
+
+    least = min(degrees)
+    most = min(sum(len(own) // least * least for own in devices) // sum(degrees), problem.workload.global_batch)
+    found = grid(most) if most else None
+    if found is None:
+        found = grid(bisect_left(range(1, most), True, key=lambda width: grid(width) is None))
+    if found is not None and found[0]:
+        yield first_choice(problem, (PipelineGroup(found),))
 
 
 def chain(
@@ -221,8 +261,15 @@ def short_chain_partitions(problem: Problem) -> Iterator[Partition]:
             if pipeline_groups:
                 plain = first_choice(problem, pipeline_groups)
                 yield plain
-                if may_interleave(problem) and plain.sharding < LOCKSTEP:
-                    yield replace(plain, schedule=INTERLEAVED, chunks=2)
+                yield from interleaved(problem, (plain,))
+
+
+def interleaved(problem: Problem, plain: Iterable[Partition]) -> Iterator[Partition]:
+    """The partitions that have stages to interleave, with two layer ranges in each."""
+    if may_interleave(problem):
+        for partition in plain:
+            if partition.sharding < LOCKSTEP and max(len(group.stages) for group in partition.pipeline_groups) > 1:
+                yield replace(partition, schedule=INTERLEAVED, chunks=2)
 
 
 def shared_partitions(problem: Problem) -> Iterator[Partition]:

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
@@ -24,6 +24,7 @@ from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_partitions,
     first_choice,
+    interleaved,
     kinds,
     lockstep_partitions,
     shared_partitions,
@@ -43,6 +44,7 @@ _POOLS = (48, 16, 5, 2)  # partitions annealed in each round of equal time
 _HOPELESS = 0.3  # starts whose pipelines alone take e^0.3 times the best step are dropped
 _STARTS = 0.4  # most of the budget for pricing starts
 _RANKING = 0.6  # most of that for estimating them
+_CHUNKED = 4  # interleaved chains priced
 _SETTLED = 6  # best starts that are tried in every schedule and sharding
 _SETTLING = 0.5  # most of what is then left of the budget for that
 _POLISHED = 3  # starts that are hill-climbed first
@@ -235,8 +237,12 @@ def improve(
     pool: list[tuple[float, int, Partition]] = []
     least, for_starts = math.inf, allowance.part(_STARTS)
     ranking = for_starts.part(_RANKING)
-    ranked = promising_first(climber.completer, more, search.budget.max_steps, lambda: bool(ranking))
-    for number, start in enumerate(chain(known_partitions(search), in_turns(starts, ranked))):
+    chunked = interleaved(search.problem, chain_partitions(search.problem))
+    ranked, also = (
+        promising_first(climber.completer, own, search.budget.max_steps, lambda: bool(ranking))
+        for own in (more, chunked)
+    )
+    for number, start in enumerate(chain(known_partitions(search), in_turns(starts, ranked, islice(also, _CHUNKED)))):
         if not for_starts or not search.step():
             break
         found = annealer.evaluate(start, least + _HOPELESS)

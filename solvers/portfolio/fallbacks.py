@@ -8,15 +8,16 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.frame.ranking import promising_first
-from solvers.frame.starts import lockstep_partitions, short_chain_partitions, whole_grids
+from solvers.frame.starts import lockstep_partitions, other_grids, short_chain_partitions, whole_grids
 from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.device_groups.group_cuts import cut_partitions
 from solvers.heuristics.device_groups.stage_estimates import StageEstimates
 from solvers.heuristics.local_search import own_grids
-from solvers.portfolio.members import FEW_DEVICES
+from solvers.portfolio.members import FEW_DEVICES, SOME
 
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _SHALLOW, _LOCKSTEP = 200, 12  # data-parallel partitions under ZeRO-2 and 3 on many GPUs: looked at, and fallbacks
+_GRIDS = 24  # grids priced on many GPUs
 _CUTTING, _CUTS = 0.15, 200  # of the budget for cutting ranked devices, and most such cuts among the fallbacks
 _MANY = 4  # of those for each of the fallbacks' shapes
 BEST = 16  # of the fallbacks' partitions that are annealed
@@ -53,7 +54,11 @@ def fallbacks_on_many(run: Search, completer: PlanCompleter) -> Iterator[Partiti
     ranked = promising_first(completer, shallow, run.budget.max_steps, lambda: continues(run))
     lockstep = islice(ranked, _LOCKSTEP)
     shapes = shape_partitions(run, lambda: continues(run))
-    for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, whole_grids(run.problem)):
+    grids: Iterable[Partition] = whole_grids(run.problem)
+    if len(run.problem.usable_devices) <= SOME:
+        every = chain(grids, other_grids(run.problem))
+        grids = promising_first(completer, every, run.budget.max_steps, lambda: continues(run))
+    for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, islice(grids, _GRIDS)):
         yield from filter(None, turn)
     if run.plan is None:
         yield from short

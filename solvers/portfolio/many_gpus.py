@@ -12,19 +12,19 @@ from solvers.core.like_parts import LikeParts, like_parts
 from solvers.core.partition import Partition, partition_of
 from solvers.core.search import Allowance, Search
 from solvers.core.workers import in_parallel
+from solvers.core.zero import LOCKSTEP
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import known_partitions
 from solvers.portfolio.fallbacks import BEST, fallbacks_on_many, price_fallbacks
 from solvers.portfolio.few_gpus import anneal_starts, run_on_few
-from solvers.portfolio.members import ALONE, MACHINES, SEEDS, Member, completer_of, within
+from solvers.portfolio.members import ALONE, MACHINES, SEEDS, SOME, Member, completer_of, within
 from solvers.sequence.planning import plan_jointly
 
-_SOME = 300  # GPUs beyond which annealing other partitions finds little that columns do not
 _GENERATED = 0.3  # share for making columns
 _EXPLORED = 0.1  # of a lone member, for pricing fallbacks after that, or for one of the like parts
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
 _COPIED = 0.45  # of the budget, until which one of several like parts is searched, while more columns are made
-_OTHER_STAGE = 0.3  # of exploring, for columns in another ZeRO stage
+_OTHER_COLUMNS = 0.3  # of exploring, for each other search by columns
 _COLUMN_STARTS = 4  # partitions that fallbacks give to columns
 
 
@@ -61,7 +61,7 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
             """What is left of them; the last member prices it."""
             return islice(fallbacks_on_many(own, completer), priced, None) if number == len(members) - 1 else ()
 
-        if number % 2 and len(run.problem.usable_devices) <= _SOME:
+        if number % 2 and len(run.problem.usable_devices) <= SOME:
             best, member = columns.best(BEST), members[number]
             return lambda own: anneal_starts(own, completer_of(own, member), member, chain(best, fallbacks(own)))
         return lambda own: _run_on_columns(own, columns, number, fallbacks(own), completer)
@@ -89,11 +89,17 @@ def of_one_part(run: Search, parts: LikeParts, allowance: Allowance) -> tuple[li
 def _explore(
     run: Search, completer: PlanCompleter, of_chains: PlanCompleter, allowance: Allowance
 ) -> tuple[list[Partition], int]:
-    """The best of columns in another ZeRO stage and of the fallbacks, and how many of the latter were priced."""
+    """The best of columns alone or repeated, of columns in another ZeRO stage and of the fallbacks, and how many of the
+    latter were priced.
+    """
     best: list[Partition] = []
-    for zero_stage in column_stages(run)[1:]:
-        columns = ColumnSearch(run, of_chains, zero_stage, random.Random(run.seed))
-        columns.generate(allowance.part(_OTHER_STAGE))
+    stages = column_stages(run)
+    others = [(zero_stage, False) for zero_stage in stages[1:]]
+    if run.problem.space.uneven_structure and stages[-1] < LOCKSTEP:  # a lone chain, which programs do not see
+        others.insert(0, (stages[-1], True))
+    for zero_stage, together in others:
+        columns = ColumnSearch(run, of_chains, zero_stage, random.Random(run.seed), together=together)
+        columns.generate(allowance.part(_OTHER_COLUMNS))
         best += columns.best(1)
     numbers = count()
     fallbacks = (partition for partition, _ in zip(fallbacks_on_many(run, completer), numbers, strict=False))

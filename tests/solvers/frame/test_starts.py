@@ -15,10 +15,13 @@ from solvers.frame.starts import (
     chain_partitions,
     cut,
     first_choice,
+    interleaved,
     kinds,
+    other_grids,
     shared_partitions,
     short_chain_partitions,
     symmetric,
+    whole_grids,
 )
 from tests.solvers import problems
 
@@ -162,3 +165,40 @@ def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:
         }
     assert {(0, 1), (1, 0), (0, 0, 1, 1), (1, 1, 0, 0)} <= mixes
     assert list(short_chain_partitions(problems.thirty_two_gpus())) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_grids_are_legal_and_as_wide_as_the_machines_allow(name: str) -> None:
+    problem = CASES[name]
+    for partition in (*whole_grids(problem), *other_grids(problem)):
+        assert_legal(problem, partition)
+        [grid] = partition.pipeline_groups
+        used = set(partition.devices())
+        degrees = [len(stage_groups[0]) for stage_groups in grid.stages]
+        by_kind = [{d for m in own for d in problem.usable_by_machine[m]} for own in kinds(problem)]
+        idle = [len(own - used) // min(degrees) for own in by_kind if own & used]
+        assert grid.width == problem.workload.global_batch or sum(idle) < sum(degrees) // min(degrees)
+
+
+def test_other_grids_leave_a_kind_out_or_mix_tp_degrees() -> None:
+    """Each of three kinds is left out; all machines have stages of one and of two successive degrees."""
+    problem = problems.easy()
+    every, found = set(problem.usable_devices), list(other_grids(problem))
+    mixed = [len({len(own[0]) for own in partition.pipeline_groups[0].stages}) > 1 for partition in found]
+    assert any(mixed)
+    for members in kinds(problem):
+        own = {d for m in members for d in problem.usable_by_machine[m]}
+        assert any(set(one.devices()) == every - own for one in found)
+    alike = list(other_grids(problems.easy(Space(uneven_tp=False))))
+    assert alike == [partition for partition, is_mixed in zip(found, mixed, strict=True) if not is_mixed]
+
+
+def test_interleaved_are_those_with_stages_to_interleave() -> None:
+    problem = problems.easy()
+    plain = list(chain_partitions(problem))
+    found = list(interleaved(problem, plain))
+    deep = [one for one in plain if any(len(group.stages) > 1 for group in one.pipeline_groups)]
+    assert [one.pipeline_groups for one in found] == [one.pipeline_groups for one in deep]
+    assert 0 < len(found) < len(plain)
+    assert {(one.schedule, one.chunks) for one in found} == {(schedule_named("interleaved"), 2)}
+    assert list(interleaved(problems.easy(Space(max_chunks=1)), plain)) == []
