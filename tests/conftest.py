@@ -21,6 +21,8 @@ settings.register_profile("new", UNTIMED, print_blob=True, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).parent.parent
+# Tests fork, which no process can that has touched a GPU: they compute on the CPU, but for some that start processes.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.pop("COLUMNS", None)  # the width of tables is not that of the terminal that runs the tests
 STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # whole sweeps, by `make stress`
 # Files whose tests share what takes long to compute: all of a file in one process, where there are several.

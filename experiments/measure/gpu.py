@@ -4,8 +4,9 @@ It measures the GPUs and their links, prices plans with that, trains with each f
 predicted beside what was measured. On one GPU it trains models of 8B and 1B shapes; on several also with every way of
 communicating, and with plans of two stages and more. A plan that gives no answer is ended, and said to have given none.
 
-It writes `cluster.yaml`, which other commands take as `cluster=PATH`, a plan file for each trial, and `gpu.json`, of
-which `hexiopt validate data=gpu.json` makes a table of errors. Without a GPU it does the same at toy size on the CPU.
+It writes `cluster.yaml`, which other commands take as `cluster=PATH`, what it was fitted to (`profile.json`), a plan
+file for each trial, and `gpu.json`, of which `hexiopt validate data=gpu.json` makes a table of errors. Without a GPU it
+does the same at toy size on the CPU.
 """
 
 import argparse
@@ -88,7 +89,8 @@ def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], conso
     """This machine's profile, shown and written."""
     found = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell, lambda devices: None)
     result = result_of(found, "here", None)
-    write_text(folder / "cluster.yaml", result.text("Written by make gpu."))
+    write_text(folder / "profile.json", json.dumps(found.to_dict()) + "\n")
+    write_text(folder / "cluster.yaml", result.text("Written by make gpu; profile.json has every measured point."))
     for title, header, rows in summary_tables(found, result):
         console.print(f"\n{title}", plain_table(header, rows))
     return found

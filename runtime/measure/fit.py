@@ -14,8 +14,8 @@ from hexiopt.readers.link_files import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
 from runtime.measure.points import MeasuredPoint, of_kind
 
-_FLOORED = 1.5  # times the launch floor, below which a point says more of the floor than of the rate
-_AT_FLOOR = 1.1  # times the launch floor, up to which a point is taken to be at it
+_FLOORED = 1.5  # times the floor, below which a point says more of the floor than of the rate
+_AT_FLOOR = 1.1  # times the floor, up to which a point is taken to be at it
 _CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
 
 Floats = NDArray[np.float64]
@@ -40,8 +40,8 @@ def fit_efficiency(points: Sequence[MeasuredPoint], rates: PeakRates) -> Efficie
     """The efficiency of `hexiopt.cost.compute.Clock` that meets operators best; shares of more than 1 are cut to 1."""
     launch_s = median(point.seconds for point in of_kind(points, "launch"))
     gemm_max, half_flops = _fit_gemm(of_kind(points, "gemm"), rates.flops_per_s, launch_s)
-    attention = _rate(_above(of_kind(points, "attention"), launch_s), "flops")
-    memory = _rate([*_beyond_caches(points), *of_kind(points, "adam")], "bytes")
+    attention = _rate(_above(of_kind(points, "attention"), launch_s, "flops"), "flops")
+    memory = _rate([*_beyond_caches(points), *_above(of_kind(points, "adam"), launch_s, "bytes")], "bytes")
     return Efficiency(
         gemm_max=gemm_max,
         gemm_half_flops=half_flops,
@@ -80,25 +80,35 @@ def usual(channels: Sequence[Channel]) -> Channel:
 
 def _fit_gemm(points: Sequence[MeasuredPoint], peak: float, launch_s: float) -> tuple[float, float]:
     """`gemm_max` and `gemm_half_flops` of (F + half) / (peak · gemm_max)."""
-    flops, seconds = _arrays(_above(points, launch_s), "flops")
+    flops, seconds = _arrays(_above(points, launch_s, "flops"), "flops")
     constant_s, s_per_flop = _fit_line(flops, seconds)
     slope = max(s_per_flop, 1.0 / peak)
     if slope > s_per_flop:  # faster than the peak: then all of it, and the constant that fits best
         left_s = np.maximum(seconds - slope * flops, 0.0)
         constant_s = float(np.median(left_s))
-    # Those that take no longer than a launch take no less than their work, which bounds the constant.
-    floored = [p.seconds - slope * p.size["flops"] for p in points if p.seconds <= _AT_FLOOR * launch_s]
+    # Those at the floor take no less than their work, which bounds the constant.
+    at_floor_s = _AT_FLOOR * _floor_s(points, launch_s)
+    floored = [p.seconds - slope * p.size["flops"] for p in points if p.seconds <= at_floor_s]
     constant_s = max(0.0, min([constant_s, *floored]))
     return min(1.0, 1.0 / (slope * peak)), constant_s / slope
 
 
-def _above(points: Sequence[MeasuredPoint], launch_s: float) -> Sequence[MeasuredPoint]:
-    """Those that take longer than the launch of an operator; all, where none does.
+def _floor_s(points: Sequence[MeasuredPoint], launch_s: float) -> float:
+    """What work of one kind takes however small it is: to issue it, which takes longer than to launch one operator
+    where it is several. In training a GPU's host does so while the GPU is busy with what came before."""
+    return max(launch_s, min(point.seconds for point in points))
+
+
+def _above(points: Sequence[MeasuredPoint], launch_s: float, unit: str) -> Sequence[MeasuredPoint]:
+    """Those of one kind that take longer than their floor; all, where none does.
 
     Not those smaller than one at the floor: they are at it, too, and something else has held them up.
     """
-    at_floor = max((p.size["flops"] for p in points if p.seconds <= _AT_FLOOR * launch_s), default=0.0)
-    return [p for p in points if p.seconds > _FLOORED * launch_s and p.size["flops"] > at_floor] or points
+    if not points:
+        return points
+    floor_s = _floor_s(points, launch_s)
+    at_floor = max((p.size[unit] for p in points if p.seconds <= _AT_FLOOR * floor_s), default=0.0)
+    return [p for p in points if p.seconds > _FLOORED * floor_s and p.size[unit] > at_floor] or points
 
 
 def _beyond_caches(points: Sequence[MeasuredPoint]) -> Sequence[MeasuredPoint]:

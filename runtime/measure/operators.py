@@ -1,10 +1,13 @@
 """What the operators of a decoder layer take on one device: products of matrices, attention, memory-bound work.
 
-Sizes are those of real layers, from small to as large as the device does within the time given.
+Sizes are those of real layers, from small to as large as the device does within the time given, from both ends: some
+kernels take seconds to be made, and what is then left out for want of time is of the middle.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -13,9 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hexiopt.calibration.coefficients import ADAM_STATE_TRAFFIC_BYTES, FUSED_ATTENTION_BACKWARD_PASSES
-from runtime.device import free_unused
+from runtime.device import free_unused, has_flash_attention
 from runtime.measure.points import MeasuredPoint
 from runtime.measure.timing import Timer
 
@@ -40,7 +44,7 @@ _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _POINTS = {"gemm": 10, "attention": 7, "stream": 8, "adam": 4}
 _STREAM_BYTES = [2**k for k in range(16, 29)]
 _ADAM_PARAMS = [2**k for k in range(18, 25, 2)]
-_LEAST_POINTS, _OVERTIME = 3, 3.0  # of a kind, after which it ends once it has taken so many times its seconds
+_LEAST_POINTS, _OVERTIME = 6, 3.0  # of a kind, after which it ends once it has taken so many times its seconds
 _SLOW_S = 1e-3
 _PRODUCTS = 3  # of a linear layer: forward, the input's gradient, the weight's
 
@@ -122,7 +126,7 @@ class OperatorBench:
         ]
         chosen = spread(fitting or shapes[:1], _POINTS["gemm"])
         share_s = self.seconds / len(chosen) / _PRODUCTS
-        for tokens, (inner, outer) in chosen:
+        for tokens, (inner, outer) in from_both_ends(chosen):
             x, w, dy = (self._random(shape) for shape in ((tokens, inner), (outer, inner), (tokens, outer)))
             size = {"tokens": tokens, "in": inner, "out": outer, "flops": _gemm_flops(tokens, (inner, outer))}
             products: dict[str, Callable[[], Tensor]] = {
@@ -134,7 +138,7 @@ class OperatorBench:
                 yield MeasuredPoint("gemm", size, self._timer.seconds(work, share_s), (name,))
 
     def _attentions(self) -> Iterator[MeasuredPoint]:
-        """Causal attention of one sequence, forward and backward."""
+        """Causal attention of one sequence, forward and backward, by the kernels that training asks for."""
         speed = self._speed(self.precision) or 1.0
         shapes = sorted(product(_LENGTHS, _HEADS), key=lambda shape: _attention_flops(*shape))
         fitting = [
@@ -144,13 +148,15 @@ class OperatorBench:
             and 40.0 * shape[0] * shape[1][0] * shape[1][1] < self.most_bytes
         ]
         chosen = spread(fitting or shapes[:1], _POINTS["attention"])
-        for tokens, (heads, width) in chosen:
+        for tokens, (heads, width) in from_both_ends(chosen):
             q, k, v, dy = (self._random((1, heads, tokens, width)) for _ in range(4))
             for x in (q, k, v):
                 x.requires_grad_()
 
             def both(q: Tensor = q, k: Tensor = k, v: Tensor = v, dy: Tensor = dy) -> None:
-                out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                has_flash = has_flash_attention(self.device, q.dtype, q.shape[-1])
+                with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if has_flash else nullcontext():
+                    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
                 torch.autograd.grad(out, (q, k, v), dy)
 
             flops = _attention_flops(tokens, (heads, width))
@@ -160,7 +166,7 @@ class OperatorBench:
     def _streams(self) -> Iterator[MeasuredPoint]:
         """Two arrays read and one written, element by element."""
         fitting = [size for size in _STREAM_BYTES if 2.0 * size < self.most_bytes]
-        for num_bytes in spread(fitting or _STREAM_BYTES[:1], _POINTS["stream"]):
+        for num_bytes in from_both_ends(spread(fitting or _STREAM_BYTES[:1], _POINTS["stream"])):
             count = num_bytes // 3 // DTYPES[self.precision].itemsize
             x, y, out = (torch.ones(count, dtype=DTYPES[self.precision], device=self.device) for _ in range(3))
             add = partial(torch.add, x, y, out=out)
@@ -169,10 +175,10 @@ class OperatorBench:
 
     def _adam(self) -> Iterator[MeasuredPoint]:
         """A step of AdamW with FP32 master weights, as training does it; bytes as the cost model counts them."""
-        for count in [n for n in _ADAM_PARAMS if 24.0 * n < self.most_bytes] or _ADAM_PARAMS[:1]:
+        for count in from_both_ends([n for n in _ADAM_PARAMS if 24.0 * n < self.most_bytes] or _ADAM_PARAMS[:1]):
             weight, gradient = self._random((count,)), self._random((count,))
             master = weight.float().clone()
-            adam = torch.optim.AdamW([master], lr=1e-4, foreach=True)
+            adam = torch.optim.AdamW([master], lr=1e-4, fused=True)
 
             def step(w: Tensor = weight, g: Tensor = gradient, m: Tensor = master, a: Any = adam) -> None:
                 m.grad = g.to(m.dtype)
@@ -189,6 +195,15 @@ def spread(items: Sequence[_T], count: int) -> list[_T]:
     if len(items) <= count:
         return list(items)
     return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)]
+
+
+def from_both_ends(items: Sequence[_T]) -> Iterator[_T]:
+    """The last one, the first one, the last but one, and so on."""
+    left = deque(items)
+    while left:
+        yield left.pop()
+        if left:
+            yield left.popleft()
 
 
 def _gemm_flops(tokens: int, widths: tuple[int, int]) -> float:

@@ -71,6 +71,18 @@ def _of_logits(probabilities: Tensor, row: Tensor) -> Tensor:
     return probabilities
 
 
+def _of_chunk(
+    x: Tensor, weight: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None, of_x: Tensor, of_w: Tensor
+) -> Tensor:
+    """The sum of a chunk's cross entropies; its gradients go into `of_x`, and are added to `of_w`. A function, so that
+    none of its logits is left when those of the next chunk are made."""
+    lost, probabilities, row = _probabilities(functional.linear(x, weight), labels, rows, group)
+    of_logits = _of_logits(probabilities, row).to(x.dtype)
+    torch.mm(of_logits, weight, out=of_x)
+    of_w.addmm_(of_logits.T, x)
+    return lost
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
@@ -95,13 +107,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         read, into, wanted = whole.flatten(0, 1), of_whole.flatten(0, 1), labels.flatten()
         for first in range(0, len(read), chunk_tokens):
             some = slice(first, first + chunk_tokens)
-            lost, probabilities, row = _probabilities(
-                functional.linear(read[some], weight), wanted[some], rows, tp.group
-            )
-            loss += lost
-            of_logits = _of_logits(probabilities, row).to(x.dtype)
-            torch.mm(of_logits, weight, out=into[some])
-            of_weight.addmm_(of_logits.T, read[some])
+            loss += _of_chunk(read[some], weight, wanted[some], rows, tp.group, into[some], of_weight)
         ctx.save_for_backward(of_whole if tp.group is None else scattered(of_whole, tp), of_weight)
         return loss
 

@@ -13,6 +13,8 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 from runtime.memory import States, saved_as, used
+from runtime.model.loss import chunked_cross_entropy
+from runtime.model.tensor_parallel import RankTpGroup
 from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
 from tests.slow import slow_but
@@ -170,6 +172,22 @@ def test_a_loss_in_chunks_holds_what_is_predicted(name: str, tp: int, size: int,
     if chunk <= 50:
         (before,) = compared(plan, model, whole)
         assert found.peak_bytes < before.peak_bytes
+
+
+def test_one_chunk_has_logits_at_once() -> None:
+    """Beside the gradients of the head and of what it reads, no more than a chunk's logits and scores."""
+    tokens, hidden, rows, chunk = 64, 8, 1000, 16
+    x, head = torch.ones(tokens, 1, hidden, dtype=torch.bfloat16), torch.ones(rows, hidden, dtype=torch.bfloat16)
+    labels, tp = torch.zeros(tokens, 1, dtype=torch.int64), RankTpGroup(0, ((0, tokens),))
+    states = States((x.requires_grad_(), head.requires_grad_()), (), (), (), ())
+    found = used(
+        states,
+        torch.device("cpu"),
+        lambda: chunked_cross_entropy(x, head, labels, (0, rows), tp, chunk),
+        lambda: 0,
+    )
+    gradients, small = x.nbytes + head.nbytes, 4096
+    assert found.peak_bytes <= 2 * gradients + chunk * rows * (2 + 4) + small
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -69,6 +69,21 @@ def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None
     assert found.launch_s == pytest.approx(efficiency.launch_s, rel=0.05)
 
 
+def test_what_a_host_takes_to_issue_says_nothing_of_rates() -> None:
+    """Of an H100, whose host took 0.17 ms for attention and its backward, 70 µs for AdamW, however small they were."""
+    points = [MeasuredPoint("launch", {}, 6.5e-6), MeasuredPoint("stream", {"bytes": 268e6}, 91e-6)]
+    points += [MeasuredPoint("gemm", {"flops": 1.22e9 * 4**k}, max(12e-6, 4**k * 1.7e-6)) for k in range(6)]
+    floored = [(3.7e6, 166e-6), (2.3e8, 166e-6), (1.9e9, 169e-6), (2.4e11, 1169e-6), (4.8e11, 1969e-6)]
+    points += [MeasuredPoint("attention", {"flops": flops}, seconds) for flops, seconds in floored]
+    steps = [(7.3e6, 69e-6), (29.4e6, 70e-6), (117e6, 91e-6), (470e6, 278e-6)]
+    points += [MeasuredPoint("adam", {"bytes": num_bytes}, seconds) for num_bytes, seconds in steps]
+    found = fit_efficiency(points, PeakRates(989e12, 3350e9))
+    assert found.gemm_max * 989e12 == pytest.approx(1.22e9 / 1.7e-6, rel=0.02)
+    assert found.gemm_half_flops < 1e8
+    assert 205e12 < found.attention_max * 989e12 < 245e12
+    assert 1690e9 < found.memory_max * 3350e9 < 2950e9
+
+
 def test_a_rate_above_the_peak_is_all_of_it() -> None:
     points = [MeasuredPoint("launch", {}, 1e-6)]
     points += [MeasuredPoint("gemm", {"flops": f}, 1e-5 + f / 2e12) for f in (1e7, 1e8, 1e9, 1e10, 1e11)]

@@ -12,14 +12,13 @@ from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.devices import own_device
 from runtime.measure.fit import fit_channel, fit_efficiency, fit_ring, measured_rates
 from runtime.measure.links import Links
-from runtime.measure.operators import OperatorBench, spread
+from runtime.measure.operators import OperatorBench, from_both_ends, spread
 from runtime.measure.points import MeasuredPoint, Measurement, of_kind
 from runtime.measure.rank import Request, measure
 from runtime.measure.timing import Timer
 from tests.runtime.ranks import run_ranks
 
 CPU = torch.device("cpu")
-cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine with GPUs these are measured")
 
 
 def test_every_operator_is_measured() -> None:
@@ -66,6 +65,13 @@ def test_spread_takes_both_ends() -> None:
     assert spread([1, 2], 5) == [1, 2]
 
 
+def test_what_is_left_out_for_want_of_time_is_of_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(from_both_ends([1, 2, 3, 4, 5])) == [5, 1, 4, 2, 3]
+    monkeypatch.setattr("runtime.measure.operators._OVERTIME", 0.0)
+    streams = of_kind(OperatorBench(CPU, "fp32", 0.02, 2**24).points(lambda kind: None), "stream")
+    assert [round(math.log2(point.size["bytes"])) for point in streams] == [22, 16, 21, 17, 20, 18]
+
+
 def links_of(rank: int) -> list[MeasuredPoint]:
     links = Links(CPU, ["a:0", "a:1"], 0.1, 2**24)
     points = links.exchange(0, 1)
@@ -108,7 +114,6 @@ def test_what_one_process_refuses_all_refuse() -> None:
 
 
 @pytest.mark.slow
-@cpu_only
 def test_one_process_measures_and_checks_first() -> None:
     concluded: list[Measurement] = []
     request, place = Request(0.02, machine="a"), ProcessPlace(0, 1, 0, 1, "")
@@ -131,7 +136,6 @@ def test_one_process_measures_and_checks_first() -> None:
     assert all(point.of[0] == "a:0" and math.isfinite(point.seconds) for point in measured.points)
 
 
-@cpu_only
 def test_processes_share_a_machine() -> None:
     threads = torch.get_num_threads()
     try:
