@@ -8,13 +8,13 @@ these, the rule-based starts and the best *fallbacks*. These are cheap candidate
 symmetric grids over all machines, a separate grid for each machine kind, on up to 16 GPUs cuts of ranked devices into
 device groups, as `solver=metis_atc24` begins with, and the partitions of `solver=shapes`. Those whose estimates promise
 most are priced first (`frame/ranking.py`), and pricing continues past the time limit until there is a plan. On more
-GPUs all members search for chains of whole machines, under different ZeRO stages and random numbers, and anneal the
-best; the second also prices the fallbacks and, where the machines are copies of a few (`core/like_parts.py`), first
-searches one part. Where a plan is known, on up to some hundred GPUs, all members instead anneal arrangements of chains
-near it (`columns/near_known.py`), and then the best of these and the plan itself. Where the plan space has sequence
-layouts, the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage
-(`planning.py`). With a budget in steps there are two members whatever the number of cores, so that the plan does not
-depend on it.
+GPUs all members search for chains of whole machines, under different random numbers, and anneal the best; the second
+first tries chains alone, another ZeRO stage and the fallbacks, to which grids belong that leave a kind of machines out
+or mix TP degrees; or, where the machines are copies of a few (`core/like_parts.py`), it first searches one part. Where
+a plan is known, on up to some hundred GPUs, all members instead anneal arrangements of chains near it
+(`columns/near_known.py`), and then the best of these and the plan itself. Where the plan space has sequence layouts,
+the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`).
+With a budget in steps there are two members whatever the number of cores, so that the plan does not depend on it.
 """
 
 import random
