@@ -19,6 +19,7 @@ from experiments.app.verb_help import READS
 from experiments.app.verbs import VERBS
 from tests.conftest import ROOT, Ran, Run
 from tests.experiments.command_line import QUICK, TINY, in_process, interrupted, refused
+from tests.slow import slow_but
 
 
 def test_help_and_version(hexiopt: Run) -> None:
@@ -39,7 +40,7 @@ def test_help_and_version(hexiopt: Run) -> None:
     assert "seed: 0" in ran.out
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", slow_but(("plan", "compare"), VERBS))
 def test_help_of_a_verb_fits_and_names_keys_that_exist(verb: str, hexiopt: Run) -> None:
     ran = hexiopt(verb, "--help")
     assert ran.code == 0, ran.err

@@ -115,10 +115,10 @@ def test_members_take_no_more_steps_than_there_are(steps: int) -> None:
 
 
 def test_a_proved_gap_ends_the_search() -> None:
-    whole = make_solver("portfolio").solve(easy(), Budget(3600.0, 400))
+    whole = make_solver("portfolio").solve(easy(), Budget(3600.0, 200))
     gap = (whole.objective - whole.bound_s) / whole.objective
     assert gap > 0.02
-    soon = make_solver("portfolio", gap=min(0.95, gap + 0.05)).solve(easy(), Budget(3600.0, 400))
+    soon = make_solver("portfolio", gap=min(0.95, gap + 0.05)).solve(easy(), Budget(3600.0, 200))
     assert soon.steps < whole.steps
     assert soon.objective * (1 - gap - 0.05) <= soon.bound_s
 

@@ -79,8 +79,9 @@ def test_another_process_finds_the_same_plans() -> None:
 @pytest.mark.parametrize("name", slow_but(("random", "local_search"), ("random", *GOOD)))
 def test_the_seed_matters(name: str) -> None:
     steps = 400 if name == "portfolio" else 100  # its floor, which comes first, is the same for all
-    plans = {solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(5)}
-    assert len(plans) > 1
+    plans = (solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(5))
+    first = next(plans)
+    assert any(plan != first for plan in plans)
 
 
 def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     for cores in (1, 4):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
-        ran.append(solve("portfolio", problem, steps=100))
+        ran.append(solve("portfolio", problem, steps=60))
     assert ran[0].plan == ran[1].plan
     assert ran[0].cost == ran[1].cost
 
