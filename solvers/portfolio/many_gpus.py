@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 
+from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from solvers.columns.column_search import ColumnSearch, column_completer, column_stages
 from solvers.completion.completer import PlanCompleter
@@ -25,6 +27,7 @@ _EXPLORED = 0.1  # of a lone member, for pricing fallbacks after that, or for on
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
 _COPIED = 0.45  # of the budget, until which one of several like parts is searched, while more columns are made
 _OTHER_COLUMNS = 0.3  # of exploring, for each other search by columns
+_ON_THOSE_USED = 0.65  # of the budget, until which only the machines of the best chains are searched, if few
 _COLUMN_STARTS = 4  # partitions that fallbacks give to columns
 
 
@@ -63,7 +66,13 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
 
         if number % 2 and len(run.problem.usable_devices) <= SOME:
             best, member = columns.best(BEST), members[number]
-            return lambda own: anneal_starts(own, completer_of(own, member), member, chain(best, fallbacks(own)))
+
+            def anneal(own: Search) -> None:
+                inside = on_those_used(own, best[0], own.until(_ON_THOSE_USED)) if best and not layouts else []
+                starts = chain(inside[:BEST], best, fallbacks(own))
+                anneal_starts(own, completer_of(own, member), member, starts)
+
+            return anneal
         return lambda own: _run_on_columns(own, columns, number, fallbacks(own), completer)
 
     with in_parallel(run, *(within(others, go_on(number)) for number in range(1, len(members)))) as answers:
@@ -79,11 +88,32 @@ def _few_like_parts(run: Search) -> LikeParts | None:
 
 def of_one_part(run: Search, parts: LikeParts, allowance: Allowance) -> tuple[list[Partition], int]:
     """The last partitions by which the search of one part became better, copied to all; and 0 fallbacks priced."""
-    inner = run.inside(parts.problem, allowance)
+    return [parts.copied(partition) for partition in _found_inside(run, parts.problem, allowance)], 0
+
+
+def on_those_used(run: Search, partition: Partition, allowance: Allowance) -> list[Partition]:
+    """The last partitions by which the search of the machines that a partition uses became better; none where these
+    have many GPUs, too.
+
+    The best chains often leave most machines of a large cluster idle: slow ones, or all but one chain's, where summing
+    gradients takes longer than more GPUs save. The others are few enough to look at single GPUs and replicas.
+    """
+    problem, cluster = run.problem, run.problem.cluster
+    used = set(cluster.machine_of[list(partition.devices())].tolist())
+    idle = tuple(cluster.machines[m].name for m in problem.usable_by_machine if m not in used)
+    few = sum(len(problem.usable_by_machine[m]) for m in used) <= MACHINES
+    if not few or run.pricer.features.exact is None:
+        return []
+    space = replace(problem.space, exclude=(*problem.space.exclude, *idle))
+    return _found_inside(run, problem.replace(space=space), allowance)
+
+
+def _found_inside(run: Search, problem: Problem, allowance: Allowance) -> list[Partition]:
+    """The partitions by which the search of a problem of few GPUs became better, the last first."""
+    inner = run.inside(problem, allowance)
     run_on_few(inner, ALONE, fallbacks=True, grids=True)
     run.steps += inner.total_steps
-    found = filter(None, map(partition_of, inner.improvements))
-    return [parts.copied(partition) for partition in found][::-1], 0
+    return [*filter(None, map(partition_of, inner.improvements))][::-1]
 
 
 def _explore(
