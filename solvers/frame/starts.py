@@ -345,7 +345,7 @@ def lockstep_partitions(problem: Problem) -> Iterator[Partition]:
 
 
 def single_pipeline_partitions(problem: Problem, replicates: bool) -> Iterator[Partition]:
-    """For a few GPUs: a single pipeline over all machines, and over all but the slowest kinds.
+    """For a few GPUs: a single pipeline over all machines, and over all but some of each kind, the most first.
 
     It visits the machines in every order with every TP degree in each, one stage for each TP group. With `replicates`,
     consecutive groups also become the replicas of a stage in every way, at the smallest micro-batch sizes that give
@@ -355,8 +355,9 @@ def single_pipeline_partitions(problem: Problem, replicates: bool) -> Iterator[P
     if len(problem.usable_devices) > _FEW:
         return
     sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
-    for left_out in range(len(members)):
-        machines = [machine for kind in members[left_out:] for machine in kind]
+    subsets = sorted(product(*(range(len(kind), -1, -1) for kind in members)), key=sum, reverse=True)
+    for counts in subsets[:-1]:
+        machines = [machine for kind, count in zip(members, counts, strict=True) for machine in kind[:count]]
         for order in orders(problem, machines):
             for degrees in product(*(problem.space.allowed_tp(len(devices[machine])) for machine in order)):
                 cuts = zip(order, degrees, strict=True)

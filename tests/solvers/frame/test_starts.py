@@ -1,6 +1,7 @@
 """Structures to start from: all are legal, and the ones that people would build are among them."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -20,6 +21,7 @@ from solvers.frame.starts import (
     other_grids,
     shared_partitions,
     short_chain_partitions,
+    single_pipeline_partitions,
     symmetric,
     whole_grids,
 )
@@ -202,3 +204,16 @@ def test_interleaved_are_those_with_stages_to_interleave() -> None:
     assert 0 < len(found) < len(plain)
     assert {(one.schedule, one.chunks) for one in found} == {(schedule_named("interleaved"), 2)}
     assert list(interleaved(problems.easy(Space(max_chunks=1)), plain)) == []
+
+
+def test_single_pipelines_leave_out_some_machines_of_each_kind() -> None:
+    """Any number of each kind, all of them first, and none of no machine."""
+    problem = problems.loose()
+    members, machine_of = kinds(problem), problem.cluster.machine_of
+    used = [
+        tuple(len({int(machine_of[d]) for d in one.devices()} & {*own}) for own in members)
+        for one in single_pipeline_partitions(problem, True)
+    ]
+    assert used[0] == tuple(map(len, members))
+    assert set(used) == {*product(*(range(len(own) + 1) for own in members))} - {(0,) * len(members)}
+    assert sorted(map(sum, used), reverse=True) == list(map(sum, used))
