@@ -8,6 +8,7 @@ import pytest
 
 from hexiopt.cost.cost import violations
 from hexiopt.errors import InputError
+from hexiopt.plan.check import check
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -18,12 +19,15 @@ from hexiopt.reading import Section
 from hexiopt.solving import MAX_TIME_LIMIT_S, Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
-from solvers.frame.starts import whole_grids
+from solvers.frame.starts import chain, first_choice, kinds, whole_grids
 from solvers.heuristics.local_search import own_grids
 from solvers.portfolio.fallbacks import price_fallbacks
+from solvers.portfolio.many_gpus import on_those_used
+from solvers.portfolio.members import MACHINES
 from solvers.portfolio.portfolio import Portfolio
 from solvers.registry import make_solver
 from tests.conftest import ROOT
+from tests.solvers.drawn import drawn_problem
 from tests.solvers.problems import easy
 
 MODELS = ROOT / "conf" / "model"
@@ -127,3 +131,29 @@ def test_a_proved_gap_ends_the_search() -> None:
 def test_a_gap_is_a_fraction(gap: object) -> None:
     with pytest.raises(InputError, match=r"solver\.gap: .* state a fraction from 0 to below 1"):
         Portfolio(gap=gap)
+
+
+def test_the_machines_that_a_partition_uses_are_searched_alone() -> None:
+    """Two of twenty machines; and none where those used have many GPUs."""
+    large = drawn_problem(154)
+    run = Search("portfolio", large, Budget(3600.0, 80), 0)
+    few, most = ([m for members in kinds(large) for m in members][-count:] for count in (2, 18))
+    start, *others = (chain(large, machines, 4, 8) for machines in (few, *((m,) for m in most)))
+    assert start is not None
+    found = on_those_used(run, first_choice(large, (start,)), run.until(0.5))
+    assert 0 < run.steps <= 40
+    assert found
+    own = {d for m in few for d in large.usable_by_machine[m]}
+    prices = []
+    for partition in found:
+        assert set(partition.devices()) <= own
+        completer = PlanCompleter(run.pricer)
+        completed = completer.complete(partition)
+        priced = completer.price(completed) if completed else None
+        assert priced is not None
+        assert not check(large, priced.plan)
+        prices.append(priced.cost.step_time_s)
+    assert prices == sorted(prices)
+    wide = first_choice(large, tuple(filter(None, others)))
+    assert len(wide.devices()) > MACHINES
+    assert on_those_used(run, wide, run.until(0.9)) == []
