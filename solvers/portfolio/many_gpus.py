@@ -68,7 +68,8 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
             best, member = columns.best(BEST), members[number]
 
             def anneal(own: Search) -> None:
-                inside = on_those_used(own, best[0], own.until(_ON_THOSE_USED)) if best and not layouts else []
+                asked = best and number == 1 and not layouts
+                inside = on_those_used(own, best[0], own.until(_ON_THOSE_USED)) if asked else []
                 starts = chain(inside[:BEST], best, fallbacks(own))
                 anneal_starts(own, completer_of(own, member), member, starts)
 
@@ -88,7 +89,8 @@ def _few_like_parts(run: Search) -> LikeParts | None:
 
 def of_one_part(run: Search, parts: LikeParts, allowance: Allowance) -> tuple[list[Partition], int]:
     """The last partitions by which the search of one part became better, copied to all; and 0 fallbacks priced."""
-    return [parts.copied(partition) for partition in _found_inside(run, parts.problem, allowance)], 0
+    inner = _searched(run, parts.problem, allowance)
+    return [parts.copied(partition) for partition in _improvements(inner)], 0
 
 
 def on_those_used(run: Search, partition: Partition, allowance: Allowance) -> list[Partition]:
@@ -105,15 +107,24 @@ def on_those_used(run: Search, partition: Partition, allowance: Allowance) -> li
     if not few or run.pricer.features.exact is None:
         return []
     space = replace(problem.space, exclude=(*problem.space.exclude, *idle))
-    return _found_inside(run, problem.replace(space=space), allowance)
+    inner = _searched(run, problem.replace(space=space), allowance)
+    found = _improvements(inner)
+    if inner.plan is not None and found:
+        run.offer(inner.plan, inner.cost, (found[0], ()))
+    return found
 
 
-def _found_inside(run: Search, problem: Problem, allowance: Allowance) -> list[Partition]:
-    """The partitions by which the search of a problem of few GPUs became better, the last first."""
+def _searched(run: Search, problem: Problem, allowance: Allowance) -> Search:
+    """The search of a problem of few GPUs, at its end."""
     inner = run.inside(problem, allowance)
     run_on_few(inner, ALONE, fallbacks=True, grids=True)
     run.steps += inner.total_steps
-    return [*filter(None, map(partition_of, inner.improvements))][::-1]
+    return inner
+
+
+def _improvements(search: Search) -> list[Partition]:
+    """The partitions by which it became better, the last first."""
+    return [*filter(None, map(partition_of, search.improvements))][::-1]
 
 
 def _explore(
