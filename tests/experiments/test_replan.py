@@ -10,11 +10,16 @@ from tests.conftest import Run
 SMALL = ("cluster=small_mixed", "model=tiny", "workload=small", "report=false", "bound.time_limit_s=0")
 
 
-@pytest.fixture
-def plan(hexiopt: Run) -> str:
-    ran = hexiopt("plan", *SMALL, "workload.global_batch=8", "solver.max_steps=60", "hydra.run.dir=first")
+def planned(hexiopt: Run, *constraints: str) -> str:
+    own = ("workload.global_batch=8", "solver.max_steps=60", "hydra.run.dir=first")
+    ran = hexiopt("plan", *SMALL, *constraints, *own)
     assert ran.code == 0, ran.err
     return "plan=first/plan.json"
+
+
+@pytest.fixture
+def plan(hexiopt: Run) -> str:
+    return planned(hexiopt)
 
 
 def step_s(tmp_path: Path, folder: str) -> float:
@@ -22,7 +27,8 @@ def step_s(tmp_path: Path, folder: str) -> float:
     return found
 
 
-def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, tmp_path: Path, plan: str) -> None:
+def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, tmp_path: Path) -> None:
+    plan = planned(hexiopt, "constraints.num_pipelines=5")  # on both machines
     before_s = step_s(tmp_path, "first")
     changes = {
         "cluster.inter_machine.bandwidth_gb_per_s=0.001": lambda now_s: now_s > before_s,
