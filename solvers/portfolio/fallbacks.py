@@ -13,7 +13,7 @@ from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.device_groups.group_cuts import cut_partitions
 from solvers.heuristics.device_groups.stage_estimates import StageEstimates
 from solvers.heuristics.local_search import own_grids
-from solvers.portfolio.members import FEW_DEVICES, SOME
+from solvers.portfolio.members import FEW_DEVICES, MOST_ANNEALED
 
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _SHALLOW, _LOCKSTEP = 200, 12  # data-parallel partitions under ZeRO-2 and 3 on many GPUs: looked at, and fallbacks
@@ -55,7 +55,7 @@ def fallbacks_on_many(run: Search, completer: PlanCompleter) -> Iterator[Partiti
     lockstep = islice(ranked, _LOCKSTEP)
     shapes = shape_partitions(run, lambda: continues(run))
     grids: Iterable[Partition] = whole_grids(run.problem)
-    if len(run.problem.usable_devices) <= SOME:
+    if len(run.problem.usable_devices) <= MOST_ANNEALED:
         every = chain(grids, other_grids(run.problem))
         grids = promising_first(completer, every, run.budget.max_steps, lambda: continues(run))
     for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, islice(grids, _GRIDS)):

@@ -19,7 +19,7 @@ from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import known_partitions
 from solvers.portfolio.fallbacks import BEST, fallbacks_on_many, price_fallbacks
 from solvers.portfolio.few_gpus import anneal_starts, run_on_few
-from solvers.portfolio.members import ALONE, MACHINES, SEEDS, SOME, Member, completer_of, within
+from solvers.portfolio.members import ALONE, MACHINES, MOST_ANNEALED, SEEDS, Member, completer_of, within
 from solvers.sequence.planning import plan_jointly
 
 _GENERATED = 0.3  # share for making columns
@@ -64,7 +64,7 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
             """What is left of them; the last member prices it."""
             return islice(fallbacks_on_many(own, completer), priced, None) if number == len(members) - 1 else ()
 
-        if number % 2 and len(run.problem.usable_devices) <= SOME:
+        if number % 2 and len(run.problem.usable_devices) <= MOST_ANNEALED:
             best, member = columns.best(BEST), members[number]
 
             def anneal(own: Search) -> None:
@@ -95,7 +95,7 @@ def of_one_part(run: Search, parts: LikeParts, allowance: Allowance) -> tuple[li
 
 def on_those_used(run: Search, partition: Partition, allowance: Allowance) -> list[Partition]:
     """The last partitions by which the search of the machines that a partition uses became better; none where these
-    have many GPUs, too.
+    have more than `MACHINES` GPUs.
 
     The best chains often leave most machines of a large cluster idle: slow ones, or all but one chain's, where summing
     gradients takes longer than more GPUs save. The others are few enough to look at single GPUs and replicas.

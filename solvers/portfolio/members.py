@@ -9,7 +9,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 
 MACHINES = 100  # GPUs beyond which counts of chains matter more than parts of machines and replicas
-SOME = 300  # GPUs beyond which annealing partitions that are no chains finds little that columns do not
+MOST_ANNEALED = 300  # GPUs beyond which annealing partitions that are no chains finds little that columns do not
 FEW_DEVICES = 16  # GPUs up to which all members search replicas, and single TP groups are moved soon enough
 SEEDS = 2  # factor of the seed, to which a member's number is added
 

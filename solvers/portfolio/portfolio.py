@@ -11,11 +11,11 @@ most are priced first (`frame/ranking.py`), and pricing continues past the time 
 GPUs all members search for chains of whole machines, under different random numbers, and anneal the best; the second
 first tries chains alone, another ZeRO stage and the fallbacks, to which grids belong that leave a kind of machines out
 or mix TP degrees; or, where the machines are copies of a few (`core/like_parts.py`), it first searches one part. Up to
-`SOME` GPUs it then searches the machines that the best chains use, where these have few GPUs. Where a plan is known, on
-up to some hundred GPUs, all members instead anneal arrangements of chains near it (`columns/near_known.py`), and then
-the best of these and the plan itself. Where the plan space has sequence layouts, the first member soon turns to them
-and chooses between a layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two
-members whatever the number of cores, so that the plan does not depend on it.
+`MOST_ANNEALED` GPUs it then searches the machines that the best chains use, where these have few GPUs. Where a plan is
+known, on up to some hundred GPUs, all members instead anneal arrangements of chains near it (`columns/near_known.py`),
+and then the best of these and the plan itself. Where the plan space has sequence layouts, the first member soon turns
+to them and chooses between a layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there
+are two members whatever the number of cores, so that the plan does not depend on it.
 """
 
 import random
