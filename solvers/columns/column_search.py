@@ -18,7 +18,7 @@ from statistics import fmean, pstdev
 import numpy as np
 
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS
-from hexiopt.problem.space import default_schedule
+from hexiopt.problem.space import default_schedule, schedules
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainRecipe
 from solvers.columns.column_maker import ColumnMaker, assumed_pipelines
@@ -166,11 +166,13 @@ class ColumnSearch:
         self.maker.work(_MOVES // _MOVES_A_UNIT)
 
     def variants(self, most: int, allowance: Allowance) -> None:
-        """The best partitions with stages reversed, in other ZeRO stages, and interleaved."""
+        """The best partitions with stages reversed, in other ZeRO stages, and in other schedules."""
         for partition in self.best(most):
             others = [partition.with_pipeline_groups(g.with_stages(g.stages[::-1]) for g in partition.pipeline_groups)]
             if partition.sharding < LOCKSTEP:
                 others += [replace(partition, sharding=zero) for zero in plain_stages(self.problem)]
+                plain = [schedule for schedule in schedules(self.problem.workload) if not schedule.chunked]
+                others += [replace(partition, schedule=schedule, chunks=1) for schedule in plain]
                 if may_interleave(self.problem) and not partition.schedule.chunked:
                     others += [replace(partition, schedule=INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
             for other in others:

@@ -45,7 +45,7 @@ _HOPELESS = 0.3  # starts whose pipelines alone take e^0.3 times the best step a
 _STARTS = 0.4  # most of the budget for pricing starts
 _RANKING = 0.6  # most of that for estimating them
 _CHUNKED = 4  # interleaved chains priced
-_SETTLED = 6  # best starts that are tried in every schedule and sharding
+_SCHEDULED, _SHARDED = 16, 6  # best starts that are tried in every schedule, and then in every sharding
 _SETTLING = 0.5  # most of what is then left of the budget for that
 _POLISHED = 3  # starts that are hill-climbed first
 _POLISHING = 0.05  # most of the budget for that
@@ -131,27 +131,33 @@ class Annealer:
 
     def anneal(self, start: Partition, hot: float, allowance: Allowance) -> EvaluatedPartition:
         """The best partition met from `start`, with first temperature `hot`."""
-        known = self.evaluate(start)
-        assert known is not None, "without a limit everything is evaluated"
-        [best] = anneal([known], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
+        [best] = anneal([self._known(start)], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
         return best
 
-    def settled(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
-        """`start` in its best schedule that is not interleaved, and in that one its best ZeRO stage and sharding
-        groups: what starts are priced in first suits some of them badly, and a draw finds the combination late.
+    def scheduled(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
+        """`start` in its best schedule that is not interleaved: the one that starts are priced in suits some badly, and
+        a draw finds it and the layers for it late.
         """
-        known = self.evaluate(start)
-        assert known is not None, "without a limit everything is evaluated"
-        problem, best = self.search.problem, known
+        best = self._known(start)
         if max(len(group.stages) for group in start.pipeline_groups) > 1:
-            for schedule in schedules(problem.workload):
+            for schedule in schedules(self.search.problem.workload):
                 if not schedule.chunked:
                     best = self._better(replace(start, schedule=schedule, chunks=1), best, allowance)
+        return best
+
+    def sharded(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
+        """`start` with its best ZeRO stage and sharding groups, which are drawn late too."""
+        problem, best = self.search.problem, self._known(start)
         for stage in sharding_stages(problem.workload):
             if stage < LOCKSTEP or len(start.pipeline_groups) == 1:
                 for groups in sharding_groups(problem, stage):
-                    best = self._better(replace(best.partition, sharding=stage, groups=groups), best, allowance)
+                    best = self._better(replace(start, sharding=stage, groups=groups), best, allowance)
         return best
+
+    def _known(self, start: Partition) -> EvaluatedPartition:
+        found = self.evaluate(start)
+        assert found is not None, "without a limit everything is evaluated"
+        return found
 
     def _better(self, other: Partition, best: EvaluatedPartition, allowance: Allowance) -> EvaluatedPartition:
         if other in self._seen or not allowance or not self.search.step():
@@ -249,11 +255,13 @@ def improve(
         if found is not None:
             least = min(least, found.energy)
             pool.append((found.energy, number, start))
-    pool.sort(key=lambda item: item[:2])
     settling = allowance.part(_SETTLING)
-    for at, (_, number, start) in enumerate(pool[:_SETTLED]):
-        settled = annealer.settled(start, settling)
-        pool[at] = (settled.energy, number, settled.partition)
+    for settled, count in (annealer.scheduled, _SCHEDULED), (annealer.sharded, _SHARDED):
+        pool.sort(key=lambda item: item[:2])
+        different = {energy: at for at, (energy, _, _) in reversed([*enumerate(pool)])}  # equal ones differ in names
+        for at in sorted(different.values())[:count]:
+            found = settled(pool[at][2], settling)
+            pool[at] = (found.energy, pool[at][1], found.partition)
     pool.sort(key=lambda item: item[:2])
     polishing = search.until(min(allowance.end, search.spent + _POLISHING))
     climber.begin([partition for _, _, partition in pool[:_POLISHED]], polishing)
