@@ -75,7 +75,7 @@ def test_statistics_of_two_searches_add_up() -> None:
 
 @pytest.mark.parametrize("name", ["local_search", "portfolio"])
 def test_a_result_says_what_operators_did(name: str) -> None:
-    result = make_solver(name).solve(problems.easy(), Budget(3600.0, 300), seed=0)
+    result = make_solver(name).solve(problems.easy(), Budget(3600.0, 400), seed=0)
     counts = {own.operator: own for own in result.operators}
     assert {"reorder_stages", "shift_layer"} <= set(counts)
     for own in counts.values():
