@@ -30,9 +30,9 @@ def steps_of(number: int) -> int:
     return 100 if number in SLOW else 500
 
 
-def numbered(known: Mapping[int, str]) -> pytest.MarkDecorator:
+def numbered(known: Mapping[int, str] | None = None) -> pytest.MarkDecorator:
     """Problems by number; those of `known` must fail, so that whoever mends them hears of it."""
-    asked = range(200) if STRESS else SLOW
+    asked, known = range(200) if STRESS else SLOW, known or {}
     cases = slow_but(QUICK, [number for number in asked if number not in known])
     marks = [
         (n, (pytest.mark.slow, pytest.mark.xfail(reason=why, strict=True))) for n, why in known.items() if n in asked
@@ -48,7 +48,7 @@ def found_s(solver: str, problem: Problem, steps: int) -> float:
         return float("inf")
 
 
-@numbered({})
+@numbered()
 def test_not_behind_a_member_or_a_baseline(number: int) -> None:
     problem, baselines = drawn_problem(number), names(baseline)
     rivals, steps = (OURS[number % len(OURS)], baselines[number % len(baselines)]), steps_of(number)
