@@ -18,7 +18,6 @@ from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
-from solvers.completion.waiting import least_period
 
 StageLayers = tuple[int, Recompute]  # of a stage: its number of layers, and their recompute policies
 
@@ -173,19 +172,17 @@ class LayerSplitter:
         added_s: tuple[float, ...] = (),
         chunks: int = 1,
         more_holders: tuple[int, ...] = (),
-        round_trip_s: tuple[float, ...] = (),
     ) -> tuple[StageLayers, ...] | int:
         """Layers and policies of each stage, or the number of layers that do not fit.
 
-        `added_s`: seconds that each stage spends on other work. `round_trip_s`: what stages wait for under 1F1B,
-        between each and the next; else messages are left out. `chunks`: layer ranges per stage, of at least one layer
+        `added_s`: seconds that each stage spends on other work. `chunks`: layer ranges per stage, of at least one layer
         each. `more_holders`: for each stage, how many more devices share its states than `shards` says.
         """
         p = len(tp_groups)
         batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
         batches += -batches % schedule.micro_batch_multiple(p, chunks)
         return self._splits[
-            tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders, round_trip_s
+            tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders
         ]
 
     def _split(
@@ -198,7 +195,6 @@ class LayerSplitter:
         added_s: tuple[float, ...],
         chunks: int,
         more_holders: tuple[int, ...],
-        round_trip_s: tuple[float, ...],
     ) -> tuple[StageLayers, ...] | int:
         p = len(tp_groups)
         spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
@@ -207,25 +203,23 @@ class LayerSplitter:
             self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
             for tp_group, at in zip(tp_groups, positions, strict=True)
         ]
-        return self._solve(options, added_s or (0.0,) * p, chunks, round_trip_s)
+        return self._solve(options, added_s or (0.0,) * p, chunks)
 
     def _solve(
-        self, options: list[StageOptions], added_s: Sequence[float], least: int, round_trip_s: Sequence[float]
+        self, options: list[StageOptions], added_s: Sequence[float], least: int
     ) -> tuple[StageLayers, ...] | int:
         layers, p = self._num_layers, len(options)
         empty = sum(max(0, least - len(o.times)) for o in options)
         layer_limit = sum(len(o.times) for o in options)
         if p * least > layers or empty or layer_limit < layers:
             return max(layers - layer_limit, empty, p * least - layers, 1)
-        if self._even:
-            counts = self._even_counts(options)
-            if counts is None:
-                return 1
-        else:
-            times = [o.times for o in options]
-            counts = least_bottleneck(times, layers, added_s, least)
-            if round_trip_s:
-                counts = least_period(times, round_trip_s, counts)
+        counts = (
+            self._even_counts(options)
+            if self._even
+            else least_bottleneck([o.times for o in options], layers, added_s, least)
+        )
+        if counts is None:
+            return 1
         return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:

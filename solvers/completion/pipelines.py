@@ -149,8 +149,13 @@ class PipelineTimer:
     def _make(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The timed pipelines. Where even the slowest stage waits for messages under 1F1B, layers are split again, with
-        room for them.
+        """The timed pipelines. Where even the slowest stage waits for messages, layers are split again, and the better
+        split wins.
+
+        A round trip between two stages may be divided between them in any way. With the division that minimises it, the
+        largest sum of a stage's compute and its parts is the period: `largest_cycle_mean_s` says that any run of stages
+        has room for the round trips inside it, and then such a division exists (Hall's theorem). The second split gives
+        each neighbour half.
         """
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
@@ -164,7 +169,8 @@ class PipelineTimer:
             or not any(timed_pipeline.rate.waits for timed_pipeline in found)
         ):
             return found
-        other = self._split(pipeline_group, terms, splitter, trips_s, (), tuple(longest))
+        halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
+        other = self._split(pipeline_group, terms, splitter, trips_s, halves)
         if isinstance(other, DoesNotFit):
             return found
         return min(
@@ -180,10 +186,8 @@ class PipelineTimer:
         splitter: LayerSplitter,
         trips_s: RoundTrips,
         added_s: tuple[float, ...],
-        round_trip_s: tuple[float, ...] = (),
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The pipelines with layers that balance the stages, where each stage also spends `added_s`, or waits for
-        messages of `round_trip_s`."""
+        """The pipelines with layers that balance the stages, where each stage also spends `added_s`."""
         traffic = self._traffic[pipeline_group, terms.chunks > 1]
         more: tuple[int, ...] = ()
         if (
@@ -199,7 +203,6 @@ class PipelineTimer:
             added_s,
             terms.chunks,
             more,
-            round_trip_s,
         )
         if isinstance(split, int):
             return DoesNotFit(split)

