@@ -18,7 +18,7 @@ from statistics import fmean, pstdev
 import numpy as np
 
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS
-from hexiopt.problem.space import default_schedule, schedules
+from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainRecipe
 from solvers.columns.column_maker import ColumnMaker, assumed_pipelines
@@ -26,7 +26,7 @@ from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.programs import LONGER, PROGRAM, ROUNDING
 from solvers.completion.completer import PlanCompleter
-from solvers.core.interleaving import may_interleave
+from solvers.core.interleaving import may_interleave, plain_schedules
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, first_stage, plain_stages
@@ -171,7 +171,7 @@ class ColumnSearch:
             others = [partition.with_pipeline_groups(g.with_stages(g.stages[::-1]) for g in partition.pipeline_groups)]
             if partition.sharding < LOCKSTEP:
                 others += [replace(partition, sharding=zero) for zero in plain_stages(self.problem)]
-                plain = [schedule for schedule in schedules(self.problem.workload) if not schedule.chunked]
+                plain = (schedule for schedule in plain_schedules(self.problem) if schedule != partition.schedule)
                 others += [replace(partition, schedule=schedule, chunks=1) for schedule in plain]
                 if may_interleave(self.problem) and not partition.schedule.chunked:
                     others += [replace(partition, schedule=INTERLEAVED, chunks=chunks) for chunks in (2, 4)]

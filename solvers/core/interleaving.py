@@ -20,6 +20,11 @@ def may_interleave(problem: Problem) -> bool:
     return problem.space.max_chunks > 1 and any(one.chunked for one in schedules(problem.workload))
 
 
+def plain_schedules(problem: Problem) -> list[Schedule]:
+    """The schedules that a plan may have without interleaving."""
+    return [schedule for schedule in schedules(problem.workload) if not schedule.chunked]
+
+
 def draw_chunks(problem: Problem, rng: random.Random) -> int:
     """A random number of layer ranges per stage, at least 2."""
     return rng.choice([n for n in _NUMBERS if n <= problem.space.max_chunks])

@@ -13,8 +13,9 @@ from itertools import chain, islice
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import sharding_stages
 from solvers.completion.completer import PlanCompleter
+from solvers.core.interleaving import plain_schedules
 from solvers.core.operators import OperatorTally
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup, partition_of
 from solvers.core.search import Allowance, Search
@@ -140,9 +141,8 @@ class Annealer:
         """
         best = self._known(start)
         if max(len(group.stages) for group in start.pipeline_groups) > 1:
-            for schedule in schedules(self.search.problem.workload):
-                if not schedule.chunked:
-                    best = self._better(replace(start, schedule=schedule, chunks=1), best, allowance)
+            for schedule in plain_schedules(self.search.problem):
+                best = self._better(replace(start, schedule=schedule, chunks=1), best, allowance)
         return best
 
     def sharded(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
@@ -258,8 +258,9 @@ def improve(
     settling = allowance.part(_SETTLING)
     for settled, count in (annealer.scheduled, _SCHEDULED), (annealer.sharded, _SHARDED):
         pool.sort(key=lambda item: item[:2])
-        different = {energy: at for at, (energy, _, _) in reversed([*enumerate(pool)])}  # equal ones differ in names
-        for at in sorted(different.values())[:count]:
+        # Of starts with equal prices, the first: most likely the others have equal devices in another order.
+        different = [at for at, (energy, *_) in enumerate(pool) if not at or energy != pool[at - 1][0]]
+        for at in different[:count]:
             found = settled(pool[at][2], settling)
             pool[at] = (found.energy, pool[at][1], found.partition)
     pool.sort(key=lambda item: item[:2])
