@@ -65,26 +65,33 @@ def least_bottleneck(
         times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
     low, high = max(t[least - 1] for t in times), max(t[-1] for t in times)
     fewest, most = [bisect_right(t, low) for t in times], [len(t) for t in times]
-    if sum(fewest) < total:
-        # Bisection leaves few times between, of which every one has room for a unit more.
-        while sum(most) - sum(fewest) > 2 * len(times) and high - low > _EXACT * high:
-            middle = 0.5 * (low + high)
-            counts = [bisect_right(t, middle) for t in times]
-            if sum(counts) >= total:
-                high, most = middle, counts
-            else:
-                low, fewest = middle, counts
-        between = sorted(chain.from_iterable(t[n:m] for t, n, m in zip(times, fewest, most, strict=True)))
-        low = between[total - sum(fewest) - 1] * (1 + _EXACT)
-    counts = [bisect_right(t, low) for t in times]
-    for _ in range(sum(counts) - total):
-        # Give back the unit that saves most time: a layer less shortens the pipeline's fill and drain.
+    if sum(fewest) >= total:
+        return give_back(times, fewest, total, least)
+    # Bisection leaves few times between, of which every one has room for a unit more.
+    while sum(most) - sum(fewest) > 2 * len(times) and high - low > _EXACT * high:
+        middle = 0.5 * (low + high)
+        counts = [bisect_right(t, middle) for t in times]
+        if sum(counts) >= total:
+            high, most = middle, counts
+        else:
+            low, fewest = middle, counts
+    between = sorted(chain.from_iterable(t[n:m] for t, n, m in zip(times, fewest, most, strict=True)))
+    bottleneck = between[total - sum(fewest) - 1] * (1 + _EXACT)
+    return give_back(times, [bisect_right(t, bottleneck) for t in times], total, least)
+
+
+def give_back(times: Sequence[Sequence[float]], counts: Sequence[int], total: int, least: int = 1) -> list[int]:
+    """`counts` with as many units less, one by one, that they sum to `total`; each is where it saves most time, and
+    none below `least`."""
+    left = list(counts)
+    for _ in range(sum(left) - total):
+        # A layer less shortens the pipeline's fill and drain.
         s = max(
-            (s for s in range(len(counts)) if counts[s] > least),
-            key=lambda s: times[s][counts[s] - 1] - times[s][counts[s] - 2],
+            (s for s in range(len(left)) if left[s] > least),
+            key=lambda s: times[s][left[s] - 1] - times[s][left[s] - 2],
         )
-        counts[s] -= 1
-    return counts
+        left[s] -= 1
+    return left
 
 
 def earliest_finish(finish_s: Sequence[Callable[[int], float]], total: int, least: int = 1) -> list[int]:

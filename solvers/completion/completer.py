@@ -19,10 +19,14 @@ from solvers.core.zero import LOCKSTEP, fewest_holders
 
 @dataclass(frozen=True, slots=True)
 class CompletedPlan:
-    """A plan, and an estimate of the seconds of its longest pipeline, without gradient sync and optimiser."""
+    """A plan, and an estimate of the seconds of its longest pipeline, without gradient sync and optimiser.
+
+    `waiting`: what it was made from, where pipelines wait for messages and other layers may be better.
+    """
 
     plan: Plan
     estimate_s: float
+    waiting: tuple[Partition, LayerSplitter] | None = None
 
 
 class PlanCompleter:
@@ -91,8 +95,19 @@ class PlanCompleter:
         return DoesNotFit(min(one.missing for one in found if isinstance(one, DoesNotFit)))
 
     def price(self, completed: CompletedPlan, limit_s: float = math.inf) -> PricedPlan | None:
-        """The plan and its cost; None, without a full price, where it certainly exceeds `limit_s`."""
-        return price_plan(self.pricer, completed.plan, limit_s)
+        """The plan and its cost; None, without a full price, where it certainly exceeds `limit_s`.
+
+        Where pipelines wait for messages, the better of two: with layers that leave each of them some slack, and with
+        those of the least period. The latter is shorter for a pipeline alone, but messages of others delay it more.
+        """
+        priced = price_plan(self.pricer, completed.plan, limit_s)
+        if priced is None or completed.waiting is None:
+            return priced
+        tight = self._complete(*completed.waiting, tight=True)
+        if isinstance(tight, DoesNotFit) or tight.plan == completed.plan:
+            return priced
+        other = price_plan(self.pricer, tight.plan, priced.cost.objective)
+        return min(filter(None, (priced, other)), key=lambda one: one.cost.objective)
 
     def rate(self, partition: Partition, shards: StateSharding) -> float:
         """Estimated sequences per second of `partition` alone, states spread as `shards`; 0 where it does not fit.
@@ -166,7 +181,9 @@ class PlanCompleter:
         batches = sequences / pipeline_group.micro_batch_size
         return min(fitting, key=lambda own: own[0].rate.fill_s + batches * own[0].rate.period_s)
 
-    def _complete(self, partition: Partition, splitter: LayerSplitter) -> CompletedPlan | DoesNotFit:
+    def _complete(
+        self, partition: Partition, splitter: LayerSplitter, *, tight: bool = False
+    ) -> CompletedPlan | DoesNotFit:
         schedule, batch = partition.schedule, self.problem.workload.global_batch
         shards = self._shards(partition)
         expected = max(1, -(-batch // partition.num_pipelines))
@@ -174,9 +191,8 @@ class PlanCompleter:
         sizes: list[int] = []
         missing = 0
         for pipeline_group, trips_s in zip(partition.pipeline_groups, self._timer.trips_s(partition), strict=True):
-            made = self._timer.made(
-                pipeline_group, self._terms(pipeline_group, partition, shards, expected), splitter, trips_s
-            )
+            terms = self._terms(pipeline_group, partition, shards, expected, tight=tight)
+            made = self._timer.made(pipeline_group, terms, splitter, trips_s)
             if isinstance(made, DoesNotFit):
                 missing += made.missing * pipeline_group.width
             else:
@@ -200,7 +216,12 @@ class PlanCompleter:
             Pipeline(timed_pipeline.stages, count, size)
             for timed_pipeline, count, size in zip(timed_pipelines, counts, sizes, strict=True)
         )
-        return CompletedPlan(Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups)), longest)
+        waiting = any(timed_pipeline.waits for timed_pipeline in timed_pipelines)
+        return CompletedPlan(
+            Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups)),
+            longest,
+            (partition, splitter) if waiting and not tight else None,
+        )
 
     def _shards(self, partition: Partition) -> StateSharding:
         """How states are sharded, at the least number of holders."""
@@ -212,14 +233,20 @@ class PlanCompleter:
         return StateSharding(partition.sharding, fewest_holders(stages_of_groups, self._machine_of))
 
     def _terms(
-        self, pipeline_group: PipelineGroup, partition: Partition, shards: StateSharding, expected: float
+        self,
+        pipeline_group: PipelineGroup,
+        partition: Partition,
+        shards: StateSharding,
+        expected: float,
+        *,
+        tight: bool = False,
     ) -> SplitInput:
         """What the layer split of a pipeline group depends on, if each pipeline processes `expected` sequences."""
         schedule, p = partition.schedule, len(pipeline_group.stages)
         chunks = self._timer.chunks(pipeline_group, partition)
         batches = max(1, int(expected // pipeline_group.micro_batch_size))
         batches = min(batches, schedule.saturates_at(p, chunks) or batches)
-        return SplitInput(schedule, chunks, shards, partition.groups == "all", batches)
+        return SplitInput(schedule, chunks, shards, partition.groups == "all", batches, tight)
 
 
 def _thinned(pipeline_group: PipelineGroup) -> PipelineGroup:

@@ -18,6 +18,7 @@ from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
+from solvers.completion.waiting import least_period
 
 StageLayers = tuple[int, Recompute]  # of a stage: its number of layers, and their recompute policies
 
@@ -172,17 +173,20 @@ class LayerSplitter:
         added_s: tuple[float, ...] = (),
         chunks: int = 1,
         more_holders: tuple[int, ...] = (),
+        round_trip_s: tuple[float, ...] = (),
     ) -> tuple[StageLayers, ...] | int:
         """Layers and policies of each stage, or the number of layers that do not fit.
 
         `added_s`: seconds that each stage spends on other work. `chunks`: layer ranges per stage, of at least one layer
-        each. `more_holders`: for each stage, how many more devices share its states than `shards` says.
+        each. `more_holders`: for each stage, how many more devices share its states than `shards` says. `round_trip_s`:
+        of messages between each stage and the next, with which layers minimise the period of 1F1B; without, the
+        slowest stage.
         """
         p = len(tp_groups)
         batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
         batches += -batches % schedule.micro_batch_multiple(p, chunks)
         return self._splits[
-            tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders
+            tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders, round_trip_s
         ]
 
     def _split(
@@ -195,6 +199,7 @@ class LayerSplitter:
         added_s: tuple[float, ...],
         chunks: int,
         more_holders: tuple[int, ...],
+        round_trip_s: tuple[float, ...],
     ) -> tuple[StageLayers, ...] | int:
         p = len(tp_groups)
         spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
@@ -203,23 +208,25 @@ class LayerSplitter:
             self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
             for tp_group, at in zip(tp_groups, positions, strict=True)
         ]
-        return self._solve(options, added_s or (0.0,) * p, chunks)
+        return self._solve(options, added_s or (0.0,) * p, chunks, round_trip_s)
 
     def _solve(
-        self, options: list[StageOptions], added_s: Sequence[float], least: int
+        self, options: list[StageOptions], added_s: Sequence[float], least: int, round_trip_s: Sequence[float]
     ) -> tuple[StageLayers, ...] | int:
         layers, p = self._num_layers, len(options)
         empty = sum(max(0, least - len(o.times)) for o in options)
         layer_limit = sum(len(o.times) for o in options)
         if p * least > layers or empty or layer_limit < layers:
             return max(layers - layer_limit, empty, p * least - layers, 1)
-        counts = (
-            self._even_counts(options)
-            if self._even
-            else least_bottleneck([o.times for o in options], layers, added_s, least)
-        )
-        if counts is None:
-            return 1
+        if self._even:
+            counts = self._even_counts(options)
+            if counts is None:
+                return 1
+        else:
+            times = [o.times for o in options]
+            counts = least_bottleneck(times, layers, added_s, least)
+            if round_trip_s:
+                counts = least_period(times, round_trip_s, counts)
         return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:

@@ -1,7 +1,7 @@
 """The pipelines of a pipeline group with their layers and recompute policies, on a network shared by all messages."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -56,12 +56,16 @@ PlacedPipeline = tuple[tuple[PlacedReplica, ...], ...]  # of a pipeline, per sta
 
 @dataclass(frozen=True)
 class TimedPipeline:
-    """A placed pipeline with the layers and policies of each stage, its layer ranges per stage, and its rate."""
+    """A placed pipeline with the layers and policies of each stage, its layer ranges per stage, and its rate.
+
+    `waits`: whether layers that balance compute would wait for messages, so that others were tried.
+    """
 
     placed: PlacedPipeline
     split: tuple[StageLayers, ...]
     chunks: int
     rate: PipelineRate
+    waits: bool = False
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -87,6 +91,7 @@ class SplitInput:
     shards: StateSharding
     everywhere: bool  # whether states are sharded over all their holders, not only those of a machine
     batches: int  # micro-batches a pipeline, about
+    tight: bool = False  # layers of pipelines that wait minimise the period: no slack for messages of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,35 +154,35 @@ class PipelineTimer:
     def _make(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The timed pipelines. Where even the slowest stage waits for messages, layers are split again, and the better
-        split wins.
-
-        A round trip between two stages may be divided between them in any way. With the division that minimises it, the
-        largest sum of a stage's compute and its parts is the period: `largest_cycle_mean_s` says that any run of stages
-        has room for the round trips inside it, and then such a division exists (Hall's theorem). The second split gives
-        each neighbour half.
+        """The timed pipelines. Where even the slowest stage waits for messages under 1F1B, layers are split again, and
+        the better split wins: with room for half of each round trip in either stage or, if `tight`, with the least
+        period.
         """
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
-        longest = [max(own) for own in zip(*trips_s, strict=True)]
+        longest = tuple([max(own) for own in zip(*trips_s, strict=True)])
         if self._pricer.features.sends_occupy_stages:
-            return self._split(pipeline_group, terms, splitter, trips_s, (*longest, 0.0))
-        found = self._split(pipeline_group, terms, splitter, trips_s, ())
+            return self._split(pipeline_group, terms, splitter, trips_s, added_s=(*longest, 0.0))
+        found = self._split(pipeline_group, terms, splitter, trips_s)
         if (
             terms.schedule != ONE_F_ONE_B
             or isinstance(found, DoesNotFit)
             or not any(timed_pipeline.rate.waits for timed_pipeline in found)
         ):
             return found
-        halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
-        other = self._split(pipeline_group, terms, splitter, trips_s, halves)
+        if terms.tight:
+            other = self._split(pipeline_group, terms, splitter, trips_s, round_trip_s=longest)
+        else:
+            halves = [0.5 * (before + after) for before, after in pairwise((0.0, *longest, 0.0))]
+            other = self._split(pipeline_group, terms, splitter, trips_s, added_s=tuple(halves))
         if isinstance(other, DoesNotFit):
-            return found
-        return min(
+            other = found
+        best = min(
             found,
             other,
             key=lambda timed_pipelines: sum(timed_pipeline.rate.period_s for timed_pipeline in timed_pipelines),
         )
+        return [replace(timed_pipeline, waits=True) for timed_pipeline in best]
 
     def _split(
         self,
@@ -185,9 +190,12 @@ class PipelineTimer:
         terms: SplitInput,
         splitter: LayerSplitter,
         trips_s: RoundTrips,
-        added_s: tuple[float, ...],
+        added_s: tuple[float, ...] = (),
+        round_trip_s: tuple[float, ...] = (),
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The pipelines with layers that balance the stages, where each stage also spends `added_s`."""
+        """The pipelines with layers that balance the stages, where each stage also spends `added_s`, or waits for
+        messages of `round_trip_s`.
+        """
         traffic = self._traffic[pipeline_group, terms.chunks > 1]
         more: tuple[int, ...] = ()
         if (
@@ -203,6 +211,7 @@ class PipelineTimer:
             added_s,
             terms.chunks,
             more,
+            round_trip_s,
         )
         if isinstance(split, int):
             return DoesNotFit(split)

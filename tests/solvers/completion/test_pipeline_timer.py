@@ -56,16 +56,18 @@ def far_apart(gb_per_s: float) -> Problem:
     return Problem(own, replace(problems.TINY, num_layers=12), workload, problems.SMALL_SPACE)
 
 
+@pytest.mark.parametrize(("tight", "within"), [(False, 1.02), (True, 1.001)])
 @pytest.mark.parametrize("gb_per_s", [0.1, 0.3, 0.6, 3.0])
-def test_layers_make_room_for_messages(gb_per_s: float) -> None:
-    """The beat is within 2 % of the best of all splits; where messages are slow, other layers than what computes in
-    balance."""
+def test_layers_make_room_for_messages(gb_per_s: float, tight: bool, within: float) -> None:
+    """The beat is within 2 % of the best of all splits, or within 0.1 % without slack; where messages are slow, other
+    layers than what computes in balance."""
     problem = far_apart(gb_per_s)
     model = PlanPricer(problem)
     pipeline_group = PipelineGroup(tuple(((device,),) for device in range(4)))
     maker, splitter = PipelineTimer(model), LayerSplitter(model, model.policies(), even=False)
     [trips] = maker.trips_s(Partition((pipeline_group,), ONE_F_ONE_B, 1))
-    made = maker.made(pipeline_group, SplitInput(ONE_F_ONE_B, 1, StateSharding(1, 1), True, 4), splitter, trips)
+    terms = SplitInput(ONE_F_ONE_B, 1, StateSharding(1, 1), True, 4, tight)
+    made = maker.made(pipeline_group, terms, splitter, trips)
     assert not isinstance(made, DoesNotFit)
 
     def period_s(layers: tuple[int, ...]) -> float:
@@ -73,7 +75,7 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
         return PipelineRate.of(ONE_F_ONE_B, stage_s, trips[0], 1).period_s
 
     best_s = min(period_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
-    assert made[0].rate.period_s <= 1.02 * best_s
+    assert made[0].rate.period_s <= within * best_s
     balanced = splitter.split(
         [frozenset((model.tp_group((s,)),)) for s in range(4)], 1, ONE_F_ONE_B, 4, StateSharding(1, 1)
     )

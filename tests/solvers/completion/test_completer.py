@@ -1,0 +1,34 @@
+"""Completion of partitions: of the ways to split layers, the one that is priced best."""
+
+from collections import Counter
+from dataclasses import replace
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import price_plan
+from tests.solvers import problems
+from tests.solvers.completion.test_pipeline_timer import walked
+
+
+def test_with_slack_or_without_what_is_priced_best() -> None:
+    """Pipelines that wait for messages have either; each is the better one for some partitions."""
+    cluster = problems.cluster(("a", "fast", 4), ("b", "fast", 4), ("c", "slow", 4), network_gb_per_s=0.3)
+    workload = Workload(16, 512, schedule="1f1b")
+    problem = Problem(cluster, replace(problems.TINY, num_layers=24), workload, problems.SMALL_SPACE)
+    pricer = PlanPricer(problem)
+    completer, wins = PlanCompleter(pricer), Counter[str]()
+    for seed in range(120):
+        partition = walked(problem, seed, 30)
+        completed = completer.allowed(partition) and completer.complete(partition)
+        if not completed or completed.waiting is None:
+            continue
+        loose, priced = price_plan(pricer, completed.plan), completer.price(completed)
+        assert loose
+        assert priced
+        assert priced.cost.objective <= loose.cost.objective
+        tight = completer._complete(*completed.waiting, tight=True)
+        assert tight
+        wins["slack" if priced.plan == loose.plan else "none"] += tight.plan != completed.plan
+    assert min(wins["slack"], wins["none"]) > 0
