@@ -4,6 +4,7 @@ A schedule states this order once, as a `Programme` for every stage. All else fo
 one (`operations`), what a stage has in flight (`in_flight.py`), and when it ends (`recurrence.py`).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,6 +163,8 @@ class Schedule(ABC):
         a stage and the next [stages - 1]. Layer ranges are taken to be equal.
         """
         ahead = forwards_ahead(self, len(stage_s), num_chunks)
+        if math.isinf(ahead):  # nothing waits for what comes back
+            return max(*stage_s, *round_trip_s, 0.0)
         if num_chunks == 1:
             return largest_cycle_mean_s(stage_s, round_trip_s, ahead)
         return num_chunks * largest_cycle_mean_s([s / num_chunks for s in stage_s], round_trip_s, ahead)
@@ -178,7 +181,7 @@ def weakest_terms(schedules: Sequence[Schedule], num_after: int, num_stages: int
     return reduce(BoundTerms.weakest, proved)
 
 
-def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float], ahead: int = 1) -> float:
+def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float], ahead: float = 1) -> float:
     """The largest cycle mean of the event graph of a schedule that alternates forwards and backwards, in seconds.
 
     A cycle goes forward from stage i to j and back, through all stages and messages between. It takes `ahead` rounds
@@ -187,7 +190,7 @@ def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float]
     p = len(stage_s)
     best = 0.0
     for i in range(p):
-        length, rounds = 0.0, 1
+        length, rounds = 0.0, 1.0
         for j in range(i, p):
             length += stage_s[j]
             mean = length / rounds
@@ -213,17 +216,17 @@ def forwards_before_backward(schedule: Schedule, at: StagePosition) -> int:
 
 
 @lru_cache(maxsize=4096)
-def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> int:
+def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> float:
     """Forwards of a layer range that a stage has run more than the next one, at most, when each begins its first
-    backward; at least 1.
+    backward; at least 1, and infinite where all forwards come first.
 
-    With many micro-batches: one in 1F1B, two in interleaved 1F1B.
+    With many micro-batches: one in 1F1B, two in interleaved 1F1B, no limit in GPipe.
     """
     enough = 4 * num_stages * num_chunks
     run = [
         forwards_before_backward(schedule, StagePosition(s, num_stages, enough, num_chunks)) for s in range(num_stages)
     ]
-    return max([1, *(a - b for a, b in pairwise(run))])
+    return math.inf if run[-1] >= enough else max([1, *(a - b for a, b in pairwise(run))])
 
 
 def operations(schedule: Schedule, at: StagePosition) -> list[Operation]:

@@ -1,5 +1,6 @@
 """Schedules as values: their orders against lists written here, what follows from an order, and names."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -231,13 +232,15 @@ def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.Mo
             make_solver(solver).solve(problem, Budget(1.0))
 
 
-@pytest.mark.parametrize(("schedule", "chunks", "ahead"), [(GPIPE, 1, 1), (ONE_F_ONE_B, 1, 1), (INTERLEAVED, 1, 1)])
-def test_how_far_stages_run_ahead_of_each_other(schedule: Schedule, chunks: int, ahead: int) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "ahead", "beat_s"), [(GPIPE, math.inf, 4.0), (ONE_F_ONE_B, 1, 4.5), (INTERLEAVED, 1, 4.5)]
+)
+def test_how_far_stages_run_ahead_of_each_other(schedule: Schedule, ahead: float, beat_s: float) -> None:
     """And the beat that follows: with one stage ahead of the next by two, a message holds it up half as much."""
-    assert {forwards_ahead(schedule, p, chunks) for p in range(1, 9)} == {ahead}
+    assert {forwards_ahead(schedule, p, 1) for p in range(1, 9)} == {ahead}
     assert {forwards_ahead(INTERLEAVED, p, c) for p in range(2, 9) for c in (2, 3)} == {2}
     assert {forwards_ahead(Eager(), p, 1) for p in range(2, 9)} == {2}
-    assert schedule.cycle_s([3.0, 2.0], [4.0], chunks) == 4.5  # (3 + 4 + 2) / 2 of the two stages
+    assert schedule.cycle_s([3.0, 2.0], [4.0], 1) == beat_s  # (3 + 4 + 2) / 2 of the two stages, or the message alone
     assert Eager().cycle_s([3.0, 2.0], [4.0], 1) == 3.0  # (3 + 4 + 2) / 3, and the slower stage alone
     assert INTERLEAVED.cycle_s([3.0, 2.0], [4.0], 2) == pytest.approx(2 * (1.5 + 4.0 + 1.0) / 3)
 
@@ -249,6 +252,17 @@ def test_the_cycle_of_a_schedule_from_outside_is_the_slope_of_its_recurrence(tim
     cycle_s = max(Eager().cycle_s(stage_s, trip_s, 1), *ahead, *back, 0.0)
     near, far = (max(chain_ends_s(Eager(), *times, count)) for count in (2_520, 5_040))
     assert (far - near) / 2_520 == pytest.approx(cycle_s, rel=1e-6)
+
+
+@given(times=step_times(max_stages=5))
+def test_the_cycle_of_gpipe_is_the_slope_of_its_recurrence(times: Times) -> None:
+    """Where backwards and the messages back take twice as long as what goes ahead: the same stage or message is then
+    the slowest both ways."""
+    f, _, ahead, _ = times
+    stage_s, trip_s = ([3 * x for x in one] for one in (f, ahead))
+    b, back = ([2 * x for x in one] for one in (f, ahead))
+    near, far = (max(chain_ends_s(GPIPE, f, b, ahead, back, count)) for count in (100, 200))
+    assert (far - near) / 100 == pytest.approx(GPIPE.cycle_s(stage_s, trip_s, 1), rel=1e-6)
 
 
 # ------------------------------------------------------------------ names
