@@ -21,7 +21,7 @@ from solvers.core.zero import LOCKSTEP, fewest_holders
 class CompletedPlan:
     """A plan, and an estimate of the seconds of its longest pipeline, without gradient sync and optimiser.
 
-    `waiting`: what it was made from, where pipelines wait for messages and other layers may be better.
+    `waiting`: where its pipelines would wait for messages, what it was made from: `price` tries other layers too.
     """
 
     plan: Plan
@@ -216,12 +216,9 @@ class PlanCompleter:
             Pipeline(timed_pipeline.stages, count, size)
             for timed_pipeline, count, size in zip(timed_pipelines, counts, sizes, strict=True)
         )
-        waiting = any(timed_pipeline.waits for timed_pipeline in timed_pipelines)
-        return CompletedPlan(
-            Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups)),
-            longest,
-            (partition, splitter) if waiting and not tight else None,
-        )
+        waiting = not tight and any(timed_pipeline.split_again for timed_pipeline in timed_pipelines)
+        plan = Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups))
+        return CompletedPlan(plan, longest, (partition, splitter) if waiting else None)
 
     def _shards(self, partition: Partition) -> StateSharding:
         """How states are sharded, at the least number of holders."""

@@ -58,14 +58,14 @@ PlacedPipeline = tuple[tuple[PlacedReplica, ...], ...]  # of a pipeline, per sta
 class TimedPipeline:
     """A placed pipeline with the layers and policies of each stage, its layer ranges per stage, and its rate.
 
-    `waits`: whether layers that balance compute would wait for messages, so that others were tried.
+    `split_again`: whether stages with layers that balance compute would wait for messages, so that others were tried.
     """
 
     placed: PlacedPipeline
     split: tuple[StageLayers, ...]
     chunks: int
     rate: PipelineRate
-    waits: bool = False
+    split_again: bool = False
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -182,7 +182,7 @@ class PipelineTimer:
             other,
             key=lambda timed_pipelines: sum(timed_pipeline.rate.period_s for timed_pipeline in timed_pipelines),
         )
-        return [replace(timed_pipeline, waits=True) for timed_pipeline in best]
+        return [replace(timed_pipeline, split_again=True) for timed_pipeline in best]
 
     def _split(
         self,
