@@ -7,6 +7,7 @@ It writes `bench.csv` into `--out`.
 import argparse
 import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table
@@ -46,6 +48,7 @@ SETTINGS = (
 )
 Cuts = Iterator[Sequence[tuple[tuple[int, int], ...]]]
 SEEDS = 5
+COMMANDS = 10
 WARM_REPEATS = 200
 
 
@@ -263,6 +266,30 @@ def large(scale: float) -> Iterator[BenchRow]:
     yield BenchRow("large", "10240 GPUs: peak memory, both processes", peak, "GiB", "≤ 4", peak <= 4.0)
 
 
+def commands(scale: float) -> Iterator[BenchRow]:
+    """`hexiopt plan` as a whole on synthetic clusters, with ten seeds: from the shell's prompt to the next."""
+    for gpus, limit_s, most_s in ((1024, 5.0, 10.0), (10_240, 10.0, 60.0)):
+        words = (
+            "cluster=synthetic",
+            f"cluster.synthetic.num_machines={gpus // 8}",
+            "model=llama2_13b",
+            f"workload.global_batch={8 * gpus}",
+            f"solver.time_limit_s={limit_s * scale:g}",
+        )
+        took_s, planned = [], 0
+        for seed in range(COMMANDS):
+            with TemporaryDirectory() as folder:
+                began_s = time.perf_counter()
+                command = (sys.executable, "-m", "hexiopt", "plan", *words, f"seed={seed}")
+                planned += subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
+                took_s.append(time.perf_counter() - began_s)
+        what = f"{gpus} GPUs, a limit of {limit_s * scale:g} s, {COMMANDS} seeds"
+        slowest_s = max(took_s)
+        yield BenchRow("commands", f"{what}: plans", planned, "", f"{COMMANDS}", planned == COMMANDS)
+        said = f"{what}: seconds of the slowest command (the fastest {min(took_s):.1f})"
+        yield BenchRow("commands", said, slowest_s, "s", f"≤ {most_s:g}", slowest_s <= most_s)
+
+
 def gap(scale: float) -> Iterator[BenchRow]:
     """The gap of the portfolio's plan to the lower bound, with one minute for the plan and one for the bound."""
     for rate, most in ((12.5, 0.10), (0.625, 0.20)):
@@ -326,6 +353,7 @@ BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
     "prices": prices,
     "speed": speed,
     "large": large,
+    "commands": commands,
     "partition": partition,
     "gap": gap,
     "host": host,
