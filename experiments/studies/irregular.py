@@ -86,7 +86,8 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     for cluster in clusters:
         own = ours[ours["cluster"] == cluster]
         line = {"bound": seconds(bound_s[cluster]), "first plan": seconds(own["first_plan_s"].max())}
-        line |= {str(limit): _spread(runs["step_time_s"]) for limit, runs in own.groupby("limit", sort=False)}
+        for limit, runs in own.groupby("limit", sort=False):
+            line[f"{limit}, {count(len(runs), 'seed')}"] = _spread(runs["step_time_s"])
         line["gap"] = share(1 - bound_s[cluster] / own["step_time_s"].min())
         cells[cluster] = line
     step_s = grid(others, "planner", "cluster")
@@ -116,15 +117,15 @@ def claims(ours: pd.DataFrame, others: pd.DataFrame, best_s: pd.Series) -> list[
         without = own["step_time_s"].isna().sum()
         far = (own["step_time_s"] > _CLOSE * best_s[cluster]).sum()
         if without:
-            said.append(f"{without} of {len(own)} runs have no plan on `{cluster}` after {limit}.")
+            said.append(f"Without a plan on `{cluster}` after {limit}: {without} of {count(len(own), 'run')}.")
         if far:
             worst = change(own["step_time_s"].max() / best_s[cluster])
             said.append(
-                f"{far} of {len(own)} runs on `{cluster}` are more than 3 % above the best plan known after {limit} "
-                f"(the worst {worst})."
+                f"More than 3 % above the best plan known on `{cluster}` after {limit}: "
+                f"{far} of {count(len(own), 'run')} (the worst {worst})."
             )
         theirs = others[(others["cluster"] == cluster) & (others["step_time_s"] < own["step_time_s"].max())]
-        said += [f"`{name}` is ahead of a run on `{cluster}` after {limit}." for name in theirs["planner"]]
+        said += [f"`{name}` is ahead of a run of {limit} on `{cluster}`." for name in theirs["planner"]]
     return said or ["Every run is within 3 % of the best plan known, and no baseline is ahead of any."]
 
 
