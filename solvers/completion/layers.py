@@ -131,17 +131,15 @@ class LayerSplitter:
             stages.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
         ]
-        for n, *least in zip(counts, *each, strict=True):
-            num_smaller = max(least)
-            if num_smaller < n:
-                seconds = max(
-                    s + num_smaller * smaller_s + (n - num_smaller) * faster_s for s, smaller_s, faster_s in rates
-                )
-                if seconds < found.times[n - 1]:
-                    found.times[n - 1], found.recompute[n - 1] = (
-                        seconds,
-                        recompute_first(smaller, num_smaller, faster, n),
-                    )
+        needed = each[0] if len(each) == 1 else list(map(max, *each))
+        by_share = [
+            [none_s + k * smaller_s + (n - k) * faster_s for n, k in zip(counts, needed, strict=True)]
+            for none_s, smaller_s, faster_s in rates
+        ]
+        times = by_share[0] if len(by_share) == 1 else map(max, *by_share)
+        for n, num_smaller, seconds in zip(counts, needed, times, strict=True):
+            if num_smaller < n and seconds < found.times[n - 1]:
+                found.times[n - 1], found.recompute[n - 1] = seconds, recompute_first(smaller, num_smaller, faster, n)
 
     def _by_speed(
         self, tp_groups: frozenset[Any], first: bool, last: bool, micro_batch_size: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from math import ceil
+from math import ceil, floor
 from operator import mul
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
+from hexiopt.memo import Memo
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import range_lengths
 from hexiopt.problem.workload import Workload
@@ -54,6 +55,7 @@ class Memory:
 
 
 _ROUNDING = 1e-12  # share of a memory limit left free, for rounding
+_CLOSE = 1e-9  # share of a memory limit within which rounding may decide what fits
 _ALMOST_NONE = 1e-9  # micro-batches in flight, to divide by, where there are none
 
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))
@@ -123,6 +125,9 @@ class MemoryModel:
             travelling=0.0,
         )
         self.activations = Activations.of(model, workload, shard, held)
+        self._rooms: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(
+            lambda key: self._room_of(*key), 1024
+        )
 
     def layer_activation_bytes(self, policy: str) -> float:
         """Stored activations of one layer and one micro-batch."""
@@ -232,19 +237,28 @@ class MemoryModel:
         shards: StateSharding = UNSHARDED,
     ) -> int:
         """The most layers that fit `limit_bytes`, negative where not even none fits."""
-        room = self._room_of(limit_bytes, first, last, (policy,), shards)
+        room = self._rooms[limit_bytes, first, last, (policy,), shards]
         stored, moments = self.activations.stored(policy), self.moments(held, first, last)
-        chunks = len(moments[0][0])
+        chunks, close = len(held[0]), _CLOSE * limit_bytes
+
+        def left_bytes(num_layers: int) -> float:
+            lengths = range_lengths(num_layers, chunks)
+            return room(num_layers) - max([stored * sum(map(mul, counts, lengths)) + ends for counts, ends in moments])
 
         def fits(num_layers: int) -> bool:
-            lengths, left = range_lengths(num_layers, chunks), room(num_layers)
-            return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
+            left = left_bytes(num_layers)
+            if abs(left) > close:
+                return left > 0
+            # Rounding may put it on either side of the limit; the whole price decides.
+            return self.stage(num_layers, first, last, policy, held, shards).total <= limit_bytes
 
-        count = largest_fitting(fits)
-        # Rounding may put the last layer on either side of the limit; the check decides.
-        while count >= 0 and self.stage(count, first, last, policy, held, shards).total > limit_bytes:
+        # From so many layers on, as many more in each range take as much each.
+        few = 2 * chunks
+        layer_bytes = (left_bytes(few) - left_bytes(2 * few)) / few
+        count = max(-1, few + floor(left_bytes(few) / layer_bytes))
+        while count >= 0 and not fits(count):
             count -= 1
-        while self.stage(count + 1, first, last, policy, held, shards).total <= limit_bytes:
+        while fits(count + 1):
             count += 1
         return count
 
@@ -265,13 +279,16 @@ class MemoryModel:
         stored, saved = kept.stored(faster), kept.stored(faster) - kept.stored(smaller)
         if saved <= 0 or not counts:
             return [n + 1 for n in counts]
-        room = self._room_of(limit_bytes, first, last, (smaller, faster), shards)
+        room = self._rooms[limit_bytes, first, last, (smaller, faster), shards]
         moments = self.moments(held, first, last)
         in_flight, ends_bytes = (np.array(column, dtype=float) for column in zip(*moments, strict=True))
         lengths = _lengths(counts, in_flight.shape[1])
         rooms = np.array([[room(n)] for n in counts])
         # By number of layers and moment: how many micro-batches, each of a layer, must be lean for the stage to fit.
         missing = (stored * (lengths @ in_flight.T) + ends_bytes - rooms) / saved
+        if in_flight.size == 1:
+            needed = np.minimum(np.ceil(missing / np.maximum(in_flight, _ALMOST_NONE)), lengths + 1)
+            return np.maximum(1, needed[:, 0]).astype(int).tolist()
         # By range too: how many there are, and how many of its layers it takes after the ranges before.
         there = lengths[:, None, :] * in_flight
         up_to = np.cumsum(there, axis=2)
@@ -297,7 +314,7 @@ class MemoryModel:
         return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
 
     def _room_of(
-        self, limit_bytes: float, first: bool, last: bool, policies: Sequence[str], shards: StateSharding
+        self, limit_bytes: float, first: bool, last: bool, policies: tuple[str, ...], shards: StateSharding
     ) -> Callable[[int], float]:
         """`room` by the number of layers."""
 

@@ -93,7 +93,7 @@ class StageModel:
         self._layers = Memo(self._time_layer)
         self._ends = Memo(self._time_ends)
         self._memory_models = Memo(self._new_memory_model)
-        self._rooms = Memo(self._count_layers)
+        self._rooms, self._limits = Memo(self._count_layers), Memo(self._limit_bytes)
         self._sequence_stages = Memo(self._new_sequence_stage, 4096)
         self._group_costs = Memo(self._price_group, _KEPT)
         self._layout_costs = Memo(self._price_layout, _KEPT)
@@ -350,11 +350,12 @@ class StageModel:
         """The same model, but `max_layers` and `least_recomputed` leave room for so many groups that sum gradients; no
         price changes, and all else that is known is shared."""
         other = copy(self)
-        other._room_for, other._rooms = num_sums, Memo(other._count_layers)
+        other._room_for = num_sums
+        other._rooms, other._limits = Memo(other._count_layers), Memo(other._limit_bytes)
         return other
 
-    def _limit_bytes(self, gpu: Gpu) -> float:
-        held = self.communicators.held
+    def _limit_bytes(self, name: str) -> float:
+        gpu, held = self._gpus[name], self.communicators.held
         return gpu.usable_memory_bytes - (held(gpu, 0.0, self._room_for) - held(gpu, 0.0))
 
     def max_layers(
@@ -373,7 +374,7 @@ class StageModel:
     def _count_layers(self, key: tuple[TpGroup, bool, bool, int, str, InFlight, StateSharding]) -> int:
         tp_group, first, last, micro_batch_size, policy, held, shards = key
         model = self.memory_model(tp_group, micro_batch_size)
-        return model.max_layers(self._limit_bytes(tp_group.gpu), first, last, policy, held, shards)
+        return model.max_layers(self._limits[tp_group.gpu.name], first, last, policy, held, shards)
 
     def least_recomputed(
         self,
@@ -388,7 +389,7 @@ class StageModel:
         shards: StateSharding,
     ) -> list[int]:
         """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
-        model, limit = self.memory_model(tp_group, micro_batch_size), self._limit_bytes(tp_group.gpu)
+        model, limit = self.memory_model(tp_group, micro_batch_size), self._limits[tp_group.gpu.name]
         return model.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
 
     def route(self, senders: TokenLayout, receivers: TokenLayout) -> Route:
