@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice, permutations, product
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.space import default_schedule
@@ -20,14 +20,17 @@ from solvers.core.operators import Lottery, Operator, OperatorTally
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP
+from solvers.frame.ranking import promising_first
 from solvers.heuristics.annealing import Metropolis, anneal
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
 Arrangement = tuple[ChainRecipe, ...]  # which together use every machine at most once
 Run = tuple[int, int]  # a kind, and how many machines of it
 _TEMPERATURES = Metropolis(0.02, 0.002)
-_WITHOUT_REPLICAS = 0.7  # of the allowance
 _STARTS = 3  # arrangements that are annealed in turn
+_LONE_MADE, _LONE_PRICED, _LONE = 300, 6, 2  # lone chains that are estimated, priced, and annealed
+_ESTIMATING = 0.5  # most of the allowance for estimating them
+_ANY_ORDER = 3  # kinds in a lone chain that are tried in any order
 _SIZES = 2  # least micro-batch sizes that are tried: each takes tables of its own
 _RANKS = (0, 1, 2)  # ways of the dynamic program
 _WHOLE = 0.6  # chance that all like machines beside each other in a chain are moved
@@ -56,26 +59,53 @@ class ArrangementSearch:
         """The best partitions met within `allowance`, at most so many, best first."""
         if self.zero_stage >= LOCKSTEP or self.problem.space.num_stages is not None:
             return []
-        # Replicas need micro-batches of two samples, whose tables take as long again.
-        rounds = [([(width, self.sizes[0]) for width in self.kinds.widths], 1.0)]
-        if self.completer.replicates and len(self.sizes) > 1:
-            rounds = [(rounds[0][0], _WITHOUT_REPLICAS), ([(1, self.sizes[1])], 1.0)]
-        best: list[PricedArrangement] = []
-        for shapes, end in rounds:
-            best = sorted((*best, *self._starts(shapes, allowance)), key=lambda one: one.energy)[:_STARTS]
-            best = anneal(best, self._propose, self._near, _TEMPERATURES, allowance.up_to(end), self.rng)
+        shapes = [(width, self.sizes[0]) for width in self.kinds.widths]
+        if self.completer.replicates:  # which need micro-batches of two samples
+            shapes += [(1, size) for size in self.sizes[1:2]]
+        best = sorted(self._starts(shapes, allowance), key=lambda one: one.energy)[:_STARTS]
+        anneal(best, self._propose, self._near, _TEMPERATURES, allowance, self.rng)
         every = sorted(filter(None, self._known.values()), key=lambda one: one.energy)
         return list(dict.fromkeys(one.partition for one in every))[:most]
 
     def _starts(self, shapes: Sequence[tuple[int, int]], allowance: Allowance) -> Iterator[PricedArrangement]:
-        """One chain through all machines for each of `shapes`, which are width and micro-batch size: the better of
-        slowest machines first and last.
+        """For each of `shapes`, which are width and micro-batch size, one chain through all machines: the better of
+        slowest machines first and last; or, of single pipelines, the best through any machines.
         """
         order = tuple((kind, int(count)) for kind, count in enumerate(self.kinds.supply))
         for width, size in shapes:
-            ways = ((ChainRecipe(order[::way], width, size),) for way in (1, -1))
-            both = (self._start(arrangement, allowance) for arrangement in ways)
-            yield from sorted(filter(None, both), key=lambda one: one.energy)[:1]
+            if width == 1:
+                ways, most = islice(self._lone(size, allowance.part(_ESTIMATING)), _LONE_PRICED), _LONE
+            else:
+                ways, most = ((ChainRecipe(order[::way], width, size),) for way in (1, -1)), 1
+            priced = filter(None, (self._start(arrangement, allowance) for arrangement in ways))
+            yield from sorted(priced, key=lambda one: one.energy)[:most]
+
+    def _lone(self, size: int, allowance: Allowance) -> Iterator[Arrangement]:
+        """One pipeline through some of the machines, the best estimates first: where gradients that cross a slow
+        network take longer than more GPUs save, it is the best plan.
+        """
+        found: dict[Partition, Arrangement] = {}
+
+        def each() -> Iterator[Partition]:
+            for runs in islice(self._lone_orders(), _LONE_MADE):
+                partition = self.partition(arrangement := (ChainRecipe(runs, 1, size),))
+                if partition is not None and partition not in found:
+                    found[partition] = arrangement
+                    yield partition
+
+        ranked = promising_first(self.completer, each(), self.run.budget.max_steps, lambda: bool(allowance))
+        return map(found.__getitem__, ranked)
+
+    def _lone_orders(self) -> Iterator[tuple[Run, ...]]:
+        """The runs of chains through all machines or less: shorter ones first, and few kinds in any order. Where there
+        are many, as many machines of a kind as there are, half as many, a quarter, and so on."""
+        supply = [int(count) for count in self.kinds.supply]
+        counts = [range(count + 1) for count in supply]
+        if math.prod(map(len, counts)) > _LONE_MADE:
+            counts = [{0, *(count >> k for k in range(count.bit_length()))} for count in supply]
+        for own in sorted(product(*counts), key=lambda own: (sum(own), own)):
+            runs = [(kind, count) for kind, count in enumerate(own) if count]
+            yield from permutations(runs) if len(runs) <= _ANY_ORDER else (tuple(runs), tuple(runs[::-1]))
 
     def _start(self, arrangement: Arrangement, allowance: Allowance) -> PricedArrangement | None:
         """The priced arrangement, in a step; None where none is left of `allowance`, or it is no plan."""

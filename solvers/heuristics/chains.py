@@ -6,7 +6,7 @@ step with p stages and M micro-batches then takes about (M + p − 1) times the 
 ascending order.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,15 +16,16 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
-from hexiopt.plan.token_layout import Ints
+from hexiopt.plan.token_layout import Floats
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion import allocation
 from solvers.completion.layers import LayerSplitter, ReplicaShare
 from solvers.core.partition import DeviceGroup, PipelineGroup
-from solvers.heuristics.fewest_stages import StageWay, Ways, fewest_stages
+from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
 _FACTORS = tuple(1.06**k for k in range(36))  # of the least possible time: the limits that may be tried
+_CLOSER = tuple(1.06 ** (k / 8) for k in range(7, 0, -1))  # by which the least may still be too long
 _MORE = 3  # limits tried, from the first under which all layers fit
 _SIDES = 3  # of a stage on which it waits: none, one, both
 _KEPT = 20_000  # chains remembered
@@ -154,31 +155,42 @@ class ChainBuilder:
         self, blocks: Sequence[_Block], terms: ChainTerms, splitter: LayerSplitter
     ) -> Iterator[tuple[Ways, float]]:
         """The ways of stages of chains through `blocks` that hold all layers, with the estimated seconds of a step."""
+        from solvers.heuristics.kernel import most_layers  # only here, as numba takes a second to start
+
         most = min(self._layers, sum(block.num_gpus for block in blocks))
+        kinds = list(dict.fromkeys(blocks))
+        kind_of = [kinds.index(block) for block in blocks]
         tables = [
             {way: self._stages_of(splitter, works, way.replicas, terms, most) for way, works in block.ways}
-            for block in blocks
+            for block in kinds
         ]
-        rate = sum(
+        rates = [
             max((block.num_gpus // way.gpus * stages.rate for way, stages in own.items()), default=0.0)
-            for block, own in zip(blocks, tables, strict=True)
-        )
+            for block, own in zip(kinds, tables, strict=True)
+        ]
+        rate = sum(rates[kind] for kind in kind_of)
         if not rate:
             return
+        times_s = [np.stack([stages.by_stages_behind() for stages in own.values()]) for own in tables]
 
         @cache
         def within(time_s: float) -> Ways | None:
-            held = [
-                {way: stages.layers(time_s, block.wait_s) for way, stages in own.items()}
-                for block, own in zip(blocks, tables, strict=True)
+            able = [
+                StageBlock(block.num_gpus, tuple(own), most_layers(each_s, time_s - block.wait_s * np.arange(_SIDES)))
+                for block, own, each_s in zip(kinds, tables, times_s, strict=True)
             ]
-            return fewest_stages([block.num_gpus for block in blocks], held, self._layers)
+            return fewest_stages([able[kind] for kind in kind_of], self._layers)
 
-        times_s = [self._layers / rate * factor for factor in _FACTORS]
-        if within(times_s[-1]) is None:
+        def least(limits_s: Sequence[float]) -> int:
+            return bisect_left(limits_s, True, key=lambda time_s: within(time_s) is not None)
+
+        limits_s = [self._layers / rate * factor for factor in _FACTORS]
+        if within(limits_s[-1]) is None:
             return
-        least = bisect_left(times_s, True, key=lambda time_s: within(time_s) is not None)
-        for time_s in times_s[least : least + _MORE]:
+        limits_s = limits_s[least(limits_s) :][:_MORE]
+        closer_s = [limits_s[0] / factor for factor in _CLOSER]
+        limits_s = [*closer_s[least(closer_s) :][:1], *limits_s]
+        for time_s in limits_s[:_MORE]:
             ways = within(time_s)
             assert ways is not None, "what fits in less time fits in more"
             yield ways, (terms.batches + sum(map(len, ways)) - 1) * time_s
@@ -189,9 +201,8 @@ class ChainBuilder:
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
         return self._stages[splitter, works, replicas, replace(terms, batches=batches, replicates=False), most]
 
-    @staticmethod
     def _make_stages(
-        splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+        self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
     ) -> "_StageTimes":
         shards = terms.shards._replace(num_devices=terms.shards.num_devices + replicas - 1)
 
@@ -203,7 +214,7 @@ class ChainBuilder:
             )
             return inner, first
 
-        return _StageTimes([times(after) for after in range(most)])
+        return _StageTimes([times(after) for after in range(most)], self._layers)
 
 
 _Times = tuple[list[float], list[float]]  # the seconds of 1, 2, ... layers of an inner stage, and of the first
@@ -222,21 +233,16 @@ class _StageTimes:
     first.
     """
 
-    def __init__(self, times: Sequence[_Times]) -> None:
+    def __init__(self, times: Sequence[_Times], layers: int) -> None:
         self.rate = max((len(own) / own[-1] for own, _ in times if own), default=0.0)
         distinct = {(id(inner), id(first)): (inner, first) for inner, first in times}
         numbers = {key: number for number, key in enumerate(distinct)}
-        self._distinct = list(distinct.values())
         self._number_of = [numbers[id(inner), id(first)] for inner, first in times]
+        self._times_s = np.full((2, len(distinct), layers), np.inf)
+        for number, both in enumerate(distinct.values()):
+            for first, own in enumerate(both):
+                self._times_s[first, number, : len(own)] = own
 
-    def layers(self, time_s: float, wait_s: float) -> Ints:
-        """The most layers within `time_s` [inner or first, number of sides on which it waits, stages behind it]."""
-        return np.array(
-            [
-                [
-                    [bisect_right(own[first], time_s - sides * wait_s) for own in self._distinct]
-                    for sides in range(_SIDES)
-                ]
-                for first in (0, 1)
-            ]
-        )[:, :, self._number_of]
+    def by_stages_behind(self) -> Floats:
+        """Seconds, infinite where they do not fit [inner or first, stages behind it, layers]."""
+        return self._times_s[:, self._number_of]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan.token_layout import Ints
-from solvers.heuristics.fewest_stages import StageWay, Ways, fewest_stages
+from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> tuple[list[int], list[dict[StageWay, Ints]], int]:
+def cases(draw: st.DrawFn) -> tuple[list[int], list[dict[StageWay, Ints]], int]:
     """GPUs of each block, what stages hold there, and the layers to place."""
     gpus = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     most = sum(gpus)
@@ -45,12 +45,16 @@ def most_layers(ways: Ways, held: Sequence[Mapping[StageWay, Ints]]) -> int | No
     return total if stages else None
 
 
-@given(blocks())
+@given(cases())
 def test_no_way_has_fewer_stages(case: tuple[list[int], list[dict[StageWay, Ints]], int]) -> None:
     gpus, held, layers = case
     ways = product(*(cuts(size, tuple(own)) for size, own in zip(gpus, held, strict=True)))
     counts = [sum(map(len, way)) for way in ways if (most_layers(way, held) or 0) >= layers]
-    found = fewest_stages(gpus, held, layers)
+    blocks = [
+        StageBlock(size, tuple(own), np.array([*own.values()], np.int64).reshape(-1, 2, 3, sum(gpus)))
+        for size, own in zip(gpus, held, strict=True)
+    ]
+    found = fewest_stages(blocks, layers)
     if not counts:
         assert found is None
         return
