@@ -7,9 +7,9 @@ Vecchi, Science 220 (1983).
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice, permutations, product
+from itertools import combinations, groupby, islice, permutations, product
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.space import default_schedule
@@ -73,12 +73,11 @@ class ArrangementSearch:
         """
         order = tuple((kind, int(count)) for kind, count in enumerate(self.kinds.supply))
         for width, size in shapes:
+            ways: Iterable[Arrangement] = ((ChainRecipe(order[::way], width, size),) for way in (1, -1))
             if width == 1:
-                ways, most = islice(self._lone(size, allowance.part(_ESTIMATING)), _LONE_PRICED), _LONE
-            else:
-                ways, most = ((ChainRecipe(order[::way], width, size),) for way in (1, -1)), 1
+                ways = islice(self._lone(size, allowance.part(_ESTIMATING)), _LONE_PRICED)
             priced = filter(None, (self._start(arrangement, allowance) for arrangement in ways))
-            yield from sorted(priced, key=lambda one: one.energy)[:most]
+            yield from sorted(priced, key=lambda one: one.energy)[: _LONE if width == 1 else 1]
 
     def _lone(self, size: int, allowance: Allowance) -> Iterator[Arrangement]:
         """One pipeline through some of the machines, the best estimates first: where gradients that cross a slow
@@ -97,15 +96,18 @@ class ArrangementSearch:
         return map(found.__getitem__, ranked)
 
     def _lone_orders(self) -> Iterator[tuple[Run, ...]]:
-        """The runs of chains through all machines or less: shorter ones first, and few kinds in any order. Where there
-        are many, as many machines of a kind as there are, half as many, a quarter, and so on."""
+        """The runs of chains through machines of one kind, of two, and so on, few kinds in any order: any number of
+        each or, where these are too many, all of them, half as many, a quarter, and so on.
+        """
         supply = [int(count) for count in self.kinds.supply]
-        counts = [range(count + 1) for count in supply]
-        if math.prod(map(len, counts)) > _LONE_MADE:
-            counts = [{0, *(count >> k for k in range(count.bit_length()))} for count in supply]
-        for own in sorted(product(*counts), key=lambda own: (sum(own), own)):
-            runs = [(kind, count) for kind, count in enumerate(own) if count]
-            yield from permutations(runs) if len(runs) <= _ANY_ORDER else (tuple(runs), tuple(runs[::-1]))
+        numbers = [[*range(1, count + 1)] for count in supply]
+        if math.prod(count + 1 for count in supply) > _LONE_MADE:
+            numbers = [[count >> k for k in reversed(range(count.bit_length()))] for count in supply]
+        for num_kinds in range(1, len(supply) + 1):
+            for kinds in combinations(range(len(supply)), num_kinds):
+                for counts in product(*(numbers[kind] for kind in kinds)):
+                    runs = tuple(zip(kinds, counts, strict=True))
+                    yield from permutations(runs) if num_kinds <= _ANY_ORDER else (runs, runs[::-1])
 
     def _start(self, arrangement: Arrangement, allowance: Allowance) -> PricedArrangement | None:
         """The priced arrangement, in a step; None where none is left of `allowance`, or it is no plan."""

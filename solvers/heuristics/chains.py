@@ -171,12 +171,19 @@ class ChainBuilder:
         rate = sum(rates[kind] for kind in kind_of)
         if not rate:
             return
-        times_s = [np.stack([stages.by_stages_behind() for stages in own.values()]) for own in tables]
+        times_s = [
+            np.array([stages.by_stages_behind() for stages in own.values()]).reshape(len(own), 2, most, self._layers)
+            for own in tables
+        ]
 
         @cache
         def within(time_s: float) -> Ways | None:
             able = [
-                StageBlock(block.num_gpus, tuple(own), most_layers(each_s, time_s - block.wait_s * np.arange(_SIDES)))
+                StageBlock(
+                    block.num_gpus,
+                    tuple(own),
+                    most_layers(each_s, time_s - block.wait_s * np.arange(_SIDES, dtype=np.float64)),
+                )
                 for block, own, each_s in zip(kinds, tables, times_s, strict=True)
             ]
             return fewest_stages([able[kind] for kind in kind_of], self._layers)

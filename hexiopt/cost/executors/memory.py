@@ -243,7 +243,8 @@ class MemoryModel:
 
         def left_bytes(num_layers: int) -> float:
             lengths = range_lengths(num_layers, chunks)
-            return room(num_layers) - max([stored * sum(map(mul, counts, lengths)) + ends for counts, ends in moments])
+            taken: float = max([stored * sum(map(mul, counts, lengths)) + ends for counts, ends in moments])
+            return room(num_layers) - taken
 
         def fits(num_layers: int) -> bool:
             left = left_bytes(num_layers)
@@ -288,7 +289,8 @@ class MemoryModel:
         missing = (stored * (lengths @ in_flight.T) + ends_bytes - rooms) / saved
         if in_flight.size == 1:
             needed = np.minimum(np.ceil(missing / np.maximum(in_flight, _ALMOST_NONE)), lengths + 1)
-            return np.maximum(1, needed[:, 0]).astype(int).tolist()
+            alone: list[int] = np.maximum(1, needed[:, 0]).astype(int).tolist()
+            return alone
         # By range too: how many there are, and how many of its layers it takes after the ranges before.
         there = lengths[:, None, :] * in_flight
         up_to = np.cumsum(there, axis=2)
