@@ -1,7 +1,9 @@
 """Annealing over arrangements of chains, against all single chains of a small cluster."""
 
+import math
 import random
-from itertools import permutations
+from dataclasses import replace
+from itertools import permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from solvers.columns.chain_column import ChainRecipe
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.frame.solver import offer_partition
+from tests.solvers import problems
 from tests.solvers.columns.test_columns import mixed
 from tests.solvers.frame.test_starts import CASES, assert_legal
 
@@ -89,3 +92,30 @@ def test_it_keeps_to_its_steps(steps: int) -> None:
 def test_lockstep_has_no_layouts() -> None:
     search = search_of(mixed(), 50, zero_stage=3)
     assert search.search(search.run.until(), 4) == []
+
+
+def test_lone_pipelines_through_any_machines_come_first() -> None:
+    """Of every number of machines of each kind, in every order, none is better than the best one priced at first."""
+    problem = mixed()
+    search, every = search_of(problem, 60), search_of(problem, 1)
+    supply = [int(n) for n in every.kinds.supply]
+    best_s = float("inf")
+    for counts in product(*(range(n + 1) for n in supply)):
+        for order in permutations((kind, n) for kind, n in enumerate(counts) if n):
+            partition = every.partition((ChainRecipe(order, 1, every.sizes[0]),)) if order else None
+            priced = partition and offer_partition(every.run, every.completer, partition)
+            if priced:
+                best_s = min(best_s, priced.cost.step_time_s)
+    lone = list(search._starts([(1, search.sizes[0])], search.run.until()))
+    assert 1 <= len(lone) <= 2
+    assert math.exp(lone[0].energy) == search.run.best_s <= best_s * (1 + 1e-9)
+    assert search.run.steps <= 6
+
+
+def test_of_many_machines_lone_pipelines_take_all_or_a_half_and_so_on() -> None:
+    problem = replace(mixed(), cluster=problems.cluster(*((f"m{k}", "fast", 1 + k % 2) for k in range(80))))
+    search = search_of(problem, 1)
+    assert search.kinds.supply.tolist() == [40.0, 40.0]
+    found = list(search._lone_orders())
+    assert len(found) == len(set(found)) == 6 + 6 + 2 * 6 * 6
+    assert {count for runs in found for _, count in runs} == {1, 2, 5, 10, 20, 40}

@@ -1,5 +1,6 @@
 """The dynamic program over TP groups and replicas, against all ways to cut blocks of GPUs into stages."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan.token_layout import Ints
+from solvers.heuristics import kernel
 from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
 
@@ -62,3 +64,12 @@ def test_no_way_has_fewer_stages(case: tuple[list[int], list[dict[StageWay, Ints
     assert all(sum(way.gpus for way in own) <= size for own, size in zip(found, gpus, strict=True))
     assert sum(map(len, found)) == min(counts)
     assert (most_layers(found, held) or 0) >= layers
+
+
+@given(st.data())
+def test_most_layers_within_a_time(data: st.DataObject) -> None:
+    seconds = st.lists(st.sampled_from([1.0, 2.0, 3.0, math.inf]), min_size=3, max_size=3).map(sorted)
+    times_s = np.array(data.draw(st.lists(seconds, min_size=8, max_size=8))).reshape(2, 2, 2, 3)
+    limits_s = np.array(data.draw(st.lists(st.sampled_from([-1.0, 1.0, 1.5, 3.0, 4.0]), min_size=3, max_size=3)))
+    expected = (times_s[:, :, None] <= limits_s[:, None, None]).sum(axis=-1)
+    assert (kernel.most_layers(times_s, limits_s) == expected).all()
