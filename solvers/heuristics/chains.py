@@ -2,8 +2,8 @@
 
 For an upper limit on the time of a stage, `fewest_stages.py` finds the fewest stages that hold all layers, each with as
 many layers as time and memory allow; a stage next to another machine also waits for half of each round trip to it. A
-step with p stages and M micro-batches then takes about (M + p − 1) times the limit. Several limits are tried in
-ascending order.
+step with p stages and M micro-batches then takes about (M + p − 1) times the limit. The least limit under which all
+layers fit is tried, and two longer ones, with fewer stages.
 """
 
 from bisect import bisect_left
@@ -24,8 +24,8 @@ from solvers.completion.layers import LayerSplitter, ReplicaShare
 from solvers.core.partition import DeviceGroup, PipelineGroup
 from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
-_FACTORS = tuple(1.06**k for k in range(36))  # of the least possible time: the limits that may be tried
-_CLOSER = tuple(1.06 ** (k / 8) for k in range(7, 0, -1))  # by which the least may still be too long
+_FACTORS = tuple(1.06**k for k in range(36))  # of the least possible time: limits
+_CLOSER = tuple(1.06 ** (k / 8) for k in range(7, 0, -1))  # by which the first that is long enough may be too long
 _MORE = 3  # limits tried, from the first under which all layers fit
 _SIDES = 3  # of a stage on which it waits: none, one, both
 _KEPT = 20_000  # chains remembered

@@ -26,7 +26,7 @@ from tests.solvers.frame.test_starts import CASES, assert_legal
 from tests.solvers.heuristics.operators.test_partition_operators import whole
 from tests.solvers.heuristics.test_fewest_stages import cuts
 
-_AS_GOOD = {10.0: 1.06, 1.0: 1.1, 0.3: 1.15}  # by GB/s: times tried lie 6 % apart; round trips are dealt in halves
+_AS_GOOD = {10.0: 1.06, 1.0: 1.1, 0.3: 1.15}  # by GB/s: round trips are dealt in halves
 
 
 def chains_of(problem: Problem) -> ChainBuilder:
