@@ -287,7 +287,7 @@ class MemoryModel:
         rooms = np.array([[room(n)] for n in counts])
         # By number of layers and moment: how many micro-batches, each of a layer, must be lean for the stage to fit.
         missing = (stored * (lengths @ in_flight.T) + ends_bytes - rooms) / saved
-        if in_flight.size == 1:
+        if in_flight.size == 1:  # the usual case
             needed = np.minimum(np.ceil(missing / np.maximum(in_flight, _ALMOST_NONE)), lengths + 1)
             alone: list[int] = np.maximum(1, needed[:, 0]).astype(int).tolist()
             return alone
