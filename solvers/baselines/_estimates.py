@@ -11,7 +11,7 @@ from typing import Any
 
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.executors.memory import MemoryModel, StateSharding, largest_fitting
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.routes import NetworkLoad, Route, route
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import largest_cycle_mean_s
@@ -270,4 +270,15 @@ def _longest_range(
         room = model.room(limit_bytes, length * chunks, first, last, (policy, other), StateSharding(1, shards))
         return all(sum(counts) * stored + ends <= room for counts, ends in moments)
 
-    return max(0, largest_fitting(fits))
+    return max(0, _largest_fitting(fits))
+
+
+def _largest_fitting(fits: Callable[[int], bool]) -> int:
+    """The largest count that fits, if all smaller ones do; -1 if not even 0 fits."""
+    low, high = -1, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -24,8 +24,9 @@ from solvers.completion.layers import LayerSplitter, ReplicaShare
 from solvers.core.partition import DeviceGroup, PipelineGroup
 from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
-_FACTORS = tuple(1.06**k for k in range(36))  # of the least possible time: limits
-_CLOSER = tuple(1.06 ** (k / 8) for k in range(7, 0, -1))  # by which the first that is long enough may be too long
+_APART = 1.06  # factor between limits on the time of a stage
+_FACTORS = tuple(_APART**k for k in range(36))  # of the least possible time: limits
+_CLOSER = tuple(_APART ** (k / 8) for k in range(7, 0, -1))  # by which the first that is long enough may be too long
 _MORE = 3  # limits tried, from the first under which all layers fit
 _SIDES = 3  # of a stage on which it waits: none, one, both
 _KEPT = 20_000  # chains remembered

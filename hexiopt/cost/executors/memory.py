@@ -343,17 +343,6 @@ def _lengths(counts: range, chunks: int) -> NDArray[np.float64]:
     return np.array([range_lengths(n, chunks) for n in counts], dtype=float).reshape(len(counts), chunks)
 
 
-def largest_fitting(fits: Callable[[int], bool]) -> int:
-    """The largest count that fits, if all smaller ones do; -1 if not even 0 fits."""
-    low, high = -1, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def transient(
     kept: Activations[Amount], activations: Amount, last: bool, held: int, communicators: Amount
 ) -> tuple[Amount, Amount, Amount, Amount, Amount]:
