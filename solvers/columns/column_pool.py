@@ -16,6 +16,7 @@ from solvers.core.partition import DeviceGroup, DoesNotFit, PipelineGroup
 from solvers.core.zero import passed_bytes
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
+_TIGHT = 16  # pipelines up to which layers may leave no slack for messages of others: there are few
 _BACKWARD = 0.6  # share of the backward passes in filling and draining a pipeline, about
 
 
@@ -30,6 +31,7 @@ class ColumnPool:
         self.num_pipelines = max(1, num_pipelines)
         self.shards = StateSharding(zero_stage, self.num_pipelines)
         self._sequences = max(1, problem.workload.global_batch // self.num_pipelines)  # of a pipeline, about
+        self._tight = self.num_pipelines <= _TIGHT
         self._sync = SyncLoads(problem, kinds, zero_stage)
         self._known: dict[ChainRecipe, ChainColumn | None] = {}
         self.columns: list[ChainColumn] = []
@@ -96,7 +98,7 @@ class ColumnPool:
         if not space.uneven_tp and len({len(own) for slot in group.stages for own in slot}) > 1:
             return None
         schedule = default_schedule(self._problem.workload)
-        made = self._completer.pipelines_alone(group, schedule, self.shards, self._sequences)
+        made = self._completer.pipelines_alone(group, schedule, self.shards, self._sequences, tight=self._tight)
         if isinstance(made, DoesNotFit):
             return None
         if {self._machine_of[own[0]] for slot in group.stages for own in slot} != set(machines):

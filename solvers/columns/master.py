@@ -92,6 +92,7 @@ class ColumnMaster:
         self._of_context: dict[SharedSync | None, Floats] = {}
         self._sync_in: dict[SharedSync, dict[int, float]] = {}  # seconds by context and column
         self._sync_of_sets: dict[tuple[int, ...], float] = {}  # by the columns used
+        self._widths = [c.recipe.width for c in columns]
         self._index = {column.recipe: i for i, column in enumerate(columns)}
         self._samples: Floats = np.array([c.samples for c in columns], float)
         # Of each column: seconds until its first micro-batches end, and between these, and sequences of each.
@@ -198,7 +199,7 @@ class ColumnMaster:
         if not at.size:
             return math.inf
         own, times = at.tolist(), copies.tolist()
-        return self._pipelines_s(own, times) + self._sync_s(own, sum(times))
+        return self._pipelines_s(own, times) + self._sync_s(own, times)
 
     def pipelines_s(self, chosen: Chosen) -> float:
         """The least T in which chains process the batch, in whole micro-batches."""
@@ -226,9 +227,9 @@ class ColumnMaster:
             least_s = max(least_s, float((self._sequence_s[:, own] @ sequences).max()))
         return least_s
 
-    def _sync_s(self, own: Sequence[int], num_chains: int) -> float:
+    def _sync_s(self, own: Sequence[int], times: Sequence[int]) -> float:
         """What the busiest interface or uplink of chains takes to sync, or the busiest link inside a machine."""
-        if num_chains == 1:
+        if sum(times) == 1:
             return self.columns[own[0]].sync.lone_s
         key = tuple(own)
         found = self._sync_of_sets.get(key)
@@ -239,7 +240,8 @@ class ColumnMaster:
                 if i not in known:
                     known[i] = self._syncs_s[self.columns[i], context]
             found = self._sync_of_sets[key] = max(known[i] for i in own)
-        return found
+        holders = sum(self._widths[i] * copies for i, copies in zip(own, times, strict=True))
+        return (1.0 - 1.0 / holders) * found  # of a ring, each holder sends what all but one need
 
     def processed(self, chosen: Chosen, pipelines_s: float) -> float:
         """Sequences that chains process in `pipelines_s` seconds, in whole micro-batches."""

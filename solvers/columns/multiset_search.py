@@ -18,6 +18,7 @@ _COLD = 0.0002  # last temperature
 _MOST_REMOVED = 4  # chains taken out in a move
 _NOISE = 0.3  # of what a chain gains
 _SINGLE = 0.3  # of the fills that add one copy instead of all that fit
+_DRAWS = 64  # of a move: later fills use them again
 _LONGER = (1.0, 1.0, 1.1, 1.3)  # of the longest sync among the chains kept: what the new ones may take
 _RESTART = 1000  # moves without a new best, after which the best is gone back to
 
@@ -58,6 +59,8 @@ class MultisetSearch:
             yield seconds, self._chosen(counts)
 
     def _neighbour(self, now: Ints) -> Ints:
+        from solvers.columns.kernel import fill  # only here, as numba takes a second to start
+
         rng, counts = self._rng, now.copy()
         for _ in range(rng.randint(1, _MOST_REMOVED)):
             used = np.flatnonzero(counts)
@@ -68,18 +71,9 @@ class MultisetSearch:
         gain = self._gain + self._draw.normal(0.0, _NOISE, len(counts))
         left = np.flatnonzero(counts)
         sync_s = (self._alone_s[left].max() if left.size else np.inf) * rng.choice(_LONGER)
-        able = (self._usage <= free[:, None]).all(axis=0) & (self._alone_s <= sync_s)
-        fits = np.flatnonzero(able)
-        fits = fits[np.argsort(-gain[fits])]
-        while fits.size:
-            chosen = fits[0]
-            usage = self._usage[:, chosen]
-            most = int((free[usage > 0] // usage[usage > 0]).min())
-            copies = 1 if rng.random() < _SINGLE else most
-            counts[chosen] += copies
-            free = free - copies * usage
-            fits = fits[1:] if copies == most else fits
-            fits = fits[(self._usage[:, fits] <= free[:, None]).all(axis=0)]
+        fits = np.flatnonzero(self._alone_s <= sync_s)
+        order = fits[np.argsort(-gain[fits])]
+        fill(counts, order, self._usage, free, self._draw.random(_DRAWS), _SINGLE)
         return counts
 
     def _predicted_s(self, counts: Ints) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
@@ -166,16 +166,23 @@ class PlanCompleter:
         sequences: float,
         chunks: int = 1,
         splitters: Sequence[LayerSplitter] = (),
+        tight: bool = False,
     ) -> list[TimedPipeline] | DoesNotFit:
         """The pipelines of a bundle where nothing else is on the network, each processing about `sequences`.
 
-        With the set of recompute policies, of `splitters` or of all, under which the first one ends soonest.
+        With the set of recompute policies, of `splitters` or of all, under which the first one ends soonest; if `tight`
+        and they wait for messages, also with the layers of the least period, as `price` tries them.
         """
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        found = [self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in splitters or self.splitters]
+        own_splitters = splitters or self.splitters
+        found = [self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in own_splitters]
         fitting = [own for own in found if not isinstance(own, DoesNotFit)]
+        if tight and any(own[0].split_again for own in fitting):
+            terms = replace(terms, tight=True)
+            again = (self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in own_splitters)
+            fitting += [own for own in again if not isinstance(own, DoesNotFit)]
         if not fitting:
             return DoesNotFit(min(own.missing for own in found if isinstance(own, DoesNotFit)))
         batches = sequences / pipeline_group.micro_batch_size
