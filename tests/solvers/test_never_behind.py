@@ -26,7 +26,7 @@ QUICK, SLOW = (0, 1, 3), range(30)
 OPEN = {
     42: "12, hexiscale by 2.4 %, which with two other seeds is behind by 8 and 36 %",
     147: "32, local_search by 1.2 %, which with two other seeds is level",
-    152: "63, columns by 1.3 %",
+    152: "63, columns by 1.3 %, with two other seeds by 1.2 %",
 }
 NARROWER = {
     96: "7, one layer range a stage by 1.1 %; either finds the better plan in 4,000 steps",
