@@ -24,7 +24,6 @@ LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 FURTHER = {
     **{path: {"numba"} for path in ("hexiopt/bounds/box_stages.py", "hexiopt/bounds/kernel.py")},
     "hexiopt/schedules/kernel.py": {"numba"},
-    "solvers/columns/kernel.py": {"numba"},
     "solvers/heuristics/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
 }

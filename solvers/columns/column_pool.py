@@ -16,7 +16,7 @@ from solvers.core.partition import DeviceGroup, DoesNotFit, PipelineGroup
 from solvers.core.zero import passed_bytes
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
-_TIGHT = 16  # pipelines up to which layers may leave no slack for messages of others: there are few
+_TIGHT = 16  # pipelines; among more, messages of others delay layers without slack for them
 _BACKWARD = 0.6  # share of the backward passes in filling and draining a pipeline, about
 
 

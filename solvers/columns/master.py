@@ -92,7 +92,6 @@ class ColumnMaster:
         self._of_context: dict[SharedSync | None, Floats] = {}
         self._sync_in: dict[SharedSync, dict[int, float]] = {}  # seconds by context and column
         self._sync_of_sets: dict[tuple[int, ...], float] = {}  # by the columns used
-        self._widths = [c.recipe.width for c in columns]
         self._index = {column.recipe: i for i, column in enumerate(columns)}
         self._samples: Floats = np.array([c.samples for c in columns], float)
         # Of each column: seconds until its first micro-batches end, and between these, and sequences of each.
@@ -240,7 +239,7 @@ class ColumnMaster:
                 if i not in known:
                     known[i] = self._syncs_s[self.columns[i], context]
             found = self._sync_of_sets[key] = max(known[i] for i in own)
-        holders = sum(self._widths[i] * copies for i, copies in zip(own, times, strict=True))
+        holders = sum(self.columns[i].recipe.width * copies for i, copies in zip(own, times, strict=True))
         return (1.0 - 1.0 / holders) * found  # of a ring, each holder sends what all but one need
 
     def processed(self, chosen: Chosen, pipelines_s: float) -> float:

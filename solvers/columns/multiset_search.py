@@ -17,8 +17,6 @@ _HOT = (0.002, 0.002, 0.006)  # first temperatures, drawn: relative worsenings
 _COLD = 0.0002  # last temperature
 _MOST_REMOVED = 4  # chains taken out in a move
 _NOISE = 0.3  # of what a chain gains
-_SINGLE = 0.3  # of the fills that add one copy instead of all that fit
-_DRAWS = 64  # of a move: later fills use them again
 _LONGER = (1.0, 1.0, 1.1, 1.3)  # of the longest sync among the chains kept: what the new ones may take
 _RESTART = 1000  # moves without a new best, after which the best is gone back to
 
@@ -59,8 +57,6 @@ class MultisetSearch:
             yield seconds, self._chosen(counts)
 
     def _neighbour(self, now: Ints) -> Ints:
-        from solvers.columns.kernel import fill  # only here, as numba takes a second to start
-
         rng, counts = self._rng, now.copy()
         for _ in range(rng.randint(1, _MOST_REMOVED)):
             used = np.flatnonzero(counts)
@@ -71,9 +67,14 @@ class MultisetSearch:
         gain = self._gain + self._draw.normal(0.0, _NOISE, len(counts))
         left = np.flatnonzero(counts)
         sync_s = (self._alone_s[left].max() if left.size else np.inf) * rng.choice(_LONGER)
-        fits = np.flatnonzero(self._alone_s <= sync_s)
-        order = fits[np.argsort(-gain[fits])]
-        fill(counts, order, self._usage, free, self._draw.random(_DRAWS), _SINGLE)
+        fits = np.flatnonzero((self._usage <= free[:, None]).all(axis=0) & (self._alone_s <= sync_s))
+        fits = fits[np.argsort(-gain[fits])]
+        while fits.size:
+            usage = self._usage[:, fits[0]]
+            copies = int((free[usage > 0] // usage[usage > 0]).min())
+            counts[fits[0]] += copies
+            free = free - copies * usage
+            fits = fits[1:][(self._usage[:, fits[1:]] <= free[:, None]).all(axis=0)]
         return counts
 
     def _predicted_s(self, counts: Ints) -> float:

@@ -2,7 +2,7 @@
 
 A ring over many holders sends every byte twice from each machine: gradients as they are scattered and gathered, or
 gradients once and weights once in ZeRO-1 (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009), and as often from
-each of its holders in a machine to the next. Among n holders it is 1 - 1/n of that, which `ColumnMaster` takes. Three
+each of its holders in a machine to the next. Among n holders it is 1 - 1/n of that (`ColumnMaster.predicted_s`). Three
 things depend on the other chains (`SharedSync`). The holders of a layer make as many rings as the least connected of
 their machines has interfaces at holders (`hexiopt/cost/rings.py`), and a machine of more holders sends by fewer
 interfaces where there are fewer rings. A ring begins when its last holder is ready, and late layers are ready before

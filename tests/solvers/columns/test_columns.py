@@ -24,7 +24,6 @@ from hexiopt.solving import Budget
 from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.column_pool import ColumnPool
 from solvers.columns.column_search import ColumnSearch, column_completer
-from solvers.columns.kernel import fill
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
 from solvers.columns.multiset_search import MultisetSearch
@@ -259,25 +258,6 @@ def test_annealing_finds_the_best_multiset(seed: int) -> None:
     found = list(search.anneal(start, 600))
     assert found[0][0] == pytest.approx(best_s, rel=1e-4)
     assert [seconds for seconds, _ in found] == sorted(seconds for seconds, _ in found)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_fills_take_what_fits_in_their_order(seed: int) -> None:
-    """As one copy after another would: to the last of a column, but for those that are added alone."""
-    rng = np.random.default_rng(seed)
-    usage = rng.integers(0, 3, (3, 6)).astype(float)
-    usage[2] += 1.0
-    order, free = rng.permutation(6)[:5], rng.integers(0, 12, 3).astype(float)
-    for single in (0.0, 0.5, 1.0):
-        counts, left = np.zeros(6, np.int64), free.copy()
-        fill(counts, order, usage, left, rng.random(7), single)
-        expected, still = np.zeros(6, np.int64), free.copy()
-        for column in order:
-            while (usage[:, column] <= still).all():
-                expected[column] += 1
-                still -= usage[:, column]
-        assert counts.tolist() == expected.tolist()
-        assert left.tolist() == still.tolist() == (free - usage @ counts).tolist()
 
 
 def test_each_holder_of_a_ring_sends_what_all_but_one_need() -> None:
