@@ -29,7 +29,9 @@ OPEN = {
     152: "63, columns by 1.3 %, with two other seeds by 1.2 %",
 }
 NARROWER = {
+    64: "225, leaving a kind of machines out by 2.5 %, with two other seeds level",
     96: "7, one layer range a stage by 1.1 %; either finds the better plan in 4,000 steps",
+    137: "112, one recomputation for all stages by 2.7 %, with two other seeds level and by 0.6 %",
     185: "128, one recomputation for all stages by 1.6 %; either finds both plans, with other seeds",
 }
 
