@@ -26,7 +26,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.report.style import MUTED, count
 
 _LIMITS_S = {2.0: 5, 10.0: 5, 60.0: 2, 600.0: 1}  # of the portfolio: seconds, and at most so many seeds
-_RIVAL_S, _BOUND_S = 10.0, 20.0
+_RIVAL_S, _BOUND_S = 10.0, 60.0
 _OTHERS = (Planner("shapes", "shapes"), *RIVALS)
 _CURVE = 300  # points
 _CLOSE = 1.03  # of the best step time known: what every run should reach
