@@ -94,7 +94,7 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     graph = model.placed(plan)[p].graph
     silent_s = graph.ends_s([0.0] * len(priced.messages))[number]
     optimizer_s = cost.optimizer_s
-    if plan.sharding.stage in (1, 2):
+    if plan.sharding.gathers_weights:
         executors = (own for one in cost.pipelines for at in one.stages for own in at.executors)
         optimizer_s = min(optimizer_s, max(copy.optimizer_s for own in executors for copy in own.copies))
     return Breakdown(

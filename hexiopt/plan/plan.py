@@ -251,6 +251,11 @@ class Sharding:
             if any(type(device) is not int for group in self.groups for device in group):
                 raise InputError(f"{said} by their numbers in the cluster")
 
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether a step ends with the all-gather of sharded weights: ZeRO-3 gathers them layer by layer."""
+        return self.stage in (1, 2)
+
     def broken_rule(
         self, pipelines: Sequence[Pipeline], schedule: Schedule, name: Callable[[int], str] = str
     ) -> str | None:

@@ -74,7 +74,7 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         between = ", then all-reduced between sharding groups" if cost.gradient_sync_s > 0 else ""
         hidden = f"scattered layer by layer within the stages' times{between}"
     yield "gradient sync", seconds(cost.gradient_sync_s), hidden
-    gathers = ", and the all-gather of sharded weights" if plan.sharding.stage in (1, 2) else ""
+    gathers = ", and the all-gather of sharded weights" if plan.sharding.gathers_weights else ""
     yield (
         "optimizer",
         seconds(cost.optimizer_s),

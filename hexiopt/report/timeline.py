@@ -138,10 +138,11 @@ def _pipeline_events(
                 end_s,
                 num_micro_batches=pipeline.num_micro_batches,
             )
+    ending = last_phase(problem, plan)
     for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
         if end_s < synced_s:
             yield _slice("gradient sync", "gradient_sync", index, tid, end_s, synced_s)
-        yield _slice("optimizer", "optimizer", index, tid, cost.pipeline_s + cost.gradient_sync_s, cost.step_time_s)
+        yield _slice(ending, "optimizer", index, tid, cost.pipeline_s + cost.gradient_sync_s, cost.step_time_s)
 
 
 def _synced_s(problem: Problem, plan: Plan, cost: Cost) -> float:
@@ -153,6 +154,12 @@ def has_gradient_sync(problem: Problem, plan: Plan) -> bool:
     """Whether any gradient has more than one holder: in several pipelines, in a replicated stage or, with tied
     embeddings, in the first and the last stage."""
     return parameter_holders(plan.pipelines, problem.model).count > 0
+
+
+def last_phase(problem: Problem, plan: Plan) -> str:
+    """What follows the gradient synchronisation: the optimizer, and the all-gather of the weights that it sharded."""
+    gathers = plan.sharding.gathers_weights and has_gradient_sync(problem, plan)
+    return "optimizer and weight all-gather" if gathers else "optimizer"
 
 
 def meta_event(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
 from hexiopt.cores import usable_cores
+from hexiopt.solving import Progress
 from solvers.core.exchange import HubExchange, MemberExchange
 from solvers.core.search import Search
 
 _GRACE_S = 0.5  # how long another process may take to notice that it shall stop
-_FIRST_PLAN_S = 10.0  # how long it may go on past the time limit until there is a plan
+_FIRST_PLAN_S = 10.0  # of its CPU time: how long it may go on past the time limit until there is a plan
+_LATEST_S = 100.0  # how long it is then waited for on a busy machine
 _NOTICE_S = 0.02  # how often this one looks whether the others have ended
 ParallelWork = Callable[[Search], Any]
 
@@ -97,7 +99,7 @@ class _Other:
         while not self._here.poll(_NOTICE_S) and time.monotonic() < deadline_s:
             run.should_continue()  # tells the listener
             hub.serve()
-            late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
+            late_s = -run.left_s() - (_LATEST_S if run.plan is None else 0.0)
             if deadline_s == math.inf and (run.stopped or late_s >= 0.0):
                 deadline_s = time.monotonic() + _GRACE_S
                 hub.release()
@@ -138,10 +140,17 @@ class _Other:
 
 
 def _work(own: Search, work: ParallelWork, pipe: Connection, exchange: MemberExchange) -> NoReturn:
-    """In the other process: work until the first says a word, or has ended."""
-    code = 1
+    """In the other process: work until the first says a word, or has ended, or until no plan comes."""
+    code, late_cpu_s = 1, math.inf
+
+    def goes_on(_: Progress) -> bool:
+        nonlocal late_cpu_s
+        if late_cpu_s == math.inf and own.left_s() <= 0.0:
+            late_cpu_s = time.process_time() + _FIRST_PLAN_S
+        return not (pipe.poll() or time.process_time() > late_cpu_s)
+
     try:
-        own.on_progress = lambda _: not pipe.poll()
+        own.on_progress = goes_on
         own.exchange = exchange
         found = work(own)
         exchange.close()  # else each might wait for the other to read: the hub its reply, this one its answer

@@ -22,7 +22,7 @@ from hexiopt.report.page.lanes import LANE, WIDTH, page_lanes, ticks
 from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.time_axis import time_axis
-from hexiopt.report.timeline import has_gradient_sync
+from hexiopt.report.timeline import last_phase
 from hexiopt.result import Point
 
 _TEMPLATE = "plan_page.html.jinja"
@@ -81,7 +81,8 @@ def report_html(
             machines_left_out=sum(len(members) for members, _ in kinds) - sum(len(members) for members, _ in shown),
             max_squares=MAX_SQUARES,
             network=network_notes(problem.cluster),
-            lanes=page_lanes(plan, cost, rows, axis, has_gradient_sync(problem, plan)),
+            ending=last_phase(problem, plan),
+            lanes=page_lanes(problem, plan, cost, rows, axis),
             unfolded=_unfolded(rows),
             ticks=ticks(axis),
             axis=axis,

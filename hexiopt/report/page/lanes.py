@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.rows import PipelineRow, PlanRows, num_operations
 from hexiopt.report.style import OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, mix, seconds_scale
 from hexiopt.report.time_axis import TimeAxis
+from hexiopt.report.timeline import has_gradient_sync, last_phase
 from hexiopt.simulation.engine import simulate_pipeline
 
 WIDTH, LANE = 1000.0, 20.0  # of the SVG's coordinates; it is stretched to the page
@@ -41,8 +43,9 @@ class Lanes:
     whole: bool
 
 
-def page_lanes(plan: Plan, cost: Cost, rows: PlanRows, axis: TimeAxis, syncs: bool) -> list[Lanes]:
-    """The lanes of every row, in order; `syncs` is whether gradients are synchronised at all."""
+def page_lanes(problem: Problem, plan: Plan, cost: Cost, rows: PlanRows, axis: TimeAxis) -> list[Lanes]:
+    """The lanes of every row, in order."""
+    syncs, ending = has_gradient_sync(problem, plan), last_phase(problem, plan)
     found, room = [], MOST_OPERATIONS
     for row in rows.pipelines:
         pipeline = plan.pipelines[row.number]
@@ -50,7 +53,7 @@ def page_lanes(plan: Plan, cost: Cost, rows: PlanRows, axis: TimeAxis, syncs: bo
         whole = drawn is not None and len(drawn) <= room
         room -= len(drawn) if drawn is not None and whole else 0
         boxes = drawn if drawn is not None and whole else list(_blocks(plan, cost, row, axis))
-        boxes = [*boxes, *_ends(plan, cost, row, axis, syncs)]
+        boxes = [*boxes, *_ends(plan, cost, row, axis, syncs, ending)]
         found.append(Lanes(row, LANE * len(row.stages), tuple(boxes), whole))
     return found
 
@@ -114,8 +117,8 @@ def _blocks(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis) -> Iterato
             yield from _boxes(axis, _place(plan, row, k, r), colour, batch, name, -1, 0.0, end_s)
 
 
-def _ends(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis, syncs: bool) -> Iterator[Box]:
-    """Gradient synchronisation, with the wait for it, and the optimizer."""
+def _ends(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis, syncs: bool, ending: str) -> Iterator[Box]:
+    """Gradient synchronisation, with the wait for it, and `ending`, what follows."""
     synced_s = cost.pipeline_s + cost.gradient_sync_s
     for k, ends in enumerate(cost.pipelines[row.number].replica_end_s):
         name = row.stage_name(row.stages[k])
@@ -124,4 +127,4 @@ def _ends(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis, syncs: bool)
             if syncs:
                 said = "gradient sync and waiting for it"
                 yield from _boxes(axis, place, SYNC_COLOUR, said, name, -1, end_s, synced_s)
-            yield from _boxes(axis, place, OPTIMIZER_COLOUR, "optimizer", name, -1, synced_s, cost.step_time_s)
+            yield from _boxes(axis, place, OPTIMIZER_COLOUR, ending, name, -1, synced_s, cost.step_time_s)

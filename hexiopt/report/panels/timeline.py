@@ -25,7 +25,7 @@ from hexiopt.report.panels.stages import draw_chip, in_line, left_out, shown_row
 from hexiopt.report.rows import PipelineRow, num_operations
 from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds
 from hexiopt.report.time_axis import TimeAxis, time_axis
-from hexiopt.report.timeline import has_gradient_sync
+from hexiopt.report.timeline import has_gradient_sync, last_phase
 from hexiopt.simulation.engine import simulate_pipeline
 
 _MAX_OPERATIONS = 100_000  # operations of a pipeline that are drawn one by one
@@ -84,8 +84,8 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
     if syncs:
         sync = f"gradient sync and waiting for it ({seconds(cost.gradient_sync_s)} after the last pipeline)"
         entries.append(Patch(label=sync, **_SYNC))
-    optimizer = f"optimizer ({seconds(cost.optimizer_s)})"
-    entries.append(Patch(label=optimizer, **_OPTIMIZER))
+    ending = f"{last_phase(problem, plan)} ({seconds(cost.optimizer_s)})"
+    entries.append(Patch(label=ending, **_OPTIMIZER))
     legend(ax, entries)
     return ax
 

@@ -1,17 +1,18 @@
 """The trace of a plan: every event once, in time, and cut where there are too many."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.huggingface import read_model
-from hexiopt.report.timeline import timeline_events
+from hexiopt.report.timeline import last_phase, timeline_events
 from tests.hexiopt.report.conftest import CONF
 from tests.hexiopt.report.pictures import Case
 
@@ -30,6 +31,14 @@ def test_trace_is_valid_and_ends_with_the_step(case: Case) -> None:
         assert ("process_name", event["pid"], 0) in names
     whole = {"forward", "backward", "optimizer"} | ({"gradient_sync"} if len(plan.pipelines) > 1 else set())
     assert whole <= {event["cat"] for event in slices}
+
+
+def test_weights_gathered_after_the_optimizer_are_named(mixed: Case, small: Case) -> None:
+    assert [Sharding(stage).gathers_weights for stage in range(4)] == [False, True, True, False]
+    (shared, several, _), (alone, one, _) = mixed, small
+    assert last_phase(shared, several) == "optimizer and weight all-gather"
+    assert last_phase(shared, replace(several, sharding=Sharding())) == "optimizer"
+    assert last_phase(alone, replace(one, sharding=Sharding(1))) == "optimizer"
 
 
 def test_trace_has_every_micro_batch_once(mixed: Case) -> None:
