@@ -16,8 +16,8 @@ from solvers.core.exchange import HubExchange, MemberExchange
 from solvers.core.search import Search
 
 _GRACE_S = 0.5  # how long another process may take to notice that it shall stop
-_FIRST_PLAN_S = 10.0  # of its CPU time: how long it may go on past the time limit until there is a plan
-_LATEST_S = 100.0  # how long it is then waited for on a busy machine
+_FIRST_PLAN_S = 10.0  # CPU time that it may take past the time limit while there is no plan
+_LATEST_S = 100.0  # how long this one then waits for it, since CPU time passes slowly on a busy machine
 _NOTICE_S = 0.02  # how often this one looks whether the others have ended
 ParallelWork = Callable[[Search], Any]
 
@@ -46,7 +46,8 @@ def in_parallel(run: Search, *works: ParallelWork) -> Iterator[Answers]:
     Each gets a search of its own that knows the best plan so far; the searches exchange what they find
     (`Search.exchange`). Where no process can be forked they are done here, after the body, and exchange nothing. The
     body gets a function that waits for the answers, or asks for them `at_once`, and merges what was found into `run`.
-    An answer is None if the run is stopped or its time is over first (some seconds later where there is no plan yet).
+    An answer is None if the run is stopped or its time is over first. Where there is no plan yet, a process may take
+    `_FIRST_PLAN_S` seconds of CPU time more.
     It raises the error of another process, if any.
     """
     if not can_fork():
@@ -140,7 +141,10 @@ class _Other:
 
 
 def _work(own: Search, work: ParallelWork, pipe: Connection, exchange: MemberExchange) -> NoReturn:
-    """In the other process: work until the first says a word, or has ended, or until no plan comes."""
+    """In the other process: work until the first says a word, or has ended.
+
+    Past the time limit, `_FIRST_PLAN_S` seconds of CPU time at most.
+    """
     code, late_cpu_s = 1, math.inf
 
     def goes_on(_: Progress) -> bool:
