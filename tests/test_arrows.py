@@ -34,6 +34,7 @@ FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no l
 PARTS = (
     *(
         "errors",
+        "ledger",
         "own_packages",
         "value",
         "frame",

@@ -1,0 +1,118 @@
+"""What becomes of each key that somebody's text states.
+
+A reader knows three lists: the keys that it reads, those that change nothing that is priced, and those that it refuses
+with the reason. Every other key is not read, and the reader says so.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hexiopt.errors import InputError, did_you_mean, quoted
+
+OFF = (None, False, 0, 0.0, "", "0", "false", "False", "none", "None", "null", (), [], {})
+"""Values by which a key states that its feature is not used."""
+
+Reason = str | Callable[[Any], str | None]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The keys of a format that are not read.
+
+    `harmless` change nothing that is priced, whatever their value. `refused` change it in a way that is not modelled:
+    each has the reason with the remedy, or a function from its value to that or to None, where the value is harmless;
+    where the reason is a text, values that state the feature's absence (`off`) are harmless. A name may end in `*`.
+    """
+
+    harmless: frozenset[str] = frozenset()
+    refused: Mapping[str, Reason] = field(default_factory=dict)
+    off: tuple[Any, ...] = OFF
+
+    def is_harmless(self, name: str) -> bool:
+        """Whether the key changes nothing that is priced."""
+        return name in self.harmless or any(fnmatchcase(name, own) for own in self.harmless if own.endswith("*"))
+
+    def reason(self, name: str, value: Any) -> str | None:
+        """Why the key is refused with `value`; None where it is not."""
+        pattern = name if name in self.refused else None
+        pattern = pattern or next((p for p in self.refused if p.endswith("*") and fnmatchcase(name, p)), None)
+        if pattern is None:
+            return None
+        reason = self.refused[pattern]
+        if isinstance(reason, str):
+            return None if value in self.off else reason
+        return reason(value)
+
+    def refuses(self, name: str) -> bool:
+        """Whether some value of the key is refused."""
+        return name in self.refused or any(p.endswith("*") and fnmatchcase(name, p) for p in self.refused)
+
+
+class Ledger(Mapping[str, Any]):
+    """The keys that a text states, as a mapping that remembers which of them were read.
+
+    `where` names the text in messages, and `label` is the form of a key there, such as `--{}`.
+    """
+
+    def __init__(self, where: str, values: Mapping[str, Any], vocabulary: Vocabulary, label: str = "{}") -> None:
+        self.where = where
+        self._values = dict(values)
+        self._vocabulary = vocabulary
+        self._label = label
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._read.add(str(name))
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def faults(self) -> list[str]:
+        """Every key that is refused, with its value and the reason."""
+        return [
+            f"{self._label.format(name)}{self._shown(value)}: {reason}"
+            for name, value in self._values.items()
+            if (reason := self._vocabulary.reason(name, value)) is not None
+        ]
+
+    def refuse(self) -> None:
+        """Raise InputError with all faults of the text in one line, if it has any."""
+        if faults := self.faults():
+            raise InputError(f"{self.where}: {'; also '.join(faults)}")
+
+    def unread(self) -> list[str]:
+        """The keys that nobody read and that are neither harmless nor refusable, as the text has them."""
+        vocabulary = self._vocabulary
+        return [
+            self._label.format(name)
+            for name in self._values
+            if name not in self._read and not vocabulary.is_harmless(name) and not vocabulary.refuses(name)
+        ]
+
+    def notes(self) -> list[str]:
+        """The note on what was not read; none where everything was."""
+        unread = self.unread()
+        return [f"not read: {', '.join(unread)}"] if unread else []
+
+    def refuse_unread(self, known: Mapping[str, Any] | frozenset[str], remedy: str) -> None:
+        """Raise InputError, naming all keys that nobody read at once: for formats that are closed."""
+        if unread := self.unread():
+            near = did_you_mean(unread[0], known)
+            hint = f", {near}" if near.startswith("did you mean") and len(unread) == 1 else ""
+            raise InputError(
+                f"{self.where}: unknown {'key' if len(unread) == 1 else 'keys'} {', '.join(unread)}{hint}; {remedy}"
+            )
+
+    @staticmethod
+    def _shown(value: Any) -> str:
+        return "".join(f" {word}" for word in value) if isinstance(value, list) else f" {quoted(value)}"
