@@ -47,7 +47,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     ]
     if grid.num_chunks > 1:
         lines.append(f"{_VIRTUAL}={grid.num_chunks}")
-    if grid.degrees[0] > 1 and not problem.workload.sequence_parallel:
+    if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
         lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
     if "use-distributed-optimizer" in arguments:
         lines.append("optimizer.use_distributed_optimizer=true")
