@@ -56,7 +56,9 @@ def _imported(job: Job, trainer: Trainer, path: Path) -> ImportedPlan:
     config = job.config
     model = None if config.model is None else job.model
     workload, space = config.workload.workload(), config.plan_space()
-    return imported(trainer.name, path, job.cluster, model, workload, space, config.ranks)
+    keys = (override.lstrip("+").partition("=")[0] for override in job.overrides)
+    stated = frozenset(key.removeprefix("workload.") for key in keys if key.startswith("workload."))
+    return imported(trainer.name, path, job.cluster, model, workload, space, config.ranks, stated)
 
 
 def _better(job: Job, trainer: Trainer, problem: Problem, cost: Cost) -> list[str]:

@@ -52,6 +52,14 @@ def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")
+    if (
+        not (problem.workload.sequence_parallel or trainer.optional_sequence_parallelism)
+        and plan.has_tensor_parallelism
+    ):
+        raise InputError(
+            f"export.format: {trainer.name} has no tensor parallelism without sequence parallelism; plan with "
+            "workload.sequence_parallel=true, or constraints.max_tp=1"
+        )
     return trainer.write(problem, plan)
 
 
@@ -73,9 +81,11 @@ def imported(
     workload: Workload,
     space: Space,
     ranks: str | None,
+    stated: frozenset[str] = frozenset(),
 ) -> ImportedPlan:
     """The layout in a trainer's `file`; the GPU of each rank is in the table `ranks`, or else ranks are the usable GPUs
-    in order. `workload` has what the file does not state. Raises InputError."""
+    in order. `workload` has what the file does not state; its keys in `stated`, and those that are not at their
+    defaults, go before the file. Raises InputError."""
     if format not in READ:
         raise InputError(f"format: {format!r} is not read; {did_you_mean(format, READ)}")
     if ranks is None:
@@ -83,7 +93,8 @@ def imported(
         devices = tuple(device for device in range(cluster.num_devices) if device not in excluded)
     else:
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
-    context = ImportContext(str(file), cluster, devices, model, workload, space)
+    stated |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
+    context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
     read = TRAINERS[format].read
     assert read is not None, "only formats that are read"
     return read(read_text(file), context)

@@ -1,7 +1,7 @@
 """What a trainer's and a launcher's format are, and how a format refuses a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from hexiopt.errors import InputError
@@ -33,8 +33,12 @@ class Program:
 
 @dataclass(frozen=True)
 class ImportContext:
-    """What an importer is told beside the file called `where`: the cluster, the devices in the order of ranks, and
-    defaults for what the file does not state. Without a model, the file must state it."""
+    """What an importer is told beside the file called `where`.
+
+    `devices` are the cluster's in the order of ranks: those of a rank table (`table`), or all usable ones. `workload`
+    has what the file does not state; its keys in `stated` are the user's word, which goes before the file's. Without a
+    model, the file must state it.
+    """
 
     where: str
     cluster: Cluster
@@ -42,6 +46,8 @@ class ImportContext:
     model: ModelSpec | None
     workload: Workload
     space: Space
+    stated: frozenset[str] = frozenset()
+    table: bool = False
 
     def fail(self, what: str) -> NoReturn:
         """Refuse the file: `what` ends in the remedy."""
@@ -54,6 +60,50 @@ class ImportContext:
                 f"model: is missing, and {name} files do not state it; give model=NAME or model=config.json"
             )
         return self.model
+
+    def workload_of(self, **values: Any) -> tuple[Workload, tuple[str, ...]]:
+        """The workload with the `values` that the file states, and notes on those that the user overrules.
+
+        Raises InputError as `Workload` does.
+        """
+        overruled = {
+            key: value for key, value in values.items() if key in self.stated and getattr(self.workload, key) != value
+        }
+        notes = tuple(self.overruled(key, value) for key, value in overruled.items())
+        return replace(self.workload, **{k: v for k, v in values.items() if k not in overruled}), notes
+
+    def overruled(self, key: str, value: Any) -> str:
+        """The note on a value of the file that the user's own replaces."""
+        return f"workload.{key}={getattr(self.workload, key)} of the command line replaces {value} of the file"
+
+    def ranks_of(self, stated_world: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The devices in the order of ranks, and notes; `stated_world` is the number of ranks that the file states.
+
+        Raises InputError where that is not the number of devices, since another layout would be priced.
+        """
+        count = len(self.devices)
+        if stated_world is None:
+            note = f"the file does not state its number of GPUs: all {count} are taken"
+            return self.devices, () if self.table else (note,)
+        if stated_world != count:
+            remedy = "give a cluster with as many"
+            if self.table:
+                remedy = "give the rank table a row for each rank"
+            elif stated_world < count:
+                others = self._others(count - stated_world)
+                remedy = f"say which by ranks=ranks.tsv, or leave the others out by constraints.exclude={others}"
+            self.fail(f"runs on {stated_world} GPUs, and there are {count} to use; {remedy}")
+        return self.devices, ()
+
+    def _others(self, count: int) -> str:
+        """Machines at the end of the cluster that have `count` of the devices together, as a list of names."""
+        names: list[str] = []
+        used = [int(self.cluster.machine_of[device]) for device in self.devices]
+        for machine in reversed(dict.fromkeys(used)):
+            if used.count(machine) <= count:
+                count -= used.count(machine)
+                names.insert(0, self.cluster.machines[machine].name)
+        return f"[{','.join(names)}]" if names and not count else "[...]"
 
 
 @dataclass(frozen=True)
@@ -95,6 +145,13 @@ class Trainer:
     read: Callable[[str, ImportContext], ImportedPlan] | None = None
     unsuitable: Callable[[Problem], str | None] = lambda problem: None
     """Why no plan of a problem can be expressed, with a remedy."""
+    optional_sequence_parallelism: bool = False
+    """Whether the trainer runs TP groups without sequence parallelism too, which others always have."""
+
+    def runs_tp(self, problem: Problem, tp: int) -> bool:
+        """Whether a TP degree suits the model, and the trainer the sequence parallelism of its groups."""
+        has_switch = problem.workload.sequence_parallel or self.optional_sequence_parallelism
+        return self.takes_tp(problem, tp) and (tp == 1 or has_switch)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,20 @@ the numbers stand in a comment and are read from there. Ranks are t + T·p.
 """
 
 import re
-from dataclasses import replace
 
 import yaml
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model, stage_name
-from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, zero_stage
+from hexiopt.exports.layout import (
+    BlockRecompute,
+    grid_of,
+    note_lines,
+    schedule_of,
+    uniform_policy,
+    uniform_tp,
+    zero_stage,
+)
+from hexiopt.exports.stated_jobs import StatedJob, imported_job
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -41,16 +49,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
     for p, pipeline in enumerate(plan.pipelines):
         if len(pipeline.stages) > 1:
             refuse(f"{stage_name(p, 1)} is a second stage", "constraints.num_stages=1")
-    one_schedule(plan, (ONE_F_ONE_B, GPIPE, INTERLEAVED), refuse)  # with one stage all are the same
+    schedule_of(plan, (ONE_F_ONE_B, GPIPE, INTERLEAVED), refuse)  # with one stage all are the same
     grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
-    tp = one_tp(grid, refuse)
-    if not divides_model(problem, tp):
-        refuse(f"TP degree {tp} does not divide the model's heads and columns", "constraints.max_tp")
-    policies = set(grid.recompute[0])
-    if len(policies) > 1:
-        refuse("layers differ in recompute", "space.recompute_per_layer=false")
-    if policies == {"selective"}:
-        refuse("it recomputes selectively", "workload.recompute=full")
+    tp, policy = uniform_tp(problem, grid, divides_model, refuse), uniform_policy(grid, refuse)
     devices = grid.stage_major()
     document = {
         "compute_environment": "LOCAL_MACHINE",
@@ -64,12 +65,12 @@ def _write(problem: Problem, plan: Plan) -> Program:
             "fsdp_reshard_after_forward": zero == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_transformer_layer_cls_to_wrap": f"{_LAYERS[problem.model.architecture]}DecoderLayer",
-            "fsdp_activation_checkpointing": policies == {"full"},
+            "fsdp_activation_checkpointing": policy == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         },
         "parallelism_config": {
             "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": grid.num_pipelines,
+            "parallelism_config_dp_shard_size": grid.dp,
             "parallelism_config_tp_size": tp,
             "parallelism_config_cp_size": 1,
         },
@@ -77,9 +78,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
     notes = (
         *grid.notes(),
         "the batch is your script's: give its TrainingArguments per_device_train_batch_size="
-        f"{grid.micro_batch_size} gradient_accumulation_steps={grid.num_micro_batches}",
+        f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}",
     )
-    header = [f"# For {TARGET}: ACCELERATE_CONFIG_FILE, or --config_file.", *(f"# Note: {note}." for note in notes)]
+    header = [f"# For {TARGET}: ACCELERATE_CONFIG_FILE, or --config_file.", *note_lines(notes)]
     text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False)
     setup = f'export ACCELERATE_CONFIG_FILE="$HERE/{FILE}"'
     command = f'-m accelerate.commands.launch --config_file "$HERE/{FILE}" "${{TRAIN:-train.py}}"'
@@ -106,18 +107,22 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
         context.fail(f"parallelism_config: takes {tp * shard} GPUs, not {world}; give ranks=ranks.tsv or the cluster")
     stated = {name: int(value) for name, value in _BATCH.findall(text)}
     size = stated.get("per_device_train_batch_size", 1)
-    count = stated.get("gradient_accumulation_steps", max(1, context.workload.global_batch // (shard * size)))
-    policy = "full" if fsdp.raw("fsdp_activation_checkpointing", False) is True else "none"
-    groups = tuple((tuple(context.devices[tp * p : tp * (p + 1)]),) for p in range(shard))
-    layers = (((0, model.num_layers),),)
-    grid = Grid(groups, layers, (BlockRecompute(policy).of(layers[0]),), count, size)
     named = section.text("mixed_precision", default="no")
-    precision = named if named in ("bf16", "fp16") else "fp32"
-    zero = 3 if fsdp.raw("fsdp_reshard_after_forward", True) is True else 2
-    workload = replace(context.workload, global_batch=grid.global_batch, precision=precision)
-    problem = Problem(context.cluster, model, workload, context.space)
-    assumed = ("the batch is not stated: micro-batches of one sequence are assumed",) * (not stated)
-    return ImportedPlan(problem, plan_of(grid, ONE_F_ONE_B, zero), assumed)
+    return imported_job(
+        context,
+        StatedJob(
+            model,
+            tp=tp,
+            recompute=BlockRecompute("full" if fsdp.raw("fsdp_activation_checkpointing", False) is True else "none"),
+            micro_batch_size=size,
+            num_micro_batches=stated.get(
+                "gradient_accumulation_steps", max(1, context.workload.global_batch // (shard * size))
+            ),
+            sharding=3 if fsdp.raw("fsdp_reshard_after_forward", True) is True else 2,
+            workload={"precision": named if named in ("bf16", "fp16") else "fp32"},
+            notes=("the batch is not stated: micro-batches of one sequence are assumed",) * (not stated),
+        ),
+    )
 
 
 TRAINER = Trainer(

@@ -6,16 +6,26 @@ by label (`flagscale/train/hetero/parallel_context.py`). Flags of recompute are 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import yaml
 
 from hexiopt.errors import InputError
-from hexiopt.exports.chain import ChainStage, ReplicaChain, chain_of, plan_of_chain
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
-from hexiopt.exports.grid import BlockRecompute, first_layers, one_schedule, zero_stage
+from hexiopt.exports.layout import (
+    UNIFORM_RECOMPUTE,
+    BlockRecompute,
+    Layout,
+    LayoutStage,
+    chain_of,
+    check_tp,
+    first_layers,
+    note_lines,
+    schedule_of,
+    zero_stage,
+)
+from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainers.megatron import EVEN, words
 from hexiopt.exports.trainers.megatron_model import (
     Arguments,
@@ -46,7 +56,7 @@ def _preset(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
 
 def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("flagscale")
-    one_schedule(plan, (ONE_F_ONE_B,), refuse)
+    schedule_of(plan, (ONE_F_ONE_B,), refuse)
     chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
     _check(problem, chain, refuse)
     system, model = _system(problem, chain, zero), _model(problem, chain)
@@ -55,13 +65,13 @@ def _write(problem: Problem, plan: Plan) -> Program:
     header = [
         f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: start ranks in that",
         "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
-        *(f"# Note: {note}." for note in notes),
+        *note_lines(notes),
     ]
     document = {"system": _nested(system), "model": model}
     text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
     script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
     return Program(
-        chain.devices(),
+        chain.stage_major(),
         '"${FLAGSCALE:-.}/flagscale/train/train_gpt.py" $PLAN',
         {FILE: text, ARGUMENTS: "\n".join(script) + "\n"},
         setup=f'. "$HERE/{ARGUMENTS}"',
@@ -70,17 +80,14 @@ def _write(problem: Problem, plan: Plan) -> Program:
     )
 
 
-def _check(problem: Problem, chain: ReplicaChain, refuse: Refusal) -> None:
+def _check(problem: Problem, chain: Layout, refuse: Refusal) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
     if problem.workload.precision not in ("bf16", "fp16", "fp32"):
         raise InputError(
             "export.format: flagscale is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
         )
+    check_tp(problem, chain, takes_tp, refuse)
     for s, stage in enumerate(chain.stages):
-        if not takes_tp(problem, stage.tp):
-            refuse(
-                f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp"
-            )
         if chain.micro_batch_size % stage.dp:
             said = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
             refuse(said, "space.replicas=false")
@@ -89,7 +96,7 @@ def _check(problem: Problem, chain: ReplicaChain, refuse: Refusal) -> None:
         refuse(said, "space.uneven_tp=false space.replicas=false")
 
 
-def _system(problem: Problem, chain: ReplicaChain, zero: int) -> Settings:
+def _system(problem: Problem, chain: Layout, zero: int) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
     for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
@@ -97,7 +104,7 @@ def _system(problem: Problem, chain: ReplicaChain, zero: int) -> Settings:
     settings: Settings = {
         "tensor_model_parallel_size": first.tp,
         "pipeline_model_parallel_size": len(chain.stages),
-        "sequence_parallel": any(stage.tp > 1 for stage in chain.stages),
+        "sequence_parallel": problem.workload.sequence_parallel and any(stage.tp > 1 for stage in chain.stages),
         "use_distributed_optimizer": bool(zero),
         **({problem.workload.precision: True} if problem.workload.precision != "fp32" else {}),
         "enable_hetero": True,
@@ -109,10 +116,10 @@ def _system(problem: Problem, chain: ReplicaChain, zero: int) -> Settings:
     return settings | _recompute(chain)
 
 
-def _recompute(chain: ReplicaChain) -> Settings:
+def _recompute(chain: Layout) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
     refuse = Refusal("flagscale")
-    policies = [_by_layer(stage) for stage in chain.stages]
+    policies = [policies for stage in chain.stages for policies in stage.policies()]
     every = {policy for own in policies for policy in own}
     if every == {"none"}:
         return {}
@@ -125,7 +132,7 @@ def _recompute(chain: ReplicaChain) -> Settings:
         count = first_layers(own)
         if count is None:
             said = f"{stage_name(0, s)} has recompute {' and '.join(sorted(set(own)))}, not full of its first layers"
-            refuse(said, "space.recompute_per_stage=false space.recompute_per_layer=false")
+            refuse(said, UNIFORM_RECOMPUTE)
         counts.append(count)
     number = chain.num_micro_batches
 
@@ -142,17 +149,12 @@ def _recompute(chain: ReplicaChain) -> Settings:
     }
 
 
-def _by_layer(stage: ChainStage) -> tuple[str, ...]:
-    return stage.recompute * stage.num_layers if len(stage.recompute) == 1 else stage.recompute
-
-
-def _model(problem: Problem, chain: ReplicaChain) -> Settings:
+def _model(problem: Problem, chain: Layout) -> Settings:
     values: Settings = {
         name.replace("-", "_"): _plain(own[0]) if own else True
         for name, own in model_arguments(problem.model, problem.workload.seq_len).items()
     }
-    size = chain.micro_batch_size // chain.stages[0].dp
-    return values | {"micro_batch_size": size, "global_batch_size": chain.global_batch}
+    return values | {"micro_batch_size": chain.samples, "global_batch_size": chain.global_batch}
 
 
 def _plain(text: str) -> int | float | str:
@@ -164,7 +166,7 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _notes(problem: Problem, chain: ReplicaChain) -> tuple[str, ...]:
+def _notes(problem: Problem, chain: Layout) -> tuple[str, ...]:
     most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
     padded = -(-vocab // most) * most
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -205,18 +207,16 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     model, notes = read_model(arguments, context)
     chain = _chain(settings, arguments, model.num_layers, context)
     precision = next((name for name in ("bf16", "fp16") if settings.get(name) is True), "fp32")
-    workload = replace(
-        context.workload,
-        global_batch=chain.global_batch,
-        seq_len=integer(arguments, "seq-length", context, context.workload.seq_len),
-        precision=precision,
-        gradient_bytes=4
+    workload = {
+        "global_batch": chain.global_batch,
+        "seq_len": integer(arguments, "seq-length", context, context.workload.seq_len),
+        "precision": precision,
+        "gradient_bytes": 4
         if settings.get("accumulate_allreduce_grads_in_fp32") is True
         else context.workload.gradient_bytes,
-    )
+    }
     zero = 1 if settings.get("use_distributed_optimizer") is True else 0
-    problem = Problem(context.cluster, model, workload, context.space)
-    return ImportedPlan(problem, plan_of_chain(chain, ONE_F_ONE_B, zero), tuple(notes))
+    return imported_layout(context, model, chain, ONE_F_ONE_B, zero, workload, notes)
 
 
 def _text(value: Any) -> str:
@@ -234,7 +234,7 @@ def _flat(data: Mapping[str, Any]) -> Settings:
     return found
 
 
-def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: ImportContext) -> ReplicaChain:
+def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: ImportContext) -> Layout:
     split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
     stages = sum(pp for *_, pp in meshes)
     if len(split) != stages or sum(split) != num_layers:
@@ -255,9 +255,9 @@ def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: I
     for (tp, dp), count, own in zip(degrees, split, recompute, strict=True):
         replicas = tuple(context.devices[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
         layers = ((layer, layer + count),)
-        found.append(ChainStage(replicas, layers, own.of(layers)))
+        found.append(LayoutStage(replicas, layers, own.of(layers)))
         rank, layer = rank + tp * dp, layer + count
-    return ReplicaChain(tuple(found), batch // size, size)
+    return Layout(tuple(found), batch // size, size)
 
 
 def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
@@ -331,4 +331,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    optional_sequence_parallelism=True,
 )

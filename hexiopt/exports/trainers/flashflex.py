@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
-from hexiopt.exports.grid import one_schedule, zero_stage
+from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, as_mapping, parse
@@ -57,7 +57,7 @@ def _unsuitable(problem: Problem) -> str | None:
 
 def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("flashflex")
-    schedule = one_schedule(plan, tuple(_SCHEDULES), refuse)
+    schedule = schedule_of(plan, tuple(_SCHEDULES), refuse)
     zero_stage(plan, (0,), refuse)
     policies = set[str]()
     for p, pipeline in enumerate(plan.pipelines):
@@ -69,7 +69,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
             policies |= set(stage.recompute)
             if len(policies) > 1:
                 said = f"{stage_name(p, s)} recomputes {stage.recompute[-1]}, a layer before it does not"
-                refuse(said, "space.recompute_per_stage=false space.recompute_per_layer=false")
+                refuse(said, UNIFORM_RECOMPUTE)
     if policies == {"selective"}:
         refuse("it recomputes selectively", "workload.recompute=full")
     unequal = len({pipeline.num_sequences for pipeline in plan.pipelines}) > 1
@@ -89,7 +89,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     }
     lines = [
         f"# For {TARGET}. Rank r runs on the GPU of row r of ranks.tsv.",
-        *(f"# Note: {note}." for note in notes),
+        *note_lines(notes),
         f"PLAN='{_arguments(problem, document)}'",
     ]
     files = {FILE: json.dumps(document, indent=1) + "\n", ARGUMENTS: "\n".join(lines) + "\n"}

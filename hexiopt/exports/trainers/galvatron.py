@@ -4,11 +4,9 @@ Ranks are t + T·(r + R·s) for replica r of R of stage s (`galvatron/core/runti
 """
 
 import json
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.exports.chain import ChainStage, ReplicaChain, chain_of, plan_of_chain
 from hexiopt.exports.formats import (
     ImportContext,
     ImportedPlan,
@@ -18,7 +16,8 @@ from hexiopt.exports.formats import (
     divides_model_and_sequence,
     stage_name,
 )
-from hexiopt.exports.grid import one_schedule, zero_stage
+from hexiopt.exports.layout import Layout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
+from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -44,23 +43,18 @@ def _unsuitable(problem: Problem) -> str | None:
 
 def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("galvatron")
-    schedule = one_schedule(plan, tuple(_SCHEDULES), refuse)
+    schedule = schedule_of(plan, tuple(_SCHEDULES), refuse)
     chain, zero = chain_of(plan, refuse), zero_stage(plan, tuple(_ZERO), refuse)
+    check_tp(problem, chain, divides_model_and_sequence, refuse)
     for s, stage in enumerate(chain.stages):
         if stage.tp * stage.dp != chain.stages[0].tp * chain.stages[0].dp:
             said = f"{stage_name(0, s)} has {stage.tp * stage.dp} GPUs, stage 0 has"
             refuse(f"{said} {chain.stages[0].tp * chain.stages[0].dp}", "space.uneven_tp=false space.replicas=false")
-        if not divides_model_and_sequence(problem, stage.tp):
-            refuse(
-                f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the heads", "constraints.max_tp"
-            )
         if "selective" in stage.recompute:
             refuse(f"{stage_name(0, s)} recomputes selectively", "workload.recompute=full")
     tps = [stage.tp for stage in chain.stages for _ in range(stage.num_layers)]
     checkpoint = [
-        int(policy == "full")
-        for stage in chain.stages
-        for policy in (stage.recompute * stage.num_layers if len(stage.recompute) == 1 else stage.recompute)
+        int(policy == "full") for stage in chain.stages for policies in stage.policies() for policy in policies
     ]
     ends = chain.stages[0].tp, chain.stages[-1].tp
     said = f"embedding and head have one TP degree, {ends[0]}, where the plan has {ends[0]} and {ends[1]}"
@@ -82,7 +76,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
         "hexiopt": {"target": TARGET, "notes": list(notes)},
     }
     command = f'"${{GALVATRON:-.}}/train_dist.py" --galvatron_config_path "$HERE/{FILE}"'
-    return Program(chain.devices(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
+    return Program(chain.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
 
 
 def _listed(numbers: list[int]) -> str:
@@ -122,7 +116,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
             )
         replicas = tuple(context.devices[rank + r * tp : rank + (r + 1) * tp] for r in range(per // tp))
         policies = tuple("full" if own else "none" for own in checkpoint[first:end])
-        found.append(ChainStage(replicas, ((first, end),), policies if len(set(policies)) > 1 else policies[:1]))
+        found.append(LayoutStage(replicas, ((first, end),), policies if len(set(policies)) > 1 else policies[:1]))
     named = section.text("pipeline_type", choices=tuple(_SCHEDULES.values()), default="gpipe")
     kind = section.text("default_dp_type", choices=tuple(_ZERO.values()), default="ddp")
     types = set(_numbers(section, "dp_types_enc", [0] * len(tps)))
@@ -130,9 +124,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if len(types) > 1:
         context.fail("dp_types_enc: layers differ in ZeRO stage, which is not modelled; give all the same")
     schedule = next(own for own, theirs in _SCHEDULES.items() if theirs == named)
-    workload = replace(context.workload, global_batch=batch)
-    problem = Problem(context.cluster, model, workload, context.space)
-    return ImportedPlan(problem, plan_of_chain(ReplicaChain(tuple(found), chunks, size), schedule, zero))
+    return imported_layout(context, model, Layout(tuple(found), chunks, size), schedule, zero, {"global_batch": batch})
 
 
 def _numbers(section: Section, key: str, default: list[int] | None = None) -> list[int]:

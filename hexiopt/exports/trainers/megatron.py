@@ -6,22 +6,21 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
-from hexiopt.exports.grid import (
+from hexiopt.exports.layout import (
     BlockRecompute,
-    Grid,
+    Layout,
+    block_recompute,
     grid_of,
-    one_recompute,
-    one_schedule,
-    one_tp,
-    plan_of,
-    ranges_of,
+    note_lines,
+    schedule_of,
+    uniform_tp,
     zero_stage,
 )
 from hexiopt.exports.rank_table import num_agents
+from hexiopt.exports.stated_jobs import StatedJob, imported_job
 from hexiopt.exports.trainers.megatron_model import (
     Arguments,
     integer,
@@ -59,14 +58,12 @@ PRESET = EVEN | {
 }
 
 
-def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, Grid, tuple[int, ...]]:
+def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, Layout, tuple[int, ...]]:
     """The arguments that state a plan, its grid, and its devices in the order of ranks. Raises InputError."""
     refuse = Refusal(trainer)
     grid = grid_of(plan, refuse)
-    tp, recompute = one_tp(grid, refuse), one_recompute(grid, refuse)
-    if not takes_tp(problem, tp):
-        refuse(f"TP degree {tp} does not divide the model's heads and columns", "constraints.max_tp")
-    schedule = one_schedule(plan, (ONE_F_ONE_B, INTERLEAVED), refuse)
+    tp, recompute = uniform_tp(problem, grid, takes_tp, refuse), block_recompute(grid, refuse)
+    schedule = schedule_of(plan, (ONE_F_ONE_B, INTERLEAVED), refuse)
     zero = zero_stage(plan, (1, 0), refuse)
     if problem.workload.precision not in _PRECISIONS:
         raise InputError(
@@ -75,11 +72,11 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     found: Arguments = {
         "tensor-model-parallel-size": [str(tp)],
         "pipeline-model-parallel-size": [str(grid.num_stages)],
-        "micro-batch-size": [str(grid.micro_batch_size)],
+        "micro-batch-size": [str(grid.samples)],
         "global-batch-size": [str(grid.global_batch)],
         **_PRECISIONS[problem.workload.precision],
     }
-    if tp > 1:
+    if tp > 1 and problem.workload.sequence_parallel:
         found["sequence-parallel"] = []
     if grid.num_stages > 1:
         found["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
@@ -100,8 +97,8 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     return found, grid, orders[order]
 
 
-def _notes(problem: Problem, grid: Grid) -> tuple[str, ...]:
-    tp, vocab = grid.degrees[0], problem.model.vocab_size
+def _notes(problem: Problem, grid: Layout) -> tuple[str, ...]:
+    tp, vocab = grid.stages[0].tp, problem.model.vocab_size
     padded = -(-vocab // tp) * tp
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
     if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
@@ -115,7 +112,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     lines = [
         f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
         "# the GPU of row r of ranks.tsv.",
-        *(f"# Note: {note}." for note in notes),
+        *note_lines(notes),
         "set -f  # the layout has asterisks",
         f'MODEL="{words(model)}"',
         f'PLAN="{words(arguments)}"',
@@ -152,43 +149,33 @@ def imported(arguments: Mapping[str, list[str]], context: ImportContext) -> Impo
     for name in ("context-parallel-size", "expert-model-parallel-size"):
         if whole(name, 1) > 1:
             context.fail(f"--{name} {whole(name)} is not modelled; import a layout without it")
-    tp, stages = whole("tensor-model-parallel-size", 1), whole("pipeline-model-parallel-size", 1)
-    world = len(context.devices)
-    if not tp or not stages or world % (tp * stages):
-        context.fail(f"{world} GPUs are not divided by TP {tp} times PP {stages}; give ranks=ranks.tsv or the cluster")
-    pipelines = world // (tp * stages)
-    size = whole("micro-batch-size", 1)
-    batch = whole("global-batch-size", size * pipelines)
-    if not size or batch % (size * pipelines):
-        context.fail(
-            f"--global-batch-size {batch} is not divided by {pipelines} pipelines times --micro-batch-size {size}"
-        )
+    stages = whole("pipeline-model-parallel-size", 1)
     parts = _parts(arguments, context, model.num_layers, stages)
-    layers = ranges_of(parts, stages)
-    recompute = _recompute(arguments, context)
-    major = "use-tp-pp-dp-mapping" in arguments
-    order = context.devices
-
-    def group(p: int, s: int) -> tuple[int, ...]:
-        first = tp * ((s + stages * p) if major else (p + pipelines * s))
-        return tuple(order[first : first + tp])
-
-    groups = tuple(tuple(group(p, s) for s in range(stages)) for p in range(pipelines))
-    grid = Grid(groups, layers, tuple(map(recompute.of, layers)), batch // (size * pipelines), size)
-    precision = next((name for name in ("bf16", "fp16") if name in arguments), "fp32")
-    sharding = _sharding(arguments)
-    schedule = INTERLEAVED if grid.num_chunks > 1 else ONE_F_ONE_B
-    workload = replace(
-        context.workload,
-        global_batch=batch,
-        seq_len=whole("seq-length", context.workload.seq_len),
-        precision=precision,
-        gradient_bytes=4 if "accumulate-allreduce-grads-in-fp32" in arguments else context.workload.gradient_bytes,
-    )
     if "rampup-batch-size" in arguments:
         notes.append("the batch size is that after --rampup-batch-size")
-    problem = Problem(context.cluster, model, workload, context.space)
-    return ImportedPlan(problem, plan_of(grid, schedule, sharding), tuple(notes))
+    return imported_job(
+        context,
+        StatedJob(
+            model,
+            tp=whole("tensor-model-parallel-size", 1),
+            num_stages=stages,
+            parts=parts,
+            recompute=_recompute(arguments, context),
+            micro_batch_size=whole("micro-batch-size", 1),
+            global_batch=whole("global-batch-size", 0) or None,
+            schedule=INTERLEAVED if len(parts) > stages else ONE_F_ONE_B,
+            sharding=_sharding(arguments),
+            pipeline_major="use-tp-pp-dp-mapping" in arguments,
+            workload={
+                "seq_len": whole("seq-length", context.workload.seq_len),
+                "precision": next((name for name in ("bf16", "fp16") if name in arguments), "fp32"),
+                "gradient_bytes": 4
+                if "accumulate-allreduce-grads-in-fp32" in arguments
+                else context.workload.gradient_bytes,
+            },
+            notes=tuple(notes),
+        ),
+    )
 
 
 def _parts(arguments: Mapping[str, list[str]], context: ImportContext, num_layers: int, stages: int) -> list[int]:
@@ -251,4 +238,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    optional_sequence_parallelism=True,
 )

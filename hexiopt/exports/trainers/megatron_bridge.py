@@ -5,6 +5,7 @@ is the recipe's.
 """
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer
+from hexiopt.exports.layout import note_lines
 from hexiopt.exports.trainers.megatron import PRESET, imported, plan_arguments
 from hexiopt.exports.trainers.megatron_model import Arguments, takes_tp, unsuitable
 from hexiopt.plan.plan import Plan
@@ -41,11 +42,13 @@ def _write(problem: Problem, plan: Plan) -> Program:
     lines = [
         f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
         "# GPU of row r of ranks.tsv.",
-        *(f"# Note: {note}." for note in grid.notes()),
+        *note_lines(grid.notes()),
         *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
     ]
     if grid.num_chunks > 1:
         lines.append(f"{_VIRTUAL}={grid.num_chunks}")
+    if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
+        lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
     if "use-distributed-optimizer" in arguments:
         lines.append("optimizer.use_distributed_optimizer=true")
     command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
@@ -90,4 +93,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    optional_sequence_parallelism=True,
 )

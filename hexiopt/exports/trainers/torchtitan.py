@@ -8,13 +8,13 @@ Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not res
 import ast
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model_and_sequence
-from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, ranges_of, zero_stage
+from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
+from hexiopt.exports.stated_jobs import StatedJob, imported_job
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -42,25 +42,16 @@ def _unsuitable(problem: Problem) -> str | None:
 def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("torchtitan")
     grid = grid_of(plan, refuse)
-    tp = one_tp(grid, refuse)
-    if not divides_model_and_sequence(problem, tp):
-        refuse(f"TP degree {tp} does not divide the model's heads and columns", "constraints.max_tp")
-    schedule = one_schedule(plan, tuple(_SCHEDULES), refuse)
+    tp, policy = uniform_tp(problem, grid, divides_model_and_sequence, refuse), uniform_policy(grid, refuse)
+    schedule = schedule_of(plan, tuple(_SCHEDULES), refuse)
     zero = zero_stage(plan, (2, 3, 0), refuse)
-    policies = {policy for own in grid.recompute for policy in own}
-    if len(policies) > 1:
-        refuse(
-            "stages or layers differ in recompute", "space.recompute_per_stage=false space.recompute_per_layer=false"
-        )
-    if policies == {"selective"}:
-        refuse("it recomputes selectively, which torchtitan does by other operators", "workload.recompute=full")
-    shard = grid.num_pipelines if zero else 1
+    shard = grid.dp if zero else 1
     values: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": grid.num_stages,
         "parallelism.tensor_parallel_degree": tp,
-        "parallelism.data_parallel_replicate_degree": grid.num_pipelines // shard,
+        "parallelism.data_parallel_replicate_degree": grid.dp // shard,
         "parallelism.data_parallel_shard_degree": shard,
-        "training.local_batch_size": grid.num_micro_batches * grid.micro_batch_size,
+        "training.local_batch_size": grid.num_micro_batches * grid.samples,
         "training.global_batch_size": grid.global_batch,
         "training.seq_len": problem.workload.seq_len,
     }
@@ -70,17 +61,17 @@ def _write(problem: Problem, plan: Plan) -> Program:
         values |= {
             "parallelism.pipeline_parallel_schedule": _SCHEDULES[schedule],
             "parallelism.module_fqns_per_model_part": _modules(grid.parts),
-            "parallelism.pipeline_parallel_microbatch_size": grid.micro_batch_size,
+            "parallelism.pipeline_parallel_microbatch_size": grid.samples,
             "training.disable_cuda_graphs": True,
         }
-    elif grid.micro_batch_size != grid.num_micro_batches * grid.micro_batch_size:
-        values["training.local_batch_size"] = grid.micro_batch_size  # the rest is accumulated
+    elif grid.samples != grid.num_micro_batches * grid.samples:
+        values["training.local_batch_size"] = grid.samples  # the rest is accumulated
     notes = (
         *grid.notes(),
         "the model is that of the configuration which the file imports as `base`; change it to yours",
         "the recompute policy is stated in a comment: set `activation_checkpoint` as your version names it",
     )
-    text = _text(values, policies.pop(), notes)
+    text = _text(values, policy, notes)
     command = f"-m torchtitan.train --module {MODULE} --config plan"
     return Program(
         grid.stage_major(),
@@ -151,45 +142,30 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     shard = pipelines // replicate
     if shard > 1 and replicate > 1:
         context.fail("parameters both replicated and sharded are not modelled; set one of the degrees to 1")
-    local = whole("local_batch_size", 1)
-    batch = whole("global_batch_size", -1)
-    batch = pipelines * local if batch == -1 else batch
-    size = whole("pipeline_parallel_microbatch_size", 1) if stages > 1 else local
-    if size < 1 or batch % (pipelines * size):
-        context.fail(f"global_batch_size {batch} is not divided by {pipelines} pipelines times micro-batches of {size}")
+    local, batch = whole("local_batch_size", 1), whole("global_batch_size", -1)
     name = values.get("pipeline_parallel_schedule", "1F1B")
     schedule = next((own for own, theirs in _SCHEDULES.items() if theirs.lower() == str(name).lower()), None)
     if schedule is None:
         context.fail(f"pipeline_parallel_schedule: {name!r} is not modelled; take 1F1B, GPipe or Interleaved1F1B")
-    parts = _parts(values, context, model.num_layers, stages)
-    layers = ranges_of(parts, stages)
-    policy = str(values.get("RECOMPUTE", values.get("mode", "none")))
-    policy = policy if policy in ("none", "full", "selective") else "none"
-    recompute = BlockRecompute(policy)
-    order = context.devices
-    groups = tuple(
-        tuple(tuple(order[tp * (p + pipelines * s) :][:tp]) for s in range(stages)) for p in range(pipelines)
-    )
-    grid = Grid(groups, layers, tuple(map(recompute.of, layers)), batch // (pipelines * size), size)
-    resharded = values.get("fsdp_reshard_after_forward", "default")
-    zero = 0 if shard == 1 else 3 if resharded == "always" or (resharded == "default" and stages == 1) else 2
-    workload = replace(context.workload, global_batch=batch, seq_len=whole("seq_len", context.workload.seq_len))
-    if stages > 1 and grid.num_chunks == 1 and schedule == INTERLEAVED:
-        schedule = ONE_F_ONE_B
-    notes = () if "RECOMPUTE" in values or "mode" in values else ("recompute is not stated: none is assumed",)
-    return ImportedPlan(Problem(context.cluster, model, workload, context.space), plan_of(grid, schedule, zero), notes)
-
-
-def _parts(values: Mapping[str, Any], context: ImportContext, num_layers: int, stages: int) -> list[int]:
     modules = values.get("module_fqns_per_model_part")
-    if modules is None:
-        if num_layers % stages:
-            context.fail(f"{num_layers} layers are not divided by {stages} stages; state module_fqns_per_model_part")
-        return [num_layers // stages] * stages
-    parts = [sum(str(name).startswith("layers.") for name in part) for part in modules]
-    if sum(parts) != num_layers or 0 in parts or len(parts) % stages:
-        context.fail(f"module_fqns_per_model_part has layers {parts} for {stages} stages of {num_layers} layers")
-    return parts
+    policy = str(values.get("RECOMPUTE", values.get("mode", "none")))
+    resharded = values.get("fsdp_reshard_after_forward", "default")
+    return imported_job(
+        context,
+        StatedJob(
+            model,
+            tp=tp,
+            num_stages=stages,
+            parts=None if modules is None else [sum(str(m).startswith("layers.") for m in part) for part in modules],
+            recompute=BlockRecompute(policy if policy in ("none", "full", "selective") else "none"),
+            micro_batch_size=whole("pipeline_parallel_microbatch_size", 1) if stages > 1 else local,
+            global_batch=pipelines * local if batch == -1 else batch,
+            schedule=schedule,
+            sharding=0 if shard == 1 else 3 if resharded == "always" or (resharded == "default" and stages == 1) else 2,
+            workload={"seq_len": whole("seq_len", context.workload.seq_len)},
+            notes=() if "RECOMPUTE" in values or "mode" in values else ("recompute is not stated: none is assumed",),
+        ),
+    )
 
 
 def _values(text: str, context: ImportContext) -> dict[str, Any]:

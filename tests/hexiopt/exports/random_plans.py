@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from hexiopt.exports.chain import ChainStage, ReplicaChain, plan_of_chain
-from hexiopt.exports.grid import BlockRecompute, Grid, plan_of, ranges_of
+from hexiopt.exports.layout import BlockRecompute, Layout, LayoutStage, plan_of_layout, ranges_of
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -66,11 +65,11 @@ def grid(
     zeros: tuple[int, ...] = (0, 1),
     policies: tuple[str, ...] = ("none", "full"),
     blocks: bool = False,
-    stages: tuple[int, ...] = (1, 2, 3, 4),
+    depths: tuple[int, ...] = (1, 2, 3, 4),
     precisions: tuple[str, ...] = ("bf16", "fp32", "fp16"),
 ) -> Drawn:
     """Pipelines all alike."""
-    model, num_stages, tp = rng.choice(models), rng.choice(stages), rng.choice((1, 2, 4))
+    model, num_stages, tp = rng.choice(models), rng.choice(depths), rng.choice((1, 2, 4))
     pipelines = rng.randint(1, 3)
     where = cluster(rng, pipelines * num_stages * tp)
     name = rng.choice(schedules) if num_stages > 1 else "1f1b" if "1f1b" in schedules else schedules[0]
@@ -84,14 +83,13 @@ def grid(
     if blocks and rng.random() < 0.4:
         recompute = BlockRecompute("full", rng.randint(1, 5))
     flat = groups_of(rng, where, [tp] * (pipelines * num_stages))
-    tp_groups = tuple(tuple(flat[p * num_stages : (p + 1) * num_stages]) for p in range(pipelines))
-    size = rng.choice((1, 2, 4))
-    drawn = Grid(tp_groups, tuple(layers), tuple(map(recompute.of, layers)), count, size)
+    stages = tuple(LayoutStage(tuple(flat[s::num_stages]), own, recompute.of(own)) for s, own in enumerate(layers))
+    drawn = Layout(stages, count, rng.choice((1, 2, 4)) * pipelines)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE, "interleaved": INTERLEAVED}[name]
     zero = rng.choice(zeros)
     if zero >= 2 and not schedule.lockstep:
         zero = min(zeros)
-    plan = plan_of(drawn, schedule, zero if zero < 2 or schedule.lockstep else 0)
+    plan = plan_of_layout(drawn, schedule, zero if zero < 2 or schedule.lockstep else 0)
     workload = Workload(drawn.global_batch, 4096, rng.choice(precisions))
     return Problem(where, model, workload), plan
 
@@ -129,11 +127,11 @@ def chain(
         if not first_layers and many > 1 and rng.random() < 0.5:
             policy = tuple(rng.choice(("none", "full")) for _ in range(many))
             policy = policy[:1] if len(set(policy)) == 1 else policy
-        stages.append(ChainStage(replicas, own, policy))
+        stages.append(LayoutStage(replicas, own, policy))
     size = 8 * rng.randint(1, 2)
-    drawn = ReplicaChain(tuple(stages), rng.randint(1, 6), size)
+    drawn = Layout(tuple(stages), rng.randint(1, 6), size)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE}[rng.choice(schedules)]
-    return Problem(where, model, Workload(drawn.global_batch)), plan_of_chain(drawn, schedule, zero)
+    return Problem(where, model, Workload(drawn.global_batch)), plan_of_layout(drawn, schedule, zero)
 
 
 def unequal(rng: random.Random) -> Drawn:
@@ -153,7 +151,7 @@ def unequal(rng: random.Random) -> Drawn:
 
 
 def _lone(rng: random.Random) -> Drawn:
-    return grid(rng, schedules=("1f1b",), zeros=(2, 3), stages=(1,))
+    return grid(rng, schedules=("1f1b",), zeros=(2, 3), depths=(1,))
 
 
 DRAWN: dict[str, Callable[[random.Random], Drawn]] = {

@@ -1,0 +1,317 @@
+"""Layouts: the normal form of a plan in the files of other trainers, taken from a plan and made into one.
+
+A layout is a chain of stages, each of them replicas that take equally many samples. Pipelines that are all alike are
+one chain, whose stages have that many times as many replicas. A grid, which is all that most trainers express, is a
+layout whose stages have equally many replicas: their number is the data-parallel degree.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from hexiopt.exports.formats import Refusal, stage_name
+from hexiopt.plan.parallelism import Replica, Replicated, StageParallelism, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Recompute
+from hexiopt.schedules.registry import INTERLEAVED
+from hexiopt.schedules.schedule import Schedule
+
+Ranges = tuple[tuple[int, int], ...]
+Groups = tuple[tuple[int, ...], ...]  # the devices of each replica of a stage
+
+UNIFORM_RECOMPUTE = "space.recompute_per_stage=false space.recompute_per_layer=false"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutStage:
+    """A stage: the devices of each replica, all of one TP degree; its half-open layer ranges; one recompute policy, or
+    one for each layer."""
+
+    replicas: Groups
+    layers: Ranges
+    recompute: Recompute
+
+    @property
+    def tp(self) -> int:
+        """TP degree of every replica."""
+        return len(self.replicas[0])
+
+    @property
+    def dp(self) -> int:
+        """Number of replicas."""
+        return len(self.replicas)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return sum(end - first for first, end in self.layers)
+
+    def policies(self) -> list[Recompute]:
+        """The policy of every layer, range by range."""
+        each = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
+        ends = [0, *accumulate(end - first for first, end in self.layers)]
+        return [each[a:b] for a, b in pairwise(ends)]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Stages in order; all replicas of a stage together take `micro_batch_size` sequences of each micro-batch."""
+
+    stages: tuple[LayoutStage, ...]
+    num_micro_batches: int
+    micro_batch_size: int
+    folded: bool = False
+    """Whether stages of the plan have replicas, which a grid states as pipelines."""
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def num_chunks(self) -> int:
+        """Layer ranges of every stage."""
+        return len(self.stages[0].layers)
+
+    @property
+    def dp(self) -> int:
+        """Replicas of the first stage, and of a grid of all stages."""
+        return self.stages[0].dp
+
+    @property
+    def samples(self) -> int:
+        """Sequences of a micro-batch that each replica of the first stage takes."""
+        return self.micro_batch_size // self.dp
+
+    @property
+    def parts(self) -> list[int]:
+        """Layers of each virtual stage, in the order of the model."""
+        ranges = [stage.layers[chunk] for chunk in range(self.num_chunks) for stage in self.stages]
+        return [end - first for first, end in ranges]
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.num_micro_batches * self.micro_batch_size
+
+    def stage_major(self) -> tuple[int, ...]:
+        """Devices stage by stage, replica by replica: of a grid in the order of ranks t + T · (p + P · s)."""
+        return tuple(d for stage in self.stages for replica in stage.replicas for d in replica)
+
+    def pipeline_major(self) -> tuple[int, ...]:
+        """Devices of a grid in the order of ranks t + T · (s + S · p)."""
+        pipelines = zip(*(stage.replicas for stage in self.stages), strict=True)
+        return tuple(d for pipeline in pipelines for group in pipeline for d in group)
+
+    def notes(self) -> tuple[str, ...]:
+        """How a grid differs from the plan."""
+        return ("replicas of a stage are written as data-parallel pipelines of smaller micro-batches",) * self.folded
+
+
+def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: bool = False) -> tuple[Groups, ...]:
+    """The devices of each replica of each stage of a grid, whose devices in the order of ranks are `ranks`.
+
+    The inverse of `Layout.stage_major`, or of `Layout.pipeline_major`. TP times stages divides the number of ranks.
+    """
+    dp = len(ranks) // (tp * num_stages)
+
+    def group(s: int, p: int) -> tuple[int, ...]:
+        first = tp * (s + num_stages * p if pipeline_major else p + dp * s)
+        return tuple(ranks[first : first + tp])
+
+    return tuple(tuple(group(s, p) for p in range(dp)) for s in range(num_stages))
+
+
+def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[Ranges, ...]:
+    """The layer ranges of each stage, where virtual stage i holds `parts[i]` layers and belongs to stage i mod S."""
+    ends = [0, *accumulate(parts)]
+    return tuple(tuple((ends[k], ends[k + 1]) for k in range(s, len(parts), num_stages)) for s in range(num_stages))
+
+
+# ----------------------------------------------------------------------------- from plans
+
+
+def layout_of(plan: Plan, refuse: Refusal) -> Layout:
+    """The layout that a plan is. Raises InputError, by `refuse`, where its pipelines or replicas differ."""
+    first = plan.pipelines[0]
+    for p, pipeline in enumerate(plan.pipelines):
+        if len(pipeline.stages) != len(first.stages):
+            what = f"pipeline {p} has {len(pipeline.stages)} stages, pipeline 0 has {len(first.stages)}"
+            refuse(what, "space.uneven_structure=false")
+        for s, stage in enumerate(pipeline.stages):
+            _check(stage_name(p, s), stage, first.stages[s], refuse)
+        batch = pipeline.num_micro_batches, pipeline.micro_batch_size
+        if batch != (first.num_micro_batches, first.micro_batch_size):
+            what = f"pipeline {p} has {batch[0]} micro-batches of {batch[1]}, pipeline 0 has {first.num_micro_batches}"
+            refuse(f"{what} of {first.micro_batch_size}", "space.uneven_batch=false space.batch_remainder=false")
+    stages = tuple(
+        LayoutStage(
+            tuple(devices for pipeline in plan.pipelines for devices in pipeline.stages[s].executors),
+            stage.layers,
+            stage.recompute,
+        )
+        for s, stage in enumerate(first.stages)
+    )
+    size = first.micro_batch_size * len(plan.pipelines)
+    folded = any(len(stage.replicas) > 1 for stage in first.stages)
+    return Layout(stages, first.num_micro_batches, size, folded)
+
+
+def _check(name: str, stage: Stage, first: Stage, refuse: Refusal) -> None:
+    """Refuse a stage whose replicas are unequal, or that differs from `first`, that of the first pipeline."""
+    if stage.sequence:
+        refuse(f"{name} has a sequence layout", "space.sequence=false")
+    if len({(len(replica.devices), replica.samples) for replica in stage.replicas}) > 1:
+        refuse(f"{name} has replicas of unequal TP degree or samples", "space.replicas=false")
+    if stage.layers != first.layers:
+        refuse(f"{name} has other layers than that of pipeline 0", "space.uneven_structure=false")
+    if (stage.tp, len(stage.replicas)) != (first.tp, len(first.replicas)):
+        what = f"{name} has TP degree {stage.tp} and {len(stage.replicas)} replicas, that of pipeline 0"
+        refuse(f"{what} has {first.tp} and {len(first.replicas)}", "space.uneven_structure=false space.replicas=false")
+    if stage.policies() != first.policies():
+        refuse(f"{name} recomputes other layers than that of pipeline 0", "space.recompute_per_stage=false")
+
+
+def grid_of(plan: Plan, refuse: Refusal) -> Layout:
+    """The grid that a plan is. Raises InputError where it is none."""
+    layout = layout_of(plan, refuse)
+    if len(widths := sorted({stage.dp for stage in layout.stages})) > 1:
+        refuse(f"stages have {' or '.join(map(str, widths))} replicas", "space.replicas=false")
+    return layout
+
+
+def chain_of(plan: Plan, refuse: Refusal) -> Layout:
+    """The layout that a plan is, of stages with one layer range each. Raises InputError where it is none."""
+    if plan.pipelines[0].num_chunks > 1:
+        refuse(f"{stage_name(0, 0)} has several layer ranges", "workload.schedule=1f1b")
+    return layout_of(plan, refuse)
+
+
+def check_tp(problem: Problem, layout: Layout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> None:
+    """Raises InputError where a TP degree does not suit the model."""
+    for s, stage in enumerate(layout.stages):
+        if not takes_tp(problem, stage.tp):
+            what = f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the model's heads and columns"
+            refuse(what, "constraints.max_tp")
+
+
+def uniform_tp(problem: Problem, layout: Layout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> int:
+    """The TP degree of all stages. Raises InputError where they differ, or it does not suit the model."""
+    first = layout.stages[0].tp
+    for s, stage in enumerate(layout.stages):
+        if stage.tp != first:
+            refuse(f"{stage_name(0, s)} has TP degree {stage.tp}, stage 0 has {first}", "space.uneven_tp=false")
+    check_tp(problem, layout, takes_tp, refuse)
+    return first
+
+
+def zero_stage(plan: Plan, allowed: Sequence[int], refuse: Refusal) -> int:
+    """The ZeRO stage of a plan. Raises InputError where it is not `allowed`, or inside groups of devices only."""
+    stage = plan.sharding.stage
+    if stage not in allowed:
+        refuse(f"it shards with ZeRO-{stage}", f"workload.optimizer_sharding={allowed[0]}")
+    if stage and plan.sharding.groups != "all":
+        refuse("it shards the optimizer within groups of devices", "space.machine_sharding=false")
+    return stage
+
+
+def schedule_of(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Schedule:
+    """The schedule of a plan; interleaved with one layer range a stage counts as 1F1B. Raises InputError."""
+    if plan.schedule == INTERLEAVED and plan.pipelines[0].num_chunks == 1:
+        return allowed[0]
+    if plan.schedule not in allowed:
+        refuse(f"it has the {plan.schedule} schedule", f"workload.schedule={allowed[0]}")
+    return plan.schedule
+
+
+# ----------------------------------------------------------------------------- recompute
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecompute:
+    """`policy` for all layers or, where `block` is stated, for the first `block` layers of every layer range, and none
+    for the others."""
+
+    policy: str
+    block: int | None = None
+
+    def of(self, ranges: Ranges) -> Recompute:
+        """The policies of a stage."""
+        if self.block is None:
+            return (self.policy,)
+        each = [k < self.block for first, end in ranges for k in range(end - first)]
+        return (self.policy,) if all(each) else tuple(self.policy if first else "none" for first in each)
+
+
+NO_RECOMPUTE = BlockRecompute("none")
+
+
+def first_layers(policies: Sequence[str], policy: str = "full") -> int | None:
+    """The number of first layers that have `policy` where all others have none; None where that is not so."""
+    count = next((k for k, each in enumerate(policies) if each != policy), len(policies))
+    return count if set(policies[count:]) <= {"none"} else None
+
+
+def uniform_policy(layout: Layout, refuse: Refusal) -> str:
+    """The recompute policy of all layers, full or none. Raises InputError where it is neither."""
+    policies = sorted({policy for stage in layout.stages for policy in stage.recompute})
+    if "selective" in policies:
+        refuse("it recomputes selectively", "workload.recompute=full")
+    if len(policies) > 1:
+        refuse("stages or layers differ in recompute", UNIFORM_RECOMPUTE)
+    return policies[0]
+
+
+def block_recompute(layout: Layout, refuse: Refusal) -> BlockRecompute:
+    """The recompute of all stages: one policy, or full of the first layers. Raises InputError where it is neither."""
+    ranges = [(s, policies) for s, stage in enumerate(layout.stages) for policies in stage.policies()]
+    every = {policy for _, policies in ranges for policy in policies}
+    if len(every) == 1:
+        return BlockRecompute(every.pop())
+    most = max(first_layers(policies) or 0 for _, policies in ranges)
+    for s, policies in ranges:
+        name, count = stage_name(0, s), first_layers(policies)
+        if count is None and len(set(policies)) > 1:
+            what = f"layers of {name} differ in recompute, and not as full of the first and none of the rest"
+            refuse(what, "space.recompute_per_layer=false")
+        if count is None:
+            refuse(f"{name} has recompute {policies[0]}, another stage has another", "space.recompute_per_stage=false")
+        if count != min(most, len(policies)):
+            refuse(f"{name} has full recompute of {count} layers, another stage of its first {most}", UNIFORM_RECOMPUTE)
+    return BlockRecompute("full", most)
+
+
+# ----------------------------------------------------------------------------- to plans
+
+
+def plan_of_layout(layout: Layout, schedule: Schedule, sharding: int) -> Plan:
+    """The plan that a layout is: of as many pipelines as all stages have replicas, or of one pipeline with replicas.
+
+    Raises InputError as the classes of a plan do.
+    """
+    if len({stage.dp for stage in layout.stages}) == 1:
+        pipelines = tuple(
+            Pipeline(
+                tuple(Stage(TensorParallel(s.replicas[p]), s.layers, s.recompute) for s in layout.stages),
+                layout.num_micro_batches,
+                layout.samples,
+            )
+            for p in range(layout.dp)
+        )
+        return Plan(pipelines, schedule, Sharding(sharding))
+
+    def parallelism(stage: LayoutStage) -> StageParallelism:
+        if stage.dp == 1:
+            return TensorParallel(stage.replicas[0])
+        samples = layout.micro_batch_size // stage.dp
+        return Replicated(tuple(Replica(devices, samples) for devices in stage.replicas))
+
+    stages = tuple(Stage(parallelism(stage), stage.layers, stage.recompute) for stage in layout.stages)
+    pipeline = Pipeline(stages, layout.num_micro_batches, layout.micro_batch_size)
+    return Plan((pipeline,), schedule, Sharding(sharding))
+
+
+def note_lines(notes: Sequence[str]) -> list[str]:
+    """Notes as comments at the head of a file."""
+    return [f"# Note: {note}." for note in notes]

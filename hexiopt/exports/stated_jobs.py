@@ -1,0 +1,143 @@
+"""The problem and the plan that the job in another trainer's file is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hexiopt.exports.formats import ImportContext, ImportedPlan
+from hexiopt.exports.layout import (
+    NO_RECOMPUTE,
+    BlockRecompute,
+    Layout,
+    LayoutStage,
+    plan_of_layout,
+    ranges_of,
+    rank_groups,
+)
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import AUTO
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, schedule_named
+from hexiopt.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class StatedJob:
+    """What a file states of a job whose pipelines are all alike.
+
+    `world` is its number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
+    equally many of `chunks` virtual stages a stage). The batch is `global_batch` sequences, or `num_micro_batches` of
+    every pipeline, else one micro-batch of each. `workload` has the values of other keys of `Workload`. `labels` are
+    the file's words for `tp`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
+    """
+
+    model: ModelSpec
+    tp: int = 1
+    num_stages: int = 1
+    chunks: int = 1
+    parts: Sequence[int] | None = None
+    recompute: BlockRecompute = NO_RECOMPUTE
+    micro_batch_size: int = 1
+    num_micro_batches: int | None = None
+    global_batch: int | None = None
+    schedule: Schedule = ONE_F_ONE_B
+    sharding: int = 0
+    pipeline_major: bool = False
+    world: int | None = None
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def label(self, name: str) -> str:
+        """The file's word for a field."""
+        return self.labels.get(name, name)
+
+
+def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
+    """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not go together."""
+    ranks, notes = context.ranks_of(job.world)
+    tp, num_stages, size = job.tp, job.num_stages, job.micro_batch_size
+    for name in ("tp", "num_stages", "chunks", "micro_batch_size"):
+        if getattr(job, name) < 1:
+            context.fail(f"{job.label(name)}: {getattr(job, name)} is below 1; state at least 1")
+    if len(ranks) % (tp * num_stages):
+        context.fail(
+            f"{len(ranks)} GPUs are not divided by TP {tp} times PP {num_stages}; "
+            "give ranks=ranks.tsv, or the cluster that it runs on"
+        )
+    groups = rank_groups(ranks, tp, num_stages, job.pipeline_major)
+    dp = len(groups[0])
+    batch = job.global_batch or size * dp * (job.num_micro_batches or 1)
+    if "global_batch" not in context.stated and batch % (size * dp):
+        context.fail(
+            f"{job.label('global_batch')} {batch} is not divided by {dp} pipelines times "
+            f"{job.label('micro_batch_size')} {size}; correct one of them, or give ranks=ranks.tsv"
+        )
+    ranges = ranges_of(_parts(context, job), num_stages)
+    stages = tuple(LayoutStage(g, own, job.recompute.of(own)) for g, own in zip(groups, ranges, strict=True))
+    layout = Layout(stages, max(1, batch // (size * dp)), size * dp)
+    values = {"global_batch": batch, **job.workload}
+    return imported_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
+
+
+def _parts(context: ImportContext, job: StatedJob) -> Sequence[int]:
+    num_layers, stages = job.model.num_layers, job.num_stages
+    if job.parts is None:
+        count = stages * job.chunks
+        if num_layers % count:
+            context.fail(
+                f"{num_layers} layers are not divided by {count} virtual stages of {stages} stages; state them"
+            )
+        return [num_layers // count] * count
+    if sum(job.parts) != num_layers or len(job.parts) % stages or min(job.parts) < 1:
+        context.fail(
+            f"its stages hold {' + '.join(map(str, job.parts))} = {sum(job.parts)} layers, for {stages} stages and "
+            f"{num_layers} layers of {job.model.name}; make parts a multiple of the stages, and layers the model's"
+        )
+    return job.parts
+
+
+def imported_layout(
+    context: ImportContext,
+    model: ModelSpec,
+    layout: Layout,
+    schedule: Schedule,
+    sharding: int,
+    workload: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> ImportedPlan:
+    """The problem and the plan of a layout, with what the user states instead of the file.
+
+    `workload` has the values that the file states, `global_batch` among them. Raises InputError as the classes of a
+    plan and of a problem do.
+    """
+    notes = list(notes)
+    schedule = ONE_F_ONE_B if schedule == INTERLEAVED and layout.num_chunks == 1 else schedule
+    stated, overrules = context.workload_of(**workload)
+    if stated.global_batch != layout.global_batch:
+        if stated.global_batch % layout.micro_batch_size:
+            context.fail(
+                f"workload.global_batch={stated.global_batch} is not divided by the {layout.micro_batch_size} "
+                "sequences of a micro-batch of all pipelines; state a multiple"
+            )
+        layout = replace(layout, num_micro_batches=stated.global_batch // layout.micro_batch_size)
+    chosen = {key: word for key in ("recompute", "schedule", "optimizer_sharding") if (word := _choice(context, key))}
+    if "recompute" in chosen:
+        policies = sorted({policy for stage in layout.stages for policy in stage.recompute})
+        notes += [context.overruled("recompute", " and ".join(policies))] * (policies != [chosen["recompute"]])
+        stages = tuple(replace(stage, recompute=(chosen["recompute"],)) for stage in layout.stages)
+        layout = replace(layout, stages=stages)
+    if chosen.get("schedule", str(schedule)) != str(schedule):
+        notes.append(context.overruled("schedule", schedule))
+        schedule = schedule_named(chosen["schedule"])
+    if chosen.get("optimizer_sharding", str(sharding)) != str(sharding):
+        notes.append(context.overruled("optimizer_sharding", sharding))
+        sharding = int(chosen["optimizer_sharding"])
+    problem = Problem(context.cluster, model, stated, context.space)
+    return ImportedPlan(problem, plan_of_layout(layout, schedule, sharding), (*notes, *overrules))
+
+
+def _choice(context: ImportContext, key: str) -> str | None:
+    """The user's choice for the whole plan; None where it is left open."""
+    word: str = getattr(context.workload, key)
+    return word if key in context.stated and word != AUTO else None
