@@ -6,20 +6,24 @@ from rich.text import Text
 
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, bound_limit_s, bounded, interrupt, listener, solvers_of
+from experiments.app.reports import write_plan
 from hexiopt.toolkit.comparing import each_result
 
 
 def run(job: Job) -> float:
-    """Run the solvers one after the other with the same budget each; returns the least step time in seconds.
+    """Run the solvers one after the other with the same budget each, and write the best plan; returns its step time in
+    seconds.
 
-    A solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
-    where no solver finds a plan.
+    A solver whose plan breaks a rule, that does not take the problem, or that crashes has a row that says so, and is
+    not ranked; the others' results stay. Raises InputError, also where no solver takes the problem, and NoPlanError
+    where none finds a plan.
     """
     problem = job.problem
     solvers = [(solver.name, solver) for solver in solvers_of(job, job.config.compare.solvers)]
     with listener(job, problem) as listen:
         results = list(each_result(problem, solvers, job.budget, [job.config.seed], listen, interrupt))
-    results = bounded(results, problem, bound_limit_s(job))
+    judge = solvers[0][1].judge(problem)
+    results = bounded(results, problem, bound_limit_s(job), judge)
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
@@ -28,9 +32,10 @@ def run(job: Job) -> float:
     from hexiopt.report.notes import notes
     from hexiopt.report.table import headline
 
-    job.drop("comparison.csv", "comparison.png", "operators.csv")
+    job.drop("plan.json", "comparison.csv", "comparison.png", "operators.csv")
+    write_plan(job, problem, min(results, key=lambda result: result.objective), pricer=judge)
     job.write("comparison.csv", comparison_frame(results).to_csv())
-    written = ["comparison.csv"]
+    written = ["plan.json", "comparison.csv"]
     if any(result.operators for result in results):
         job.write("operators.csv", operators_frame(results).to_csv())
         written.append("operators.csv")

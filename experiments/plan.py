@@ -19,12 +19,15 @@ _WRITTEN = ("plan.json", "plan.png", "timeline.json", "report.html")
 def run(job: Job) -> float:
     """Find a plan; returns its step time in seconds. Raises InputError and NoPlanError."""
     problem = job.problem
-    result = search_and_bound(job, solver_of(job), problem)
+    solver = solver_of(job)
+    result = search_and_bound(job, solver, problem)
     job.drop(*_WRITTEN)
-    plan, cost, made_by = write_plan(job, problem, result)
+    plan, cost, made_by = write_plan(job, problem, result, pricer=solver.judge(problem))
     show_plan(job, problem, plan, cost, made_by)
     written = []
-    if job.pictures:
+    if job.pictures and "pricer" in made_by:
+        job.show("", Text("no pictures: they show the phases of our own cost model's price", "dim"))
+    elif job.pictures:
         began_s = time.perf_counter()
         written = plan_reports(job, problem, plan, cost, made_by, result.trajectory)
         job.show("", Text(f"pictures drawn in {seconds(time.perf_counter() - began_s)}", "dim"))

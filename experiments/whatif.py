@@ -25,9 +25,9 @@ def run(job: Job) -> float:
     """
     config, solver = job.config.whatif, job.config.solver
     prices = prices_for(job.problem, config.prices)
-    found = alternatives(priced(job.problem, prices), prices, config.factor)
+    found = alternatives(priced(job.problem, prices), prices, config.factor, config.wishes)
     processes = processes_for(solver_of(job).capabilities, config.processes)
-    search = SearchSetup(solver.name, solver.options(), job.budget, job.config.seed)
+    search = SearchSetup(solver.name, solver.options(), job.budget, job.config.seed, job.config.pricer)
     shown, again = False if job.in_sweep else None, f"hexiopt whatif ... hydra.run.dir={job.folder}"
     result = planned(found, search, job.folder / _FOLDER, processes, bound_limit_s(job), shown, again)
     if all(option.plan is None for option in result.options):

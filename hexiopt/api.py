@@ -5,7 +5,7 @@ are immutable and display themselves in Jupyter.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ from hexiopt.frame import Frame
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
 from hexiopt.plan.plan import Plan
-from hexiopt.plugins import current_name, declared_pricer
+from hexiopt.plugins import current_name, pricer_maker
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -37,9 +37,9 @@ from hexiopt.readers.shipped import is_shipped, shipped
 from hexiopt.readers.sweep_files import counted, sweep_frame
 from hexiopt.reading import Section, number_in, whole_in
 from hexiopt.result import Result
-from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
+from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, PricerMaker, Solver
 from hexiopt.toolkit import html
-from hexiopt.toolkit.alternatives import alternatives, priced
+from hexiopt.toolkit.alternatives import Wishes, alternatives, priced
 from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
 from hexiopt.toolkit.fitting import Fit, fitted
@@ -189,7 +189,7 @@ def solve(
     max_steps: int | None = None,
     *,
     constraints: Mapping[str, Any] | None = None,
-    pricer: str | Pricer | Callable[[Problem], Pricer] | None = None,
+    pricer: str | Pricer | PricerMaker | None = None,
     start: Plan | None = None,
     progress: bool | None = None,
     **options: object,
@@ -199,7 +199,8 @@ def solve(
     `solver` is a name in `solvers()`, or a solver class or object; `options` are its parameters. `max_steps` limits the
     search in the solver's own unit; the same `seed` then gives the same plan, whatever the load of the machine.
     `constraints` are fields of `Space` that replace those of the problem for this call. `pricer` is the cost model that
-    steers the search instead of our own: a declared name, or a class or function that makes one for a problem. `start`
+    steers the search and prices its result instead of our own: a declared name, or a class or function that makes one
+    for a problem. Bounds and proofs of ours do not hold for it, so `bound_s` is 0 unless it brings one. `start`
     is a plan for the problem to begin from, such as that of an earlier search: the result is never slower.
     Progress appears on a terminal and in a notebook, unless `progress` is False. Ctrl-C ends the search, and the best
     plan so far is returned.
@@ -214,7 +215,7 @@ def solve(
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
     problem = _constrained(problem, constraints)
     made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options)
-    judge = _pricer(pricer, problem)
+    judge = None if pricer is None else pricer_maker(pricer)(problem)
     with listening(Interrupt(), problem.workload.tokens, budget.time_limit_s, progress) as listen:
         result = made.solve(problem, budget, seed=seed, pricer=judge, on_progress=listen, start=start)
     return Solution.of(problem, result, judge)
@@ -327,6 +328,7 @@ def compare(
     time_limit_s: float = 10.0,
     max_steps: int | None = None,
     *,
+    pricer: str | Pricer | PricerMaker | None = None,
     bound_time_limit_s: float | None = None,
     progress: bool | None = None,
 ) -> Comparison:
@@ -334,21 +336,27 @@ def compare(
     seeds from 0).
 
     `solvers` are as in `solve`. The keys of a mapping are labels, under which one solver can appear twice with other
-    parameters (`hexiopt.solver(NAME, ...)`). The lower bound is computed within `bound_time_limit_s` seconds, by
-    default half the time limit of a search. A result whose plan breaks a rule is marked `invalid` and not ranked.
-    Ctrl-C ends the comparison, and the results so far are returned. Raises InputError.
+    parameters (`hexiopt.solver(NAME, ...)`). `pricer` is as in `solve`. The lower bound is computed within
+    `bound_time_limit_s` seconds, by default half the time limit of a search; under another cost model than ours there
+    is none, unless it brings one.
+
+    A result whose plan breaks a rule is marked `invalid` and not ranked; so are solvers that do not take the problem
+    (`refused`) and those that raise an exception (`crashed`). `overrun_s` says who took longer than the time limit
+    allows. Ctrl-C ends the comparison, and the results so far are returned. Raises InputError.
     """
     budget = Budget(time_limit_s, max_steps)
     own = range(whole_in(seeds, "seeds", at_least=1, at_most=10**6)) if not isinstance(seeds, Iterable) else seeds
     chosen = [whole_in(seed, "seeds", at_least=0, at_most=MAX_SEED) for seed in own]
     limit_s = 0.5 * budget.time_limit_s if bound_time_limit_s is None else bound_time_limit_s
     limit_s = number_in(limit_s, "bound_time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
-    made = [(label, made_solver(one, {})) for label, one in labelled(solvers).items()]
+    maker = None if pricer is None else pricer_maker(pricer)
+    made = [(label, made_solver(one, {}, maker)) for label, one in labelled(solvers).items()]
     interrupt = Interrupt()
     with listening(interrupt, problem.workload.tokens, budget.time_limit_s, progress) as listen:
         results = list(each_result(problem, made, budget, chosen, listen, interrupt))
-    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
-    return Comparison.among(problem, results, bound_s)
+    judge = None if maker is None else maker(problem)
+    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s, judge)
+    return Comparison.among(problem, results, bound_s, judge)
 
 
 def sweep(
@@ -359,6 +367,7 @@ def sweep(
     solver: str = "portfolio",
     time_limit_s: float = 10.0,
     max_steps: int | None = None,
+    pricer: str | None = None,
     processes: int | None = None,
     progress: bool | None = None,
 ) -> Frame:
@@ -366,7 +375,8 @@ def sweep(
     cores allow, of which some solvers keep several busy).
 
     Keys are those of the command line: `cluster`, `model`, `workload.KEY`, `space.KEY`, `constraints.KEY`, `solver`,
-    `solver.KEY` and `seed`; `problem` and the other arguments supply the rest. Each job writes `plan.json` and
+    `solver.KEY`, `pricer` and `seed`; `problem` and the other arguments supply the rest. `pricer` is the name of a
+    declared cost model. Each job writes `plan.json` and
     `status.json` to a sub-folder of `folder` that is named by a hash of everything that determines its result. The same
     call resumes a sweep: it skips finished jobs, and repeats failed and interrupted ones. A failing job does not end
     the sweep. The frame has one row per job, with the columns of `hexiopt collect`.
@@ -374,7 +384,8 @@ def sweep(
     Raises InputError for wrong keys. Raises KeyboardInterrupt after Ctrl-C, once running jobs have saved their best
     plans.
     """
-    jobs = jobs_of(problem, over, current_name(solver), Budget(time_limit_s, max_steps), Sources(cluster, model))
+    budget, sources = Budget(time_limit_s, max_steps), Sources(cluster, model)
+    jobs = jobs_of(problem, over, current_name(solver), budget, sources, pricer)
     return run_jobs(jobs, Path(folder), processes, progress)
 
 
@@ -395,6 +406,7 @@ def fit(
     seed: int = 0,
     max_steps: int | None = None,
     *,
+    pricer: str | Pricer | PricerMaker | None = None,
     precision: float = 0.03,
     progress: bool | None = None,
     **options: object,
@@ -407,13 +419,14 @@ def fit(
     Above, a request is `impossible` where the solver proves it, and `without_plan` where it found none.
 
     `solver` answers each question within `time_limit_s` seconds and `max_steps` steps; `precision` is the relative
-    distance to the least refused request at which bisection ends. After Ctrl-C the answers so far are returned. Raises
-    InputError as `solve` does.
+    distance to the least refused request at which bisection ends; `pricer` is as in `solve`. After Ctrl-C the answers
+    so far are returned. Raises InputError as `solve` does.
     """
     budget = Budget(time_limit_s, max_steps)
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
     precision = number_in(precision, "precision", at_least=0.0, at_most=1.0)
-    made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options)
+    maker = None if pricer is None else pricer_maker(pricer)
+    made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options, maker)
     return fitted(_constrained(problem, None), made, budget, seed, precision, Interrupt(), progress)
 
 
@@ -426,6 +439,9 @@ def what_if(
     *,
     prices: str | Path | Mapping[str, Any] | None = None,
     factor: float = 2.0,
+    take: Sequence[str] | Sequence[Sequence[str]] = (),
+    add: Mapping[str, int] | Sequence[Mapping[str, int]] = (),
+    pricer: str | None = None,
     folder: str | Path | None = None,
     bound_time_limit_s: float | None = None,
     processes: int | None = None,
@@ -434,12 +450,15 @@ def what_if(
 ) -> WhatIf:
     """What the cluster would gain from other machines and links: one row per alternative, with its plan in `options`.
 
-    Alternatives are the cluster with one machine of a kind more or less, with the rates of a kind of links multiplied
-    by `factor`, and with what the price list `prices` offers, a file or a mapping (docs/questions.md). Each is searched
+    Alternatives are the cluster with one machine of a kind more or less, without all of a kind, with the rates of a
+    kind of links multiplied by `factor`, and with what the price list `prices` offers, a file or a mapping
+    (docs/questions.md); and what you state: without the machines in `take`, or with those in `add`, a number by the
+    name of a machine of the cluster or on offer. Several such sets are an alternative each. Each is searched
     with the same solver and budget, from the plan of the cluster as it is where the solver can begin from one. A plan
     found for one counts for every other that it is valid for, so a machine more never makes the plan worse. `gain` is
     in tokens per second, `bound_share` the dual value of a machine in the lower bound as a share of its throughput,
-    `worth_per_hour` the price at which a token costs as much as now.
+    `worth_per_hour` the price at which a token costs as much as now. `pricer` is the name of a declared cost model that
+    prices plans instead of ours.
 
     With a `folder` the same call resumes: it keeps the plans there. `processes` run at once (by default as many as the
     solver's cores allow). Raises InputError, and KeyboardInterrupt after Ctrl-C.
@@ -452,10 +471,12 @@ def what_if(
     name = current_name(solver)
     made = made_solver(name, options)
     offered = prices_for(_constrained(problem, None), prices)
-    found = alternatives(priced(problem, offered), offered, factor)
+    found = alternatives(priced(problem, offered), offered, factor, Wishes(take, add))
     count = processes_for(made.capabilities, processes)
+    setup = SearchSetup(name, options, budget, seed, pricer)
+    setup.judge(problem)  # refused before anything is searched
     with nullcontext(folder) if folder is not None else TemporaryDirectory() as kept:
-        return planned(found, SearchSetup(name, options, budget, seed), Path(kept), count, limit_s, progress)
+        return planned(found, setup, Path(kept), count, limit_s, progress)
 
 
 def read_training(folder: str | Path) -> TrainedRun:
@@ -470,12 +491,3 @@ def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Pro
     if not isinstance(problem, Problem):
         raise InputError(f"problem: {quoted(problem)} is not a Problem; give hexiopt.Problem(cluster, model, ...)")
     return problem.replace(space=problem.space.replace(**constraints)) if constraints else problem
-
-
-def _pricer(stated: Any, problem: Problem) -> Pricer | None:
-    """The pricer given by name, as an object, or as a class or function that makes one. Raises InputError."""
-    if stated is None:
-        return None
-    made: Any = declared_pricer(stated) if isinstance(stated, str) else stated
-    pricer: Pricer = made if hasattr(made, "price") and not isinstance(made, type) else made(problem)
-    return pricer

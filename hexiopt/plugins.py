@@ -6,8 +6,9 @@ imports no package of solvers.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
@@ -16,7 +17,7 @@ from hexiopt.errors import InputError, RenamedWarning, did_you_mean
 from hexiopt.own_packages import refuse_hidden
 from hexiopt.problem.problem import Problem
 from hexiopt.referee import Refereed
-from hexiopt.solving import Capabilities, Pricer, Solver
+from hexiopt.solving import Capabilities, Pricer, PricerMaker, Solver, pricer_name
 
 GROUP = "hexiopt.solvers"
 TABLE_GROUP = "hexiopt.solver_table"
@@ -55,13 +56,35 @@ def declared() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def declared_pricer(name: str) -> Callable[[Problem], Pricer]:
-    """The class or function that makes the cost model `name`. Raises InputError for unknown and broken ones."""
+def declared_pricer(name: str) -> PricerMaker:
+    """What makes the cost model `name` for a problem. Raises InputError for unknown and broken ones; what it returns
+    does for a cost model that lacks what searches ask."""
     known = {point.name: point.value for point in entry_points(group=PRICERS)}
     if name not in known:
         others = did_you_mean(name, known) if known else f"no installed package declares one in {PRICERS}"
         raise InputError(f"pricer: {name!r} is not known; {others}")
-    return cast(Callable[[Problem], Pricer], _resolved("pricer", name, known[name]))
+    return pricer_maker(_resolved("pricer", name, known[name]))
+
+
+def pricer_maker(stated: str | Pricer | PricerMaker) -> PricerMaker:
+    """What makes a cost model for a problem, from its declared name, or from a class or function; an object stands for
+    itself. Raises InputError as `declared_pricer`."""
+    if isinstance(stated, str):
+        return declared_pricer(stated)
+    return partial(_complete, stated)
+
+
+def _complete(stated: Pricer | PricerMaker, problem: Problem) -> Pricer:
+    made: Any = stated
+    if isinstance(stated, type) or not hasattr(stated, "price"):
+        made = stated(problem)
+    asked = ("problem", *(name for name in vars(Pricer) if not name.startswith("_")))
+    missing = [name for name in asked if not hasattr(made, name)]
+    if missing:
+        raise InputError(
+            f"pricer: {pricer_name(made)} has no {' and no '.join(missing)}; a cost model is as in hexiopt/solving.py"
+        )
+    return cast(Pricer, made)
 
 
 def imported(name: str, target: str) -> SolverClass:
@@ -92,8 +115,9 @@ def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
     return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
 
 
-def refereed(made: SolverClass, **options: object) -> Refereed:
-    """A solver of the class `made` with its own `options`, its plans checked by the referee.
+def refereed(made: SolverClass, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
+    """A solver of the class `made` with its own `options`, its plans checked by the referee, and priced by a cost model
+    of `pricer_of`, or ours.
 
     Raises InputError for unknown options, and for values out of range.
     """
@@ -102,4 +126,4 @@ def refereed(made: SolverClass, **options: object) -> Refereed:
         if option not in taken:
             own = f"its options: {', '.join(taken)}" if taken else "it has no options"
             raise InputError(f"solver.{option}: {made.name} does not take it; {own}")
-    return Refereed(made(**options))
+    return Refereed(made(**options), pricer_of)

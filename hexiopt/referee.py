@@ -1,24 +1,27 @@
 """The referee: no plan of a solver passes to anybody unchecked."""
 
-from dataclasses import dataclass
+import math
+import time
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from hexiopt.cost.cost import violations
+from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import Violation, check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result, Status
-from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, Solver
+from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, PricerMaker, Solver, foreign_name
 
 _TOLERANCE = 1e-9  # of a step time, for prices that a solver states
+_OVERRUN, _OVERRUN_S = 0.1, 0.5  # tolerated beyond a time limit: a share of it, or seconds, whichever is more
 
 
 class InvalidPlanError(Exception):
-    """A solver's plan breaks a rule: a line that names both. `result` is that of the search, marked `invalid`, without
-    the plan."""
+    """A solver's plan breaks a rule, or its cost model contradicts itself: a line that names the one at fault. `result`
+    is that of the search, marked `invalid`, without the plan."""
 
     def __init__(self, text: str, result: Result) -> None:
         super().__init__(text, result)
@@ -38,7 +41,11 @@ def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> R
         return result
     broken = check(problem, plan)
     if not broken:
-        cost = (pricer or PlanPricer(problem)).price(plan)
+        judge = pricer or PlanPricer(problem)
+        cost = judge.price(plan)
+        foreign = foreign_name(judge, problem)
+        if foreign and (fault := _contradiction(judge, plan, cost)):
+            raise _invalid(result, f"pricer: {foreign}: {fault}")
         broken = violations(problem, plan, cost)
         slack_s = _TOLERANCE * cost.step_time_s
         if abs(stated.step_time_s - cost.step_time_s) > slack_s:
@@ -50,16 +57,39 @@ def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> R
     if not broken:
         return result
     more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-    text = f"solver: {result.solver}: its plan breaks the rule {broken[0].rule}: {broken[0].text}{more}"
+    raise _invalid(
+        result, f"solver: {result.solver}: its plan breaks the rule {broken[0].rule}: {broken[0].text}{more}"
+    )
+
+
+def _contradiction(pricer: Pricer, plan: Plan, cost: Cost) -> str:
+    """What a cost model other than ours says of `plan` that cannot be, in words; empty where it is consistent. `cost`
+    is its price."""
+    step_s, bound_s = cost.step_time_s, pricer.features.bound_s
+    if not 0.0 < step_s < math.inf:
+        return f"it prices a plan at {step_s:g} s a step; a step takes seconds above 0"
+    again_s = pricer.price(plan).step_time_s
+    if not abs(again_s - step_s) <= _TOLERANCE * step_s:
+        return f"it prices one plan at {step_s:.6g} s and at {again_s:.6g} s; equal plans must have equal prices"
+    if bound_s > step_s * (1 + _TOLERANCE):
+        return f"it states a lower bound of {bound_s:.6g} s, and prices a plan at {step_s:.6g} s"
+    return ""
+
+
+def _invalid(result: Result, text: str) -> InvalidPlanError:
     marked = Result(result.solver, Status.INVALID, result.seed, result.runtime_s, result.steps, reason=text)
-    raise InvalidPlanError(text, marked)
+    return InvalidPlanError(text, marked)
 
 
 @dataclass(frozen=True, slots=True)
 class Refereed:
-    """A solver whose plans are checked before anybody sees them: what the registry gives out."""
+    """A solver whose plans are checked before anybody sees them: what the registry gives out.
+
+    `pricer_of` makes the cost model that steers a search which is given none; None stands for our own.
+    """
 
     solver: Solver
+    pricer_of: PricerMaker | None = None
 
     @property
     def name(self) -> str:
@@ -75,6 +105,14 @@ class Refereed:
     def takes_start(self) -> bool:
         """Whether the solver can begin from a plan."""
         return "start" in signature(self.solver.solve).parameters
+
+    def judge(self, problem: Problem) -> Pricer | None:
+        """The cost model by which its searches of `problem` price plans; None stands for our own."""
+        return None if self.pricer_of is None else self.pricer_of(problem)
+
+    def foreign_name(self, problem: Problem) -> str:
+        """The name of that cost model where it is not ours; else empty."""
+        return foreign_name(self.judge(problem), problem)
 
     def solve(
         self,
@@ -97,5 +135,10 @@ class Refereed:
                     f"start: breaks the rule {broken[0].rule}: {broken[0].text}; give a plan of this problem"
                 )
             more["start"] = start
+        pricer = self.judge(problem) if pricer is None else pricer
+        began_s = time.perf_counter()
         result = self.solver.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress, **more)
+        overrun_s = time.perf_counter() - began_s - budget.time_limit_s
+        if overrun_s > max(_OVERRUN * budget.time_limit_s, _OVERRUN_S):
+            result = replace(result, overrun_s=overrun_s)
         return referee(problem, result, pricer)

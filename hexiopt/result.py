@@ -11,13 +11,16 @@ OPTIMALITY_TOLERANCE = 1e-6
 
 class Status(StrEnum):
     """How a search ended. `INFEASIBLE` is proven, `NOT_FOUND` only says that the budget was spent; `INVALID` that the
-    plan broke a rule and was taken away (`referee`)."""
+    plan broke a rule and was taken away (`referee`); in a comparison, `REFUSED` that the solver does not take the
+    problem, and `CRASHED` that it raised an exception."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
     NOT_FOUND = "not_found"
     INVALID = "invalid"
+    REFUSED = "refused"
+    CRASHED = "crashed"
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Result:
     solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more about
     the part of the space that it searches states it in `restricted_bound`. `hoped_s` is the step time that its programs
     still hope for: an estimate that a plan may beat, or never reach (0 where there is none). `operators` counts what
-    each operator did.
+    each operator did. `overrun_s` is what the search took beyond its time limit, where that is more than tolerated
+    (`referee`), else 0.
     """
 
     solver: str
@@ -81,6 +85,7 @@ class Result:
     restricted_bound: RestrictedBound | None = None
     hoped_s: float = 0.0
     operators: tuple[OperatorCounts, ...] = ()
+    overrun_s: float = 0.0
 
     def __post_init__(self) -> None:
         found = self.status in (Status.OPTIMAL, Status.FEASIBLE)

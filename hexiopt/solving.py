@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
+from hexiopt.bounds import our_model
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PricerFeatures as PricerFeatures
@@ -81,7 +82,7 @@ class Pricer(Protocol):
     """What a search asks of a cost model; `hexiopt.cost.pricer.PlanPricer` is ours, `solvers.baselines` has others.
 
     A TP group here is what its cost depends on (hashable), equal for all devices that cost the same. All times are in
-    seconds for one micro-batch.
+    seconds for one micro-batch. Whether a bound or proof of ours holds for a pricer, `hexiopt.bounds.our_model` says.
     """
 
     problem: Problem
@@ -121,6 +122,9 @@ class Pricer(Protocol):
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The cost of a whole plan; `pipelines` where they are already priced."""
+
+
+PricerMaker = Callable[[Problem], Pricer]  # such as the class of a cost model
 
 
 @dataclass(frozen=True)
@@ -165,10 +169,24 @@ class Solver(Protocol):
         """The best plan found within `budget`."""
 
 
+def pricer_name(pricer: Pricer) -> str:
+    """What a cost model is called in lines to people: its `name`, else that of its class."""
+    return str(getattr(pricer, "name", None) or type(pricer).__name__)
+
+
+def foreign_name(pricer: Pricer | None, problem: Problem) -> str:
+    """The name of a cost model whose prices for `problem` are not ours; empty where they are, as without a pricer."""
+    return "" if pricer is None or our_model(pricer, problem) is not None else pricer_name(pricer)
+
+
 def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
-    """Raises InputError where the capabilities of `solver` do not cover `problem` and `pricer`, or where a package is
-    missing."""
+    """Raises InputError where the capabilities of `solver` do not cover `problem` and `pricer`, where a package is
+    missing, and where `pricer` prices another problem."""
     able, name = solver.capabilities, solver.name
+    if pricer is not None and pricer.problem != problem:
+        raise InputError(
+            f"pricer: {pricer_name(pricer)} was made for another problem; give its name or class, which makes one"
+        )
     instead = "solver=hexiseq" if able.sequence == "only" else "solver=portfolio"
     searched = "that it can search"
     if able.kind == "oracle" and able.sequence == "no":
@@ -196,5 +214,7 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
         given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
         allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
         raise InputError(f"solver: {name}: {given} are more than the {allowed} {searched}; use {instead}")
-    if able.pricers == "cost_model" and pricer is not None and pricer.features.exact is None:
-        raise InputError(f"solver: {name}: its bounds hold for our own cost model only; use {instead}")
+    if able.pricers == "cost_model" and pricer is not None and our_model(pricer, problem) is None:
+        raise InputError(
+            f"solver: {name}: its bounds hold for our own cost model only, not for {pricer_name(pricer)}; use {instead}"
+        )

@@ -8,6 +8,7 @@
 Our own solvers keep the same contract.
 """
 
+import itertools
 import math
 import os
 import random
@@ -17,10 +18,11 @@ from functools import partial
 from hexiopt.api import Cluster, ModelSpec, Problem, Space, Workload
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.frame import Frame
+from hexiopt.plan.parallelism import Replica, Replicated
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.plugins import declared_pricer
+from hexiopt.plugins import pricer_maker
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result, Status
 from hexiopt.schedules.in_flight import holding
@@ -119,15 +121,17 @@ def check_pricer(pricer: str | Callable[[Problem], Pricer]) -> Frame:
     function that makes a cost model for a problem.
 
     Prices must be positive, repeatable, and consistent with those of pipelines; stages with more layers must take
-    longer; fewer layers must fit with larger micro-batches. Raises AssertionError with every rule that it breaks.
+    longer; fewer layers must fit with larger micro-batches; and what its `features` state must hold. Raises
+    AssertionError with every rule that it breaks.
     """
-    make = declared_pricer(pricer) if isinstance(pricer, str) else pricer
+    make = pricer_maker(pricer)
     problem = problems()["two GPU types"]
     own = make(problem)
     rules: dict[str, Callable[[], str]] = {
         "it prices plans, the same way each time": lambda: _prices(make, problem),
         "its stages take longer with more layers": lambda: _stages_grow(own),
         "its memory shrinks with the micro-batch": lambda: _memory_shrinks(own),
+        "its features state what holds": lambda: _features_hold(own),
     }
     return _judged(f"pricer {getattr(pricer, '__name__', pricer)}", rules)
 
@@ -296,6 +300,42 @@ def _stages_grow(pricer: Pricer) -> str:
     devices = pricer.problem.usable_devices
     assert pricer.message_s(devices[:1], devices[-1:], 1) >= 0.0, "a message of negative time"
     return ", ".join(pricer.policies())
+
+
+def _features_hold(pricer: Pricer) -> str:
+    """That stages are ours where it says so, that replicas have a price, and that no plan is below its bound."""
+    features, problem = pricer.features, pricer.problem
+    assert isinstance(features, PricerFeatures), f"features are {features!r}, no hexiopt.cost.pricer.PricerFeatures"
+    devices = problem.usable_devices
+    if (stages := features.stages) is not None:
+        for ends in ((devices[0],), (devices[-1],), devices[:2]):
+            ours, own, shards = stages.tp_group(ends), pricer.tp_group(ends), StateSharding(1, 2)
+            for policy, size in itertools.product(pricer.policies(), (1, 4)):
+                seconds = sum(stages.stage_s(ours, 2, True, False, size, (policy,)))
+                stated = sum(pricer.stage_s(own, 2, True, False, size, policy))
+                assert math.isclose(seconds, stated, rel_tol=1e-9), (
+                    f"features.stages says that its stages are ours; one takes {stated:.6g} s, ours {seconds:.6g} s"
+                )
+                held = True, False, size, policy, holding(2), shards
+                most = pricer.max_layers(own, *held), stages.max_layers(ours, *held)
+                assert most[0] == most[1], (
+                    f"features.stages says that its memory is ours; {most[0]} layers, not {most[1]}"
+                )
+    plans = [_plain_plan(problem), _replicated_plan(problem)] if features.replicas else [_plain_plan(problem)]
+    prices = [pricer.price(plan).step_time_s for plan in plans]
+    assert features.bound_s <= min(prices) * (1 + 1e-9), (
+        f"a bound of {features.bound_s} s, and a plan of {min(prices)} s"
+    )
+    claims = [name for name in ("stages", "replicas", "sends_occupy_stages", "bound_s") if getattr(features, name)]
+    return ", ".join(claims) or "none"
+
+
+def _replicated_plan(problem: Problem) -> Plan:
+    """One pipeline whose first stage has two replicas."""
+    layers, half = problem.model.num_layers, problem.model.num_layers // 2
+    a, b, c = [machine[0] for machine in problem.usable_by_machine.values()][:3]
+    first = Stage(Replicated((Replica((a,), 1), Replica((b,), 1))), ((0, half),), ("none",))
+    return Plan((Pipeline((first, Stage.of((c,), half, layers)), problem.workload.global_batch // 2, 2),))
 
 
 def _memory_shrinks(pricer: Pricer) -> str:

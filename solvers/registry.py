@@ -11,7 +11,7 @@ from typing import cast
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.plugins import ALIASES, SolverClass, current_name, declared, imported, refereed
 from hexiopt.referee import Refereed
-from hexiopt.solving import Capabilities
+from hexiopt.solving import Capabilities, PricerMaker
 
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
@@ -57,12 +57,13 @@ def solver_class(name: str) -> SolverClass:
     return imported(name, solvers[name])
 
 
-def make_solver(name: str, **options: object) -> Refereed:
-    """The solver called `name` with its own `options`, its plans checked by the referee.
+def make_solver(name: str, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
+    """The solver called `name` with its own `options`, its plans checked by the referee, and priced by a cost model of
+    `pricer_of`, or ours.
 
     Raises InputError for unknown names and options, and for values out of range.
     """
-    return refereed(solver_class(name), **options)
+    return refereed(solver_class(name), pricer_of, **options)
 
 
 @cache

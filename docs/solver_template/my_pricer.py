@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -13,8 +13,11 @@ from hexiopt.problem.problem import Problem
 class HiddenSync:
     """Hexiopt's own model, except for the price of a whole plan."""
 
+    name = "hidden_sync"
+
     def __init__(self, problem: Problem) -> None:
         self._own = PlanPricer(problem)
+        self.features = PricerFeatures(stages=self._own.stages, replicas=True)  # single stages are hexiopt's own
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)

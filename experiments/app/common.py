@@ -18,13 +18,14 @@ from typing import Any
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
+from experiments.app.verb_help import READS
 from experiments.app.verbs import module_of
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
-from hexiopt.plugins import parameters
+from hexiopt.plugins import parameters, pricer_maker
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -36,7 +37,7 @@ from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError, Refereed
 from hexiopt.result import Result
-from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver
 from hexiopt.toolkit.comparing import bound_above
 from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
@@ -137,6 +138,17 @@ class Job:
     def budget(self) -> Budget:
         """The solver's budget."""
         return Budget(self.config.solver.time_limit_s, self.config.solver.max_steps)
+
+    @property
+    def pricer_of(self) -> PricerMaker | None:
+        """What makes the cost model of the configuration; None for ours. Raises InputError, also where the verb prices
+        by ours only."""
+        if self.config.pricer is None:
+            return None
+        if "pricer" not in READS[self.verb]:
+            able = ", ".join(verb for verb, keys in READS.items() if "pricer" in keys)
+            raise InputError(f"pricer: {self.verb} prices by our own cost model; remove it (it is read by {able})")
+        return pricer_maker(self.config.pricer)
 
     def plan_file(self, *own: str) -> PlanFile:
         """The plan file `plan=...`; `own` are keys that concern the verb, not the file.
@@ -286,19 +298,20 @@ def overlay(base: Any, over: Any) -> Any:
 
 def solver_of(job: Job) -> Refereed:
     """The solver of the configuration. Raises InputError."""
-    return make_solver(job.config.solver.name, **job.config.solver.options())
+    return make_solver(job.config.solver.name, job.pricer_of, **job.config.solver.options())
 
 
-def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
+def solvers_of(job: Job, names: Sequence[str]) -> list[Refereed]:
     """Solvers by name, each given the stated options `solver.*` that it accepts.
 
     Raises InputError as `make_solver` does, and for an option that none of them accepts.
     """
     options, left = job.config.solver.options(), set(job.config.solver.options())
-    made: list[Solver] = []
+    made: list[Refereed] = []
     for name in names:
         taken = {field.name for field in parameters(solver_class(name))}
-        made.append(make_solver(name, **{key: value for key, value in options.items() if key in taken}))
+        stated = {key: value for key, value in options.items() if key in taken}
+        made.append(make_solver(name, job.pricer_of, **stated))
         left -= taken
     if left:
         option = min(left)
@@ -315,7 +328,7 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
         return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
-def search_and_bound(job: Job, solver: Solver, problem: Problem) -> Result:
+def search_and_bound(job: Job, solver: Refereed, problem: Problem) -> Result:
     """As `search`, and the lower bound, both within the solver's time limit; the bound gets `bound.time_limit_s` of it,
     by default a quarter.
 
@@ -333,13 +346,13 @@ def search_and_bound(job: Job, solver: Solver, problem: Problem) -> Result:
     with listener(job, problem) as listen:
         result = solver.solve(problem, budget, seed=job.config.seed, on_progress=listen)
     left_s = max(0.0, limit_s - (time.perf_counter() - began_s))
-    (result,) = bounded([result], problem, min(bound_limit_s, left_s))
+    (result,) = bounded([result], problem, min(bound_limit_s, left_s), solver.judge(problem))
     return result
 
 
-def bounded(results: Sequence[Result], problem: Problem, limit_s: float) -> list[Result]:
-    """`results` on one problem with its lower bound, which is computed within `limit_s`."""
-    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
+def bounded(results: Sequence[Result], problem: Problem, limit_s: float, pricer: Pricer | None) -> list[Result]:
+    """`results` on one problem with its lower bound, which is computed within `limit_s`, by `pricer` (None: ours)."""
+    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s, pricer)
     return [result.above(bound_s) for result in results] if bound_s else list(results)
 
 
@@ -376,6 +389,7 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
     try:
         interrupt.pressed = False
         job = start()
+        _ = job.pricer_of  # refused before anything is done
         metric: float = import_module(module_of(verb)).run(job)
         if interrupt.pressed:
             return RunOutcome(metric, INTERRUPTED, "interrupted; the best plan so far is kept")

@@ -120,7 +120,8 @@ class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
 class Config:
     """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
     plan, `summary` what fits a screen; `alone` also plans each GPU type of a mixed cluster alone, and says what the
-    mixed one gives over the best of them; `plan` is the path of a plan file, `data` that of a file of measured runs,
+    mixed one gives over the best of them; `pricer` is the name of the cost model that prices plans instead of ours;
+    `plan` is the path of a plan file, `data` that of a file of measured runs,
     `run` a folder of `train` or another trainer's log, or a list of them, for `calibrate`.
     `replan` does without `lost` machines and devices, with `slow` ones ({a:3: 0.7}, or the folder of a run that
     measured them) and with `added` machines (a list as in the cluster file, or a file of it). `import` reads the layout
@@ -135,6 +136,7 @@ class Config:
     space: SpaceConfig = field(default_factory=SpaceConfig)
     constraints: ConstraintsConfig = field(default_factory=ConstraintsConfig)
     bound: BoundConfig = field(default_factory=BoundConfig)
+    pricer: str | None = None
     seed: int = 0
     report: bool | None = None
     print: str = "summary"

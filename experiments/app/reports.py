@@ -13,6 +13,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
 from hexiopt.result import Point, Result
+from hexiopt.solving import Pricer, foreign_name
 from hexiopt.toolkit.naming import named_in_order
 
 if TYPE_CHECKING:
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 
 def write_plan(
-    job: Job, problem: Problem, result: Result, name: str = "plan.json"
+    job: Job, problem: Problem, result: Result, name: str = "plan.json", pricer: Pricer | None = None
 ) -> tuple[Plan, Cost, dict[str, Any]]:
-    """Write the plan that a search has found; returns it, its cost, and the plan file's object `solver`.
+    """Write the plan that a search by `pricer`, or by our cost model, has found; returns it, its cost, and the plan
+    file's object `solver`.
 
     Raises NoPlanError where none was found, and InputError where it cannot be written: then it is printed.
     """
-    plan, cost = named_in_order(problem, *found(result))
-    made_by = solver_to_dict(result)
+    plan, cost = named_in_order(problem, *found(result), pricer)
+    made_by = solver_to_dict(result, foreign_name(pricer, problem))
     try:
         job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
     except InputError:
@@ -43,8 +45,8 @@ def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mappin
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
 
     stages = plan_table(problem, plan, cost, full=job.config.print == "full")
-    parts = breakdown_table(problem, plan, cost)
-    job.show(stages, "", parts, "", summary_table(problem, plan, cost, solver))
+    parts = [] if solver.get("pricer") else [breakdown_table(problem, plan, cost), ""]  # which only our price has
+    job.show(stages, "", *parts, summary_table(problem, plan, cost, solver))
 
 
 def plan_reports(

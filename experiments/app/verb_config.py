@@ -11,6 +11,7 @@ from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
+from hexiopt.toolkit.alternatives import Wishes
 
 HUGGING_FACE = "huggingface"
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -78,16 +79,28 @@ class FitConfig:
 @dataclass
 class WhatIfConfig:
     """The settings of `whatif`: `prices` is a price list (docs/questions.md), `factor` that by which links are made
-    faster, `processes` the number of searches at once (null: as many as the solver's cores allow)."""
+    faster, `processes` the number of searches at once (null: as many as the solver's cores allow).
+
+    Further alternatives: without the machines or devices `take` ([a,b], or [[a],[b,c]] for several), and with the
+    machines `add` of the cluster or on offer ({a: 2}, or [{a: 2},{b: 1}] for several).
+    """
 
     prices: str | None = None
     factor: float = 2.0
+    take: Any = None
+    add: Any = None
     processes: int | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "whatif")
         section.number("factor", above=1.0, at_most=1000.0)
         section.integer("processes", at_least=1, at_most=1024, default=None)
+        _ = self.wishes
+
+    @property
+    def wishes(self) -> Wishes:
+        """The alternatives that are stated. Raises InputError."""
+        return Wishes(self.take, self.add)
 
 
 @dataclass

@@ -18,11 +18,12 @@ from hexiopt.schedules.registry import schedule_names
 _WIDTH = 80
 _PROBLEM = ("cluster", "model", "workload", "space", "constraints")
 _SEARCH = (*_PROBLEM, "solver", "seed")
+_PRICED = (*_SEARCH, "pricer")
 READS: Mapping[str, tuple[str, ...]] = {
-    "plan": (*_SEARCH, "bound", "report", "print", "alone", "sweep"),
-    "compare": (*_SEARCH, "bound", "compare", "report", "sweep"),
-    "fit": (*_SEARCH, "fit"),
-    "whatif": (*_SEARCH, "bound", "whatif", "report"),
+    "plan": (*_PRICED, "bound", "report", "print", "alone", "sweep"),
+    "compare": (*_PRICED, "bound", "compare", "report", "sweep"),
+    "fit": (*_PRICED, "fit"),
+    "whatif": (*_PRICED, "bound", "whatif", "report"),
     "price": ("plan", "cluster", "workload", "print", "sweep"),
     "replan": ("plan", "lost", "cluster", "workload", "solver", "seed", "replan", "report", "print"),
     "train": ("plan", *_SEARCH, "train", "report", "print", "sweep"),
@@ -47,6 +48,8 @@ _MEANINGS = {
     "solver": "The solver, its budget (`time_limit_s` seconds and, if stated, `max_steps` of its own steps), and its "
     "parameters (docs/solvers.md).",
     "seed": "The seed of a search; with solver.max_steps the same seed gives the same plan.",
+    "pricer": "The name of a cost model that an installed package declares, to price plans instead of ours "
+    "(docs/add_a_solver.md); null: ours.",
     "plan": "The path of a plan file.",
     "data": "The path of a file of measured runs (docs/clusters.md).",
     "report": "Whether to draw pictures; null: except in a sweep.",

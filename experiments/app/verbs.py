@@ -5,7 +5,7 @@
 
 VERBS = {
     "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
-    "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png",
+    "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png, plan.json",
     "fit": "says what fits in memory: the longest context, the most layers; writes fit.csv and the plans that prove it",
     "whatif": "says what other machines and links would give and cost; writes whatif.csv, whatif.png",
     "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",

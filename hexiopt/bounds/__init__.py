@@ -2,17 +2,23 @@
 
 `lower_bound_s` returns the compute bound at once; given more time, `programme` raises it by a linear program over the
 chains of stages that form pipelines. Both hold for every schedule, sharding and number of replicas; only the compute
-bound covers sequence layouts.
+bound covers sequence layouts. All bounds and proofs are about the prices of our own cost model: `our_model` decides,
+for everybody who uses one, whether a pricer is that.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from hexiopt.bounds.compute import compute_bound_s, compute_shares
-from hexiopt.cost.pricer import PlanPricer
+from hexiopt.calibration.frameworks import default_framework
+from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.pricer import PlanPricer, PricerFeatures
+from hexiopt.cost.sharing import StaticShares
+from hexiopt.problem.problem import Problem
 
-__all__ = ["LowerBound", "compute_bound_s", "lower_bound", "lower_bound_s"]
+__all__ = ["LowerBound", "bound_under_s", "compute_bound_s", "lower_bound", "lower_bound_s", "our_model"]
 
 
 @dataclass(frozen=True)
@@ -50,3 +56,34 @@ def lower_bound_s(
 ) -> float:
     """The `lower_bound` in seconds."""
     return lower_bound(model, time_limit_s, clock).bound_s
+
+
+class _Stated(Protocol):
+    """What a pricer states (`hexiopt.solving.Pricer`)."""
+
+    @property
+    def features(self) -> PricerFeatures:
+        """Of the pricer."""
+
+
+def our_model(pricer: object, problem: Problem) -> PlanPricer | None:
+    """`pricer` where its prices are those of our cost model for `problem`, for which bounds and proofs hold; else None.
+
+    What the pricer is decides, not what it says: a wrapper, a subclass, and ours over another framework, network or
+    problem have prices of their own.
+    """
+    if type(pricer) is not PlanPricer or not vars(pricer).keys().isdisjoint(vars(PlanPricer)):
+        return None
+    stages = pricer.stages
+    plain = type(stages) is StageModel and stages.context is None and stages.framework == default_framework()
+    same = pricer.problem is problem or pricer.problem == problem
+    return pricer if plain and same and type(pricer.network) is StaticShares else None
+
+
+def bound_under_s(
+    pricer: _Stated, problem: Problem, time_limit_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """A step time in seconds below which `pricer` prices no plan: our `lower_bound_s` where it is our cost model, else
+    the bound that it brings (`PricerFeatures.bound_s`), 0 where it brings none."""
+    ours = our_model(pricer, problem)
+    return pricer.features.bound_s if ours is None else lower_bound_s(ours, time_limit_s, clock)

@@ -4,6 +4,7 @@ Results that depend on a single pipeline are memoised, so after a change to one 
 coupling between pipelines are priced again.
 """
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
 from hexiopt.cost.sharing import NetworkModel, StaticShares
 from hexiopt.cost.step import step_cost
+from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -30,19 +32,24 @@ _KEPT = 50_000  # pipelines
 
 @dataclass(frozen=True, slots=True)
 class PricerFeatures:
-    """What a pricer says of itself: what it can do beyond what every pricer does. The defaults promise nothing.
+    """What a pricer says of itself: what it can do beyond what every pricer does. The defaults promise nothing, and
+    nothing here makes a proof of ours hold for it (`hexiopt.bounds.our_model`).
 
-    `exact`: our pricer, if the prices are its own, so that `hexiopt.bounds` hold and proofs may take them apart.
     `stages`: our model of single stages, if seconds, bytes and routes of stages are its own, so that searches may ask
     it for recompute policies layer by layer, and share the network among messages.
     `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage's messages to
-    the next take its own time, rather than overlap.
+    the next take its own time, rather than overlap. `bound_s`: a step time in seconds below which it prices no plan of
+    its problem, 0 where it knows none.
     """
 
-    exact: "PlanPricer | None" = None
     stages: StageModel | None = None
     replicas: bool = False
     sends_occupy_stages: bool = False
+    bound_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.bound_s < math.inf:
+            raise InputError(f"pricer: bound_s: {self.bound_s!r} is no lower bound; state seconds from 0 on")
 
 
 class PlanPricer:
@@ -71,8 +78,8 @@ class PlanPricer:
 
     @property
     def features(self) -> PricerFeatures:
-        """As of `Pricer`: all."""
-        return PricerFeatures(exact=self, stages=self.stages, replicas=True)
+        """As of `Pricer`."""
+        return PricerFeatures(stages=self.stages, replicas=True)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.

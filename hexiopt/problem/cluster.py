@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,7 @@ from hexiopt.problem.machine import (
     spec_spans,
 )
 from hexiopt.problem.network import Group, Link, Network, broken_end, broken_group
+from hexiopt.problem.nodelist import expand
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
 from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
@@ -243,11 +244,15 @@ class Cluster(Value):
             )
         return int(self.first_device[span[0]]) + int(digits)
 
-    def devices_named(self, name: str, where: str = "device") -> range:
-        """The devices of the machine, the spec or the single device (`machine:index`) called `name`.
+    def devices_named(self, name: str, where: str = "device") -> Sequence[int]:
+        """The devices of the machine or the spec called `name`, or of the machines that a node list names, as cluster
+        files and tables write them: `a`, `gpu-[01-04,07]`; or those of them with the indices after a colon: `a:3`,
+        `gpu-[01-04]:0-3,6`.
 
         Raises InputError naming `where` for anything else, with the closest machine.
         """
+        if set(name) & set("[],") or "-" in name.partition(":")[2]:
+            return self._listed(name, where)
         if ":" in name:
             device = self.device_index(name, where)
             return range(device, device + 1)
@@ -257,6 +262,15 @@ class Cluster(Value):
             raise InputError(f"{where}: {quoted(name)} is not a machine of the cluster; {hint}")
         first, last = int(self.first_device[span[0]]), int(self.first_device[span[-1]])
         return range(first, last + self.machines[span[-1]].num_gpus)
+
+    def _listed(self, text: str, where: str) -> list[int]:
+        machines, colon, indices = text.partition(":")
+        try:
+            names = expand(machines)
+            suffixes = [f":{int(index)}" for index in expand(f"[{indices}]")] if colon else [""]
+        except ValueError as error:
+            raise InputError(f"{where}: {quoted(text)} {error}") from None
+        return [d for name in names for suffix in suffixes for d in self.devices_named(name + suffix, where)]
 
     @property
     def speeds(self) -> dict[str, float]:

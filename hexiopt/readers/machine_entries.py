@@ -21,7 +21,7 @@ from hexiopt.problem.machine import (
     Machine,
     broken_pair,
 )
-from hexiopt.readers.nodelist import expand
+from hexiopt.problem.nodelist import expand
 from hexiopt.reading import Section
 from hexiopt.units import GB, MICROSECOND, in_unit
 

@@ -34,11 +34,13 @@ FORMAT = "hexiopt.plan"
 VERSION = 1
 # A plan of 10,240 GPUs takes 4 MiB.
 MAX_PLAN_BYTES = 64 * 2**20
+_BY_ITS_PRICER = ("pricer", "status", "lower_bound_s", "gap", "own_lower_bound_s", "own_gap", "own_space")
 
 
 @dataclass(frozen=True)
 class PlanFile:
-    """The content of a plan file. `solver` is the object of that name as read; a prediction is made anew by pricing."""
+    """The content of a plan file. `solver` is the object of that name as read; a prediction is made anew by pricing, so
+    what another cost model proved of the plan is left out."""
 
     problem: Problem
     plan: Plan
@@ -113,8 +115,8 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
     }
 
 
-def solver_to_dict(result: Result) -> dict[str, Any]:
-    """The solver that found the plan, its search, and its bounds."""
+def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
+    """The solver that found the plan, its search, and its bounds; and the cost model `pricer`, if that is not ours."""
     own = result.restricted_bound
     beside = (
         {}
@@ -131,6 +133,7 @@ def solver_to_dict(result: Result) -> dict[str, Any]:
         "gap": result.gap,
         **beside,
         **({"hoped_s": result.hoped_s} if result.hoped_s else {}),
+        **({"pricer": pricer} if pricer else {}),
     }
 
 
@@ -189,6 +192,8 @@ def plan_file_from_section(section: Section) -> PlanFile:
     section.section("prediction", optional=True)
     solver = section.section("solver", optional=True)
     read = {key: solver.raw(key, None) for key in list(solver.keys())}
+    if read.get("pricer") is not None:  # who reads the file prices the plan by our cost model
+        read = {key: value for key, value in read.items() if key not in _BY_ITS_PRICER}
     section.finish()
     return PlanFile(problem, plan, read)
 

@@ -6,8 +6,8 @@ from itertools import groupby
 from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.nodelist import compress
 from hexiopt.problem.space import Space
-from hexiopt.readers.nodelist import compress
 from hexiopt.units import GIB
 
 # Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), ordered so that neighbours contrast.

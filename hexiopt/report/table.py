@@ -301,6 +301,8 @@ def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     runtime_s = solver.get("runtime_s")  # null in a plan file
     if status:
         rows.append(("search", f"{seconds(runtime_s)}, {status}" if isinstance(runtime_s, (int, float)) else status))
+    if solver.get("pricer"):
+        rows.append(("cost model", clipped(str(solver["pricer"]), 60)))
     return rows
 
 

@@ -4,18 +4,22 @@ Machines are added after the cluster's own and taken away by `Space.exclude`, so
 alternatives, and a plan for one of them is a plan for every other that has its devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.machine import Machine, spec_spans
+from hexiopt.problem.machine import Machine, machine_names, spec_spans
 from hexiopt.problem.network import Group, Link
+from hexiopt.problem.nodelist import compress
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.price_list import Interface, PriceList
+from hexiopt.reading import whole_in
 from hexiopt.report.style import rate
 
+MAX_ADDED = 10_000  # machines
 BASE, ADD, TAKE, LINK = "as it is", "machine added", "machine taken", "faster links"
 
 
@@ -42,19 +46,77 @@ def priced(problem: Problem, prices: PriceList) -> Problem:
     return _changed(problem, stated)
 
 
-def alternatives(problem: Problem, prices: PriceList, factor: float) -> list[Alternative]:
+@dataclass(frozen=True)
+class Wishes:
+    """Alternatives that the user states beside those made by rule: sets of machines or devices to `take` away, each
+    together, by name; and sets of machines to `add`, each a number by the name of a machine of the cluster or of the
+    price list.
+
+    A single set may be given as it is. Raises InputError for other values.
+    """
+
+    take: Any = ()
+    add: Any = ()
+
+    def __post_init__(self) -> None:
+        take = _sets(self.take, str)
+        if not all(isinstance(one, Sequence) and all(isinstance(name, str) and name for name in one) for one in take):
+            raise InputError(f"whatif.take: {quoted(self.take)} is no list of machines; write [a,b], or [[a],[b,c]]")
+        add = _sets(self.add, Mapping)
+        if not all(isinstance(one, Mapping) and one for one in add):
+            raise InputError(f"whatif.add: {quoted(self.add)} is no number of machines by name; write {{a: 2}}")
+        for name, number in (item for one in add for item in one.items()):
+            whole_in(number, f"whatif.add: {name}", at_least=1, at_most=MAX_ADDED)
+        object.__setattr__(self, "take", tuple((one,) if isinstance(one, str) else tuple(one) for one in take))
+        object.__setattr__(self, "add", tuple(add))
+
+
+def _sets(stated: Any, kind: type) -> Sequence[Any]:
+    """The sets in `stated`, which may be a single one: a `kind`, or a list of nothing else than names."""
+    if stated is None or isinstance(stated, kind):
+        return [] if stated is None else [stated]
+    if not isinstance(stated, Sequence):
+        return [stated]
+    return [stated] if stated and all(isinstance(one, str) for one in stated) else stated
+
+
+def alternatives(problem: Problem, prices: PriceList, factor: float, wishes: Wishes = Wishes()) -> list[Alternative]:
     """The problem as it is, then its alternatives; of equal ones the first.
 
-    One machine of each kind is added, and taken; the rates of each kind's interfaces and inner links, of every group's
-    uplink and of every stated link are multiplied by `factor`; the machines on offer are added, 1, 2, 4, ... up to
-    their number, and slower interfaces are replaced by those on offer.
+    One machine of each kind is added, one is taken, and all; the rates of each kind's interfaces and inner links, of
+    every group's uplink and of every stated link are multiplied by `factor`; the machines on offer are added, 1, 2, 4,
+    ... up to their number, and slower interfaces are replaced by those on offer; and what `wishes` state. Raises
+    InputError for wishes that name no machine, or leave none.
     """
-    found = [Alternative(BASE, BASE, problem)]
+    found = [Alternative(BASE, BASE, problem), *_wished(problem, prices, wishes)]
     made = (_added, _offered, _taken, _faster, _interfaces)
     for alternative in (one for make in made for one in make(problem, prices, factor)):
         if all(alternative.problem != other.problem for other in found):
             found.append(alternative)
     return found
+
+
+def _wished(problem: Problem, prices: PriceList, wishes: Wishes) -> Iterator[Alternative]:
+    for names in wishes.take:
+        for name in names:
+            problem.cluster.devices_named(name, "whatif.take")  # raises InputError
+        exclude = tuple(name for name in names if name not in problem.space.exclude)
+        left = problem.replace(space=problem.space.replace(exclude=(*problem.space.exclude, *exclude)))
+        yield Alternative(f"− {', '.join(names)}", TAKE, left)
+    known = {
+        **{name: prices.machines[span[0]].replace(name=name) for name, span in spec_spans(prices.machines).items()},
+        **{_kind_name(problem, kind): problem.cluster.machines[kind[0]] for kind in _kinds(problem)},
+        **{name: problem.cluster.machines[span[0]] for name, span in machine_names(problem.cluster.machines).items()},
+    }
+    for counts in wishes.add:
+        grown: Problem | None = problem
+        for name, number in counts.items():
+            if name not in known:
+                raise InputError(f"whatif.add: {quoted(name)} is no machine; {did_you_mean(str(name), known)}")
+            grown = grown and _grown(grown, known[name], number)
+        if grown is None:
+            raise InputError("whatif.add: the cluster has no network, so nothing can be added; state inter_machine")
+        yield Alternative(f"+ {', '.join(f'{number:,} × {name}' for name, number in counts.items())}", ADD, grown)
 
 
 def _kinds(problem: Problem) -> list[list[int]]:
@@ -65,22 +127,33 @@ def _kinds(problem: Problem) -> list[list[int]]:
     return list(kinds.values())
 
 
-def _words(problem: Problem, m: int) -> str:
-    machine = problem.cluster.machines[m]
-    return f"{machine.spec_name} ({machine.num_gpus} × {machine.gpu.name})"
+def _kind_name(problem: Problem, kind: Sequence[int]) -> str:
+    """What the machines of a kind are called in the cluster file: their spec, or a node list of them."""
+    machines = [problem.cluster.machines[m] for m in kind]
+    if len(specs := dict.fromkeys(machine.spec_name for machine in machines)) == 1:
+        return machines[0].spec_name
+    return ",".join(compress(specs))
+
+
+def _words(problem: Problem, kind: Sequence[int]) -> str:
+    machine = problem.cluster.machines[kind[0]]
+    return f"{_kind_name(problem, kind)} ({machine.num_gpus} × {machine.gpu.name})"
 
 
 def _added(problem: Problem, prices: PriceList, factor: float) -> Iterator[Alternative]:
-    for m, *_ in _kinds(problem):
-        grown = _grown(problem, problem.cluster.machines[m], 1)
+    for kind in _kinds(problem):
+        grown = _grown(problem, problem.cluster.machines[kind[0]], 1)
         if grown is not None:
-            yield Alternative(f"+ 1 × {_words(problem, m)}", ADD, grown, m, 1)
+            yield Alternative(f"+ 1 × {_words(problem, kind)}", ADD, grown, kind[0], 1)
 
 
 def _offered(problem: Problem, prices: PriceList, factor: float) -> Iterator[Alternative]:
+    present = {problem.cluster.machines[kind[0]].kind for kind in _kinds(problem)}
     for name, span in spec_spans(prices.machines).items():
         machine = prices.machines[span[0]].replace(name=name)
         for number in sorted({len(span), *(1 << k for k in range(len(span).bit_length()))}):
+            if number == 1 and machine.kind in present:
+                continue  # as one more of the cluster's own
             grown = _grown(problem, machine, number)
             if grown is not None:
                 words = f"{name} ({machine.num_gpus} × {machine.gpu.name})"
@@ -123,10 +196,14 @@ def _grown(problem: Problem, machine: Machine, number: int) -> Problem | None:
 def _taken(problem: Problem, prices: PriceList, factor: float) -> Iterator[Alternative]:
     if len(problem.usable_by_machine) == 1:
         return
-    for *_, m in _kinds(problem):
-        exclude = (*problem.space.exclude, problem.cluster.machines[m].name)
-        left = problem.replace(space=problem.space.replace(exclude=exclude))
-        yield Alternative(f"− 1 × {_words(problem, m)}", TAKE, left, m, 1)
+    for kind in _kinds(problem):
+        for number in dict.fromkeys((1, len(kind))):
+            if number == len(problem.usable_by_machine):
+                continue
+            gone = tuple(problem.cluster.machines[m].name for m in kind[-number:])
+            left = problem.replace(space=problem.space.replace(exclude=(*problem.space.exclude, *gone)))
+            every = "all " if number == len(kind) > 1 else ""
+            yield Alternative(f"− {every}{number:,} × {_words(problem, kind)}", TAKE, left, kind[-1], number)
 
 
 def _faster(problem: Problem, prices: PriceList, factor: float) -> Iterator[Alternative]:
@@ -149,9 +226,9 @@ def _faster(problem: Problem, prices: PriceList, factor: float) -> Iterator[Alte
         yield Alternative(f"{times} all interfaces", LINK, _changed(problem, nic))
     for same in _kinds(problem):
         if several:
-            yield Alternative(f"{times} network of {_words(problem, same[0])}", LINK, sped(same, nic))
+            yield Alternative(f"{times} network of {_words(problem, same)}", LINK, sped(same, nic))
         if cluster.machines[same[0]].num_gpus > 1:
-            yield Alternative(f"{times} inside {_words(problem, same[0])}", LINK, sped(same, inside))
+            yield Alternative(f"{times} inside {_words(problem, same)}", LINK, sped(same, inside))
     for g, group in enumerate(cluster.groups):
         faster = replace(group, uplink_bytes_per_s=factor * group.uplink_bytes_per_s)
         groups = (*cluster.groups[:g], faster, *cluster.groups[g + 1 :])

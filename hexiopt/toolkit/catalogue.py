@@ -11,7 +11,7 @@ from hexiopt.errors import InputError, did_you_mean
 from hexiopt.frame import Frame
 from hexiopt.plugins import SolverClass, current_name, declared, imported, parameters, refereed
 from hexiopt.referee import Refereed
-from hexiopt.solving import Capabilities
+from hexiopt.solving import Capabilities, PricerMaker
 
 
 @dataclass(frozen=True)
@@ -84,22 +84,23 @@ def solver_class(name: str, targets: Mapping[str, str]) -> SolverClass:
     return imported(name, targets[name])
 
 
-def made_solver(solver: object, options: Mapping[str, object]) -> Refereed:
-    """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object.
+def made_solver(solver: object, options: Mapping[str, object], pricer_of: PricerMaker | None = None) -> Refereed:
+    """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object; it
+    searches by a cost model of `pricer_of`, or by ours.
 
     Raises InputError for unknown names and options, for values out of range, and for objects that are not solvers.
     """
     if isinstance(solver, str):
-        return refereed(solver_class(solver, declared()), **options)
+        return refereed(solver_class(solver, declared()), pricer_of, **options)
     missing = [name for name in ("name", "capabilities", "solve") if not hasattr(solver, name)]
     if missing:
         said = f"solver: {solver!r} is not a name and has no {' and no '.join(missing)}"
         raise InputError(f"{said}; a solver is as in hexiopt/solving.py")
     if isinstance(solver, type):
-        return refereed(solver, **options)  # type: ignore[arg-type]
+        return refereed(solver, pricer_of, **options)  # type: ignore[arg-type]
     if options:
         raise InputError(f"solver.{min(options)}: {solver!r} is already constructed; pass options to its class")
-    return Refereed(solver)  # type: ignore[arg-type]
+    return Refereed(solver, pricer_of)  # type: ignore[arg-type]
 
 
 def _default(parameter: Any) -> Any:

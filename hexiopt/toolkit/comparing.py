@@ -1,19 +1,25 @@
 """Comparison of solvers on one problem: the same budget for each, several seeds, one lower bound."""
 
+import os
+import sys
+import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hexiopt.bounds import lower_bound_s
+from hexiopt.bounds import bound_under_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.problem.problem import Problem
 from hexiopt.referee import InvalidPlanError
 from hexiopt.report.compared.comparison_frames import comparison_frame, operators_frame
-from hexiopt.result import Result
-from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.result import Result, Status
+from hexiopt.solving import Budget, OnProgress, Pricer, Solver
 from hexiopt.toolkit.running import Interrupt
 from hexiopt.toolkit.solution import Solution
 
@@ -28,9 +34,12 @@ class Comparison(Frame):
     results: tuple[Solution, ...] = field(default=(), kw_only=True)
 
     @classmethod
-    def among(cls, problem: Problem, results: Sequence[Result], bound_s: float = 0.0) -> "Comparison":
-        """A comparison of `results` for `problem`. `bound_s` is a valid lower bound in seconds, or 0."""
-        solved = tuple(Solution.of(problem, result).above(bound_s) for result in results)
+    def among(
+        cls, problem: Problem, results: Sequence[Result], bound_s: float = 0.0, pricer: Pricer | None = None
+    ) -> "Comparison":
+        """A comparison of `results` for `problem`, which `pricer` priced. `bound_s` is a valid lower bound in seconds,
+        or 0."""
+        solved = tuple(Solution.of(problem, result, pricer).above(bound_s) for result in results)
         frame = comparison_frame(solved)
         rows = sorted(frame.rows, key=lambda row: (row[2] is None, row[2]))
         title = f"{problem.model.name} on {problem.cluster.name}"
@@ -83,25 +92,60 @@ def each_result(
 ) -> Iterator[Result]:
     """The result of each (label, solver) with each seed, named by the label; an interrupt ends the iteration.
 
-    A result whose plan breaks a rule is marked `invalid` and loses its plan. Raises InputError as solvers do.
+    No solver ends it for the others: a result whose plan breaks a rule loses it and is marked `invalid`, a solver that
+    does not take the problem `refused`, and one that raises an exception `crashed`, each with the reason. Raises
+    InputError where all solvers refuse the problem.
     """
     labelled_solvers = list(solvers)
+    refused: dict[str, InputError] = {}
     for seed in seeds:
         for label, solver in labelled_solvers:
             if interrupt.pressed:
                 return
+            began_s = time.perf_counter()
+            failed = partial(_failed, label, seed, began_s)
             try:
                 result = solver.solve(problem, budget, seed=seed, on_progress=listen)
             except InvalidPlanError as invalid:
                 result = invalid.result
+            except InputError as error:
+                refused[label] = error
+                if len(refused) == len(labelled_solvers):
+                    raise
+                result = failed(Status.REFUSED, str(error))
+            except Exception as error:  # foreign code may raise anything
+                if os.environ.get("HEXIOPT_DEBUG") == "1":
+                    traceback.print_exception(error)
+                result = failed(Status.CRASHED, _whence(error, solver))
             yield replace(result, solver=label)
 
 
-def bound_above(problem: Problem, results: Sequence[Result], limit_s: float) -> float:
-    """A lower bound on the step time in seconds, computed within `limit_s` seconds; 0 if no result has a plan."""
+def _failed(label: str, seed: int, began_s: float, status: Status, reason: str) -> Result:
+    return Result(label, status, seed, time.perf_counter() - began_s, 0, reason=" ".join(reason.split())[:300])
+
+
+def _whence(error: Exception, solver: Solver) -> str:
+    """What was raised, and where: `ZeroDivisionError in planner.py:11 (division by zero)`. Of the lines in between,
+    that of the solver or its cost model, if one of these is on the way."""
+    makers = [getattr(solver, "solver", solver), *getattr(getattr(solver, "pricer_of", None), "args", ())]
+    own = {sys.modules[name].__file__ for made in makers if (name := _module(made)) in sys.modules}
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next((frame for frame in reversed(frames) if frame.filename in own), frames[-1])
+    text = f" ({error})" if str(error) else ""
+    return f"{type(error).__name__} in {Path(at.filename).name}:{at.lineno}{text}"
+
+
+def _module(made: object) -> str:
+    """The name of the module of a solver, or of a class or function."""
+    return str(getattr(made, "__module__", ""))
+
+
+def bound_above(problem: Problem, results: Sequence[Result], limit_s: float, pricer: Pricer | None = None) -> float:
+    """A lower bound on the step time in seconds by `pricer`, our cost model where there is none, computed within
+    `limit_s` seconds; 0 if no result has a plan."""
     if limit_s == 0.0 or all(result.plan is None for result in results):
         return 0.0
-    return lower_bound_s(PlanPricer(problem), limit_s)
+    return bound_under_s(pricer or PlanPricer(problem), problem, limit_s)
 
 
 def labelled(solvers: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:

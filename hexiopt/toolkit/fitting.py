@@ -13,7 +13,6 @@ from typing import Any
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.plan.check import check
@@ -22,9 +21,10 @@ from hexiopt.problem.model import RANGES
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
+from hexiopt.referee import Refereed
 from hexiopt.report.style import MEMORY_LABELS, clipped, count, device_ranges, gib, listed
 from hexiopt.result import Status
-from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.solving import Budget, OnProgress, Pricer
 from hexiopt.toolkit.running import Interrupt, StatusLine
 from hexiopt.toolkit.solution import PlacedPlan
 
@@ -163,7 +163,7 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def fitted(
     problem: Problem,
-    solver: Solver,
+    solver: Refereed,
     budget: Budget,
     seed: int,
     precision: float,
@@ -219,15 +219,15 @@ def binding_memory(plan: PlacedPlan) -> str:
     return f"{where} hold {gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB: {held}"
 
 
-def certified(problem: Problem, plan: Plan) -> PlacedPlan | None:
-    """`plan` for `problem`, if it obeys every rule there and fits."""
+def certified(problem: Problem, plan: Plan, pricer: Pricer | None = None) -> PlacedPlan | None:
+    """`plan` for `problem`, if it obeys every rule there and fits by `pricer`, our cost model where there is none."""
     try:
         if check(problem, plan):
             return None
-        cost = PlanPricer(problem).price(plan)
+        placed = PlacedPlan.of(problem, plan, pricer=pricer)
+        return None if violations(problem, plan, placed.cost) else placed
     except InputError:
         return None
-    return None if violations(problem, plan, cost) else PlacedPlan.of(problem, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class _Asking:
 
     name: str
     problem: Problem
-    solver: Solver
+    solver: Refereed
     budget: Budget
     seed: int
     interrupt: Interrupt
@@ -273,7 +273,7 @@ class _Asking:
         """
         self.line.tell(f"{self.name}: {words}")
         for plan in reversed(self.found):
-            kept = None if proof_only else certified(problem, plan)
+            kept = None if proof_only else certified(problem, plan, self.solver.judge(problem))
             if kept is not None:
                 return _Answer(kept)
         budget = Budget(self.budget.time_limit_s, 1) if proof_only else self.budget
@@ -283,7 +283,7 @@ class _Asking:
             return _Answer(None, reason=str(error))
         if result.plan is None:
             return _Answer(None, result.status == Status.INFEASIBLE, result.reason.partition(";")[0])
-        self.found.append(PlacedPlan.of(problem, result.plan))
+        self.found.append(PlacedPlan.of(problem, result.plan, pricer=self.solver.judge(problem)))
         return _Answer(self.found[-1])
 
     def _ask_with(self, quantity: str, value: int, *, proof_only: bool = False) -> _Answer:
@@ -357,7 +357,7 @@ class _Asking:
             )
         except InputError:
             return None
-        return certified(changed, Plan(pipelines, plan.schedule, plan.sharding))
+        return certified(changed, Plan(pipelines, plan.schedule, plan.sharding), self.solver.judge(changed))
 
 
 def largest(fits: Callable[[int], bool], first: int, grain: int, top: int, precision: float) -> int | None:

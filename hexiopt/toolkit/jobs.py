@@ -11,6 +11,7 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
+from hexiopt.plugins import pricer_maker
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, solver_to_dict, write_plan, write_text
 from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
@@ -26,7 +27,7 @@ INTERRUPTED = 130
 @dataclass(frozen=True)
 class SweepJob:
     """One job. `overrides` are the KEY=VALUE pairs that distinguish it from the others of its sweep; the search begins
-    from the plan `start` if there is one.
+    from the plan `start` if there is one, and is by the declared cost model `pricer`, None for ours.
 
     If the overrides do not form a problem, `problem` is None and `refused` says why, in one line.
     """
@@ -39,6 +40,7 @@ class SweepJob:
     options: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""
     start: Plan | None = None
+    pricer: str | None = None
 
     @cached_property
     def key(self) -> str:
@@ -48,10 +50,10 @@ class SweepJob:
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain data that `job_from_dict` reads."""
-        started: dict[str, Any] = {}
+        more: dict[str, Any] = {} if self.pricer is None else {"pricer": self.pricer}
         if self.problem is not None and self.start is not None:
-            started = {"start": plan_to_dict(self.start, self.problem.cluster)}
-        return started | {
+            more["start"] = plan_to_dict(self.start, self.problem.cluster)
+        return more | {
             "overrides": list(self.overrides),
             "problem": None if self.problem is None else problem_to_dict(self.problem),
             "solver": self.solver,
@@ -101,12 +103,13 @@ class SweepJob:
         try:
             if self.problem is None:
                 raise InputError(self.refused)
-            solver = made_solver(self.solver, self.options)
+            solver = made_solver(self.solver, self.options, pricer_maker(self.pricer) if self.pricer else None)
             result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=heed, start=self.start)
             own = folder / self.key
             own.mkdir(parents=True, exist_ok=True)
             if result.plan is not None and result.cost is not None:
-                write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, solver_to_dict(result))
+                record = solver_to_dict(result, solver.foreign_name(self.problem))
+                write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, record)
             if stopped:
                 return end(INTERRUPTED, "interrupted; the best plan so far is kept", result.objective)
             code, said = (3, f"{result.status}: {result.reason}") if result.plan is None else (0, "")
@@ -132,4 +135,5 @@ def job_from_dict(data: Mapping[str, Any]) -> SweepJob:
         data["options"],
         data["refused"],
         plan_from_section(Section(start, "start"), problem.cluster) if start and problem else None,
+        data.get("pricer"),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hexiopt.bounds import our_model
 from hexiopt.cost.breakdown import breakdown
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
@@ -20,7 +21,7 @@ from hexiopt.report.notes import notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
 from hexiopt.result import Result
-from hexiopt.solving import Pricer
+from hexiopt.solving import Pricer, foreign_name
 from hexiopt.toolkit.naming import named_in_order
 from hexiopt.units import GIB
 from hexiopt.value import Value
@@ -54,8 +55,8 @@ class PlanCost(Cost, Value):
         They are those of the executor that ends last; the title names it. Raises InputError where another cost model
         computed the price.
         """
-        pricer = self.pricer or PlanPricer(self.problem)
-        if not isinstance(pricer, PlanPricer):
+        pricer = our_model(self.pricer or PlanPricer(self.problem), self.problem)
+        if pricer is None:
             raise InputError("cost: only our own cost model has a breakdown; use hexiopt.price(problem, plan)")
         spent = breakdown(pricer, self.plan, self)
         least_s = 1e-12 * self.step_time_s  # less is rounding
@@ -79,29 +80,40 @@ class PlanCost(Cost, Value):
 class PlacedPlan(Plan, Value):
     """A plan together with its problem, so that it can price, draw and save itself.
 
-    `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. It equals any `Plan`
-    with the same choices.
+    `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. `pricer` is the cost
+    model by which it was found; None stands for our own. It equals any `Plan` with the same choices.
     """
 
     problem: Problem = field(kw_only=True)
     solver: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    pricer: Pricer | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         Plan.__post_init__(self)
         object.__setattr__(self, "solver", MappingProxyType(dict(self.solver)))
 
     def __reduce__(self) -> Any:
-        return PlacedPlan.of, (self.problem, Plan(**_fields(self, Plan)), dict(self.solver))
+        return PlacedPlan.of, (self.problem, Plan(**_fields(self, Plan)), dict(self.solver), self.pricer)
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, solver: Mapping[str, Any] = MappingProxyType({})) -> "PlacedPlan":
-        """`plan` together with `problem`."""
-        return cls(**_fields(plan, Plan), problem=problem, solver=solver)
+    def of(
+        cls,
+        problem: Problem,
+        plan: Plan,
+        solver: Mapping[str, Any] = MappingProxyType({}),
+        pricer: Pricer | None = None,
+    ) -> "PlacedPlan":
+        """`plan` together with `problem`, found by `pricer`; the record `solver` then names it, if it is not ours."""
+        foreign = foreign_name(pricer, problem)
+        record = {**solver, "pricer": foreign} if foreign else solver
+        return cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=pricer)
 
     @cached_property
     def cost(self) -> PlanCost:
-        """The price by our own cost model. Raises InputError for a plan that it cannot price."""
-        return PlanCost.of(self.problem, self, PlanPricer(self.problem).price(self))
+        """The price by the cost model by which the plan was found. Raises InputError for a plan that it cannot
+        price."""
+        pricer = self.pricer or PlanPricer(self.problem)
+        return PlanCost.of(self.problem, self, pricer.price(self), self.pricer)
 
     def save(self, path: str | Path) -> None:
         """Write a `plan.json` for `hexiopt.load_plan` and the command line, atomically.
@@ -122,9 +134,13 @@ class PlacedPlan(Plan, Value):
         return Frame.of([_stage_row(row, k) for row in rows.pipelines for k in range(len(row.stages))])
 
     def plot(self) -> "Figure":
-        """A matplotlib figure of cluster, layers, timeline and memory."""
+        """A matplotlib figure of cluster, layers, timeline and memory. Raises InputError for a plan of another cost
+        model, whose timeline only it knows."""
         from hexiopt.report.figure import plan_figure
 
+        if "pricer" in self.solver:
+            name = self.solver["pricer"]
+            raise InputError(f"plan: is priced by {name}, and figures are of our own cost model; save it, and load it")
         return plan_figure(self.problem, self, self.cost)
 
     def __eq__(self, other: object) -> bool:
@@ -155,7 +171,7 @@ class Solution(Result, Value):
         stated = _fields(result, Result)
         if result.plan is not None and result.cost is not None:
             plan, cost = named_in_order(problem, result.plan, result.cost, pricer)
-            stated["plan"] = PlacedPlan.of(problem, plan, solver_to_dict(result))
+            stated["plan"] = PlacedPlan.of(problem, plan, solver_to_dict(result), pricer)
             stated["cost"] = PlanCost.of(problem, stated["plan"], cost, pricer)
         return cls(**stated, problem=problem)
 
@@ -178,6 +194,8 @@ class Solution(Result, Value):
         searched = f"{self.solver} with seed {self.seed}, {seconds(self.runtime_s)}, {count(self.steps, 'step')}"
         rows.append(("status", f"{self.status}: {searched}"))
         plan, cost = self.plan, self.cost
+        if plan is not None and "pricer" in plan.solver:
+            rows.append(("cost model", str(plan.solver["pricer"])))
         if plan is None or cost is None:
             rows.append(("reason", self.reason))
         else:

@@ -10,6 +10,7 @@ from typing import Any
 from hexiopt.cores import usable_cores
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.frame import Frame
+from hexiopt.plugins import declared_pricer
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -23,7 +24,7 @@ from hexiopt.toolkit.running import StatusLine
 from hexiopt.toolkit.workers import JobProcesses
 
 _GROUPS = ("workload", "space", "constraints")
-_KEYS = ("cluster", "model", "solver", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
+_KEYS = ("cluster", "model", "solver", "pricer", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
 _FIELDS = {group: [field.name for field in fields(Workload if group == "workload" else Space)] for group in _GROUPS}
 _BUDGET = ("time_limit_s", "max_steps")
 
@@ -37,12 +38,17 @@ class Sources:
 
 
 def jobs_of(
-    problem: Problem, over: Mapping[str, Iterable[Any]], solver: str, budget: Budget, sources: Sources
+    problem: Problem,
+    over: Mapping[str, Iterable[Any]],
+    solver: str,
+    budget: Budget,
+    sources: Sources,
+    pricer: str | None = None,
 ) -> list[SweepJob]:
     """One job for each combination of the values in `over`; the last key varies fastest.
 
-    Raises InputError for unknown keys and for keys without values. A combination that does not form a problem becomes
-    a job with the reason.
+    Raises InputError for unknown keys, for keys without values, and for cost models that are not declared. A
+    combination that does not form a problem becomes a job with the reason.
     """
     axes: dict[str, list[Any]] = {}
     for key, values in over.items():
@@ -56,8 +62,16 @@ def jobs_of(
         axes[str(key)] = list(values)
         if not axes[str(key)]:
             raise InputError(f"over: {key}: is empty; give at least one value")
+    for name in axes.get("pricer", [pricer]):
+        if not isinstance(name, str | None):
+            raise InputError(
+                f"pricer: {quoted(name)} is not a name; the processes of a sweep know cost models that a package "
+                "declares (docs/add_a_solver.md)"
+            )
+        if name is not None:
+            declared_pricer(name)
     return [
-        _job(problem, dict(zip(axes, values, strict=True)), solver, budget, sources)
+        _job(problem, {"pricer": pricer} | dict(zip(axes, values, strict=True)), list(axes), solver, budget, sources)
         for values in product(*axes.values())
     ]
 
@@ -110,8 +124,10 @@ class _Counter:
         self._line.tell(f"{self._ended} of {self._total} jobs{bad}")
 
 
-def _job(problem: Problem, values: Mapping[str, Any], solver: str, budget: Budget, sources: Sources) -> SweepJob:
-    overrides = tuple(f"{key}={_word(value)}" for key, value in values.items())
+def _job(
+    problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solver: str, budget: Budget, sources: Sources
+) -> SweepJob:
+    overrides = tuple(f"{key}={_word(values[key])}" for key in axes)
     groups: dict[str, dict[str, Any]] = {group: dict(_within(values, group)) for group in (*_GROUPS, "solver")}
     for name, value in groups["solver"].items():
         if not isinstance(value, str | int | float | None):
@@ -131,7 +147,8 @@ def _job(problem: Problem, values: Mapping[str, Any], solver: str, budget: Budge
         budget = Budget(**{name: getattr(budget, name) for name in _BUDGET} | stated)
     except InputError as error:
         refused = str(error)
-    return SweepJob(overrides, changed, str(values.get("solver", solver)), seed, budget, groups["solver"], refused)
+    name, own = str(values.get("solver", solver)), groups["solver"]
+    return SweepJob(overrides, changed, name, seed, budget, own, refused, pricer=values["pricer"])
 
 
 def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:

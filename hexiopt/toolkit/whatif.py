@@ -9,20 +9,23 @@ they run on several processes, and what is done is not run again.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from hexiopt.bounds import LowerBound, lower_bound
+from hexiopt.bounds import LowerBound, lower_bound, our_model
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan
+from hexiopt.plugins import pricer_maker
+from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.sweep_files import PLAN_FILE
 from hexiopt.report.compared.choices import Choice
 from hexiopt.report.money import hourly
-from hexiopt.report.style import amount, clipped, count, seconds
-from hexiopt.solving import Budget, Capabilities
+from hexiopt.report.style import amount, count, seconds
+from hexiopt.solving import Budget, Capabilities, Pricer
 from hexiopt.toolkit.alternatives import ADD, BASE, LINK, TAKE, Alternative
 from hexiopt.toolkit.catalogue import made_solver
 from hexiopt.toolkit.fitting import certified
@@ -121,21 +124,32 @@ _ORDER = (BASE, ADD, TAKE, LINK)
 
 @dataclass(frozen=True)
 class SearchSetup:
-    """How every alternative is searched: by the solver `name` with `options`, the same budget and the same seed."""
+    """How every alternative is searched: by the solver `name` with `options`, the same budget and the same seed, and
+    the declared cost model `pricer` (None: ours)."""
 
     name: str
     options: Mapping[str, Any]
     budget: Budget
     seed: int
+    pricer: str | None = None
+
+    def judge(self, problem: Problem) -> Pricer | None:
+        """The cost model of an alternative's plans; None stands for our own."""
+        return None if self.pricer is None else pricer_maker(self.pricer)(problem)
+
+    def certified(self, problem: Problem, plan: Plan) -> PlacedPlan | None:
+        """`plan` for an alternative, if it obeys every rule there and fits."""
+        return certified(problem, plan, self.judge(problem))
 
     def job(self, alternative: Alternative, base: PlacedPlan | None = None) -> SweepJob:
         """The search for an alternative, which begins from what the `base` plan is there, if its solver can."""
         start = None
         if base is not None and made_solver(self.name, self.options).takes_start:
-            start = certified(alternative.problem, base) or kept(base, alternative.problem)
+            start = self.certified(alternative.problem, base) or kept(base, alternative.problem)
         words = (f"whatif={alternative.name}",)
         bare = None if start is None else Plan(start.pipelines, start.schedule, start.sharding)
-        return SweepJob(words, alternative.problem, self.name, self.seed, self.budget, dict(self.options), start=bare)
+        own = words, alternative.problem, self.name, self.seed, self.budget, dict(self.options)
+        return SweepJob(*own, start=bare, pricer=self.pricer)
 
 
 def processes_for(able: Capabilities, stated: int | None) -> int:
@@ -166,14 +180,16 @@ def planned(
     base = first.problem
     one = search.job(first)
     run_jobs([one], folder, processes, progress, caller)
-    own = [_plan_of(folder / one.key, first)]
+    own = [_plan_of(folder / one.key, first, search)]
     jobs = [search.job(alternative, own[0]) for alternative in others]
     run_jobs(jobs, folder, processes, progress, caller)
-    own += [_plan_of(folder / job.key, other) for job, other in zip(jobs, others, strict=True)]
-    bound = lower_bound(PlanPricer(base), bound_limit_s)
+    own += [_plan_of(folder / job.key, other, search) for job, other in zip(jobs, others, strict=True)]
+    judge = search.judge(base) or PlanPricer(base)
+    ours = our_model(judge, base)
+    bound = LowerBound(judge.features.bound_s, {}) if ours is None else lower_bound(ours, bound_limit_s)
     options = []
     for k, alternative in enumerate(found):
-        plan, name = _best(k, found, own)
+        plan, name = _best(k, found, own, search)
         share = bound.machine_shares.get(alternative.like) if alternative.like is not None else None
         options.append(Option(alternative, plan, name, None if share is None else share * alternative.number))
     if options[0].plan is not None and bound.bound_s > options[0].step_time_s:
@@ -181,22 +197,26 @@ def planned(
     return WhatIf.among(options, bound)
 
 
-def _plan_of(folder: Path, alternative: Alternative) -> PlacedPlan | None:
+def _plan_of(folder: Path, alternative: Alternative, search: SearchSetup) -> PlacedPlan | None:
     path = folder / PLAN_FILE
     try:
         read = read_plan(path) if path.is_file() else None
     except InputError:
         return None
-    return None if read is None else PlacedPlan.of(alternative.problem, read.plan, read.solver)
+    if read is None:
+        return None
+    return PlacedPlan.of(alternative.problem, read.plan, read.solver, search.judge(alternative.problem))
 
 
-def _best(k: int, found: Sequence[Alternative], own: Sequence[PlacedPlan | None]) -> tuple[PlacedPlan | None, str]:
+def _best(
+    k: int, found: Sequence[Alternative], own: Sequence[PlacedPlan | None], search: SearchSetup
+) -> tuple[PlacedPlan | None, str]:
     """The fastest plan of all searches for alternative `k`, its own of equal ones, and whose search found it."""
     best, name = own[k], found[k].name
     for other, plan in zip(found, own, strict=True):
-        kept = None if plan is None or other is found[k] else certified(found[k].problem, plan)
+        kept = None if plan is None or other is found[k] else search.certified(found[k].problem, plan)
         if kept is not None and (best is None or kept.cost.step_time_s < best.cost.step_time_s * (1 - 1e-12)):
-            best, name = PlacedPlan.of(kept.problem, kept, plan.solver if plan else {}), other.name
+            best, name = PlacedPlan.of(kept.problem, kept, plan.solver if plan else {}, kept.pricer), other.name
     return best, name
 
 
@@ -237,14 +257,17 @@ def _row(option: Option, base: Option) -> dict[str, Any]:
 def _text(found: WhatIf) -> list[str]:
     base = found.options[0]
     money = any(option.price_per_hour is not None for option in found.options)
-    header = ["", "step", "gain", "bound", *(["per hour", "per T tok.", "worth/h"] if money else ["GPUs"])]
+    shares = base.plan is not None and any(option.bound_share is not None for option in found.options)
+    bound = ["bound"] if shares else []
+    header = ["", "step", "gain", *bound, *(["per hour", "per T tok.", "worth/h"] if money else ["GPUs"])]
     cells = [header]
     for option, row in zip(found.options, found, strict=True):
         line = [option.alternative.name]
         line.append(seconds(option.step_time_s) if option.plan else "no plan")
         line.append("" if option is base or row["gain"] is None else f"{row['gain']:+.1%}")
         share = row["bound_share"]
-        line.append("" if share is None else f"{-share if option.alternative.change == TAKE else share:+.1%}")
+        if shares:
+            line.append("" if share is None else f"{-share if option.alternative.change == TAKE else share:+.1%}")
         if money:
             keys = ("price_per_hour", "price_per_trillion_tokens", "worth_per_hour")
             line += ["" if row[key] is None else amount(row[key]) for key in keys]
@@ -252,27 +275,27 @@ def _text(found: WhatIf) -> list[str]:
             line.append(f"{row['gpus_used'] or 0:,}")
         cells.append(line)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    room = _WIDTH - sum(width + 2 for width in widths[1:])
-    if widths[0] > room:  # GPUs and rates in brackets first: the names before them tell alternatives apart
-        cells = [[line[0].partition(" (")[0], *line[1:]] for line in cells]
-        widths[0] = max(len(line[0]) for line in cells)
-    widths[0] = min(widths[0], room)
+    widths[0] = min(widths[0], _WIDTH - sum(width + 2 for width in widths[1:]))
     lines = [f"What if: {found.title}", ""]
     for line in cells:
         parts = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        lines.append("  ".join([clipped(line[0], widths[0]).ljust(widths[0]), *parts[1:]]).rstrip())
-    return [*lines, "", *_notes(found, base, money)]
+        name, *rest = wrap(line[0], widths[0], subsequent_indent="  ", break_on_hyphens=False) or [""]
+        lines += ["  ".join([name.ljust(widths[0]), *parts[1:]]).rstrip(), *rest]
+    return [*lines, "", *_notes(found, base, money, shares)]
 
 
-def _notes(found: WhatIf, base: Option, money: bool) -> list[str]:
+def _notes(found: WhatIf, base: Option, money: bool, shares: bool) -> list[str]:
     notes = []
-    if base.plan is not None:
+    if base.plan is not None and found.bound.bound_s:
         gap = 1 - found.bound.bound_s / base.step_time_s
         notes.append(f"As it is, no plan is faster than {seconds(found.bound.bound_s)} (gap {max(0.0, gap):.1%}).")
-    notes += [
-        "gain: in tokens per second. bound: the machine's share of the throughput in the",
-        "lower bound, its dual value; a larger gain says that the base is far from it.",
-    ]
+    if shares:
+        notes += [
+            "gain: in tokens per second. bound: the machine's share of the throughput in the",
+            "lower bound, its dual value; a larger gain says that the base is far from it.",
+        ]
+    elif base.plan is not None:
+        notes.append("gain: in tokens per second.")
     if money:
         notes += [
             "per hour, per T (trillion) tokens: machines that the plan uses. worth/h: the",

@@ -6,11 +6,11 @@ from itertools import combinations
 from typing import Any
 
 from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.problem.nodelist import expand
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.link_files import Channel
-from hexiopt.readers.nodelist import expand
 from hexiopt.reading import Section
 from runtime.measure.network import (
     NetworkPart,

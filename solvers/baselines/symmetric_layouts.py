@@ -213,7 +213,7 @@ class _Estimate:
 
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
-        self._model = run.pricer.features.exact or PlanPricer(problem)
+        self._model = run.our_model or PlanPricer(problem)
         self._links = LinkTable(problem.cluster)
         self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")

@@ -306,10 +306,10 @@ def column_completer(run: Search, *, replicates: bool = True) -> PlanCompleter:
     """Completes partitions into chains of whole machines. Many pipelines that are cut differently sum gradients in more
     groups than every device has memory reserved for, which only the price of a plan says: layers leave room for them.
     """
-    exact = run.pricer.features.exact
-    if exact is None or assumed_pipelines(run.problem) <= RESERVED_GROUPS:
+    ours = run.our_model
+    if ours is None or assumed_pipelines(run.problem) <= RESERVED_GROUPS:
         return PlanCompleter(run.pricer, replicates=replicates)
-    return PlanCompleter(exact.with_room_for(_GROUPS), replicates=replicates)
+    return PlanCompleter(ours.with_room_for(_GROUPS), replicates=replicates)
 
 
 def column_stages(run: Search) -> tuple[int, ...]:

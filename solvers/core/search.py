@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from hexiopt.bounds import lower_bound_s
+from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import coarse_violations
@@ -47,8 +47,8 @@ class Search:
         self.name, self.problem, self.budget, self.seed = name, problem, budget, seed
         self._started = Search.clock()
         self.pricer: Pricer = pricer or PlanPricer(problem)
-        exact = self.pricer.features.exact
-        self.bound_s = 0.0 if exact is None else lower_bound_s(exact)
+        self.our_model = our_model(self.pricer, problem)  # our pricer, where searches may prove by it; else None
+        self.bound_s = bound_under_s(self.pricer, problem)
         self.start: Plan | None = None  # a plan to begin from
         self.plan: Plan | None = None
         self.cost: Cost | None = None
@@ -77,9 +77,8 @@ class Search:
     @property
     def exact_pricer(self) -> PlanPricer:
         """Our pricer, for solvers that take no other (`Capabilities.pricers`)."""
-        exact = self.pricer.features.exact
-        assert exact is not None, "`refuse` lets no other through"
-        return exact
+        assert self.our_model is not None, "`refuse` lets no other through"
+        return self.our_model
 
     def child(self) -> "Search":
         """A separate search for the same run: same clock, budget, seed, pricer and listener, starting from the best
@@ -163,7 +162,7 @@ class Search:
         now_s, most = self.runtime_s, self.budget.max_steps
         if self.on_progress is not None and not self._stopped and now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
-            found_s = self.best_s, self.bound_s, self.hoped_s
+            found_s = self.best_s, self.bound_s, self._hoped_s
             self._stopped = not self.on_progress(Progress(self.name, now_s, self._told_limit_s, self.steps, *found_s))
         if self._stopped or (most is not None and self.steps >= most * until):
             return False
@@ -213,6 +212,11 @@ class Search:
     def best_s(self) -> float:
         """Best step time so far."""
         return self.cost.step_time_s if self.cost else float("inf")
+
+    @property
+    def _hoped_s(self) -> float:
+        """What it tells others to hope for: programs estimate the prices of our cost model, no other's."""
+        return self.hoped_s if self.our_model is not None else 0.0
 
     def relax(self, seconds: float) -> None:
         """Raise the bound to that of the relaxations (`hexiopt/bounds/`) after so many seconds of the clock."""
@@ -269,8 +273,8 @@ class Search:
         found = plan is not None and cost is not None
         if plan is not None:
             plain = without_idle_sharding(plan, self.problem)
-            if plain is not plan:
-                plan, cost = plain, self.pricer.price(plain)
+            if plain is not plan and (price := self.pricer.price(plain)).fits and price.step_time_s <= self.best_s:
+                plan, cost = plain, price
         best_s = cost.step_time_s if cost is not None else self.best_s
         if self.exhausted and found:
             self.bound_s = best_s
@@ -287,7 +291,7 @@ class Search:
             bound_s=self.bound_s,
             trajectory=self.trajectory,
             restricted_bound=self.restricted_bound if found else None,
-            hoped_s=self.hoped_s,
+            hoped_s=self._hoped_s,
             operators=self.operators.counts(),
         )
 

@@ -54,7 +54,7 @@ class CpSat(SearchSolver):
         A pricer other than our cost model gets the portfolio's plan without a bound.
         """
         problem, budget = run.problem, run.budget
-        ours = run.pricer.features.exact is not None
+        ours = run.our_model is not None
         small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
         share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
         if not ours:

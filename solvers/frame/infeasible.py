@@ -48,7 +48,6 @@ def conclude(search: Search) -> Result:
         return result
     if search.reason:
         return replace(result, reason=search.reason)
-    exact = search.pricer.features.exact is not None
     proof = _memory_proof(search)
     if proof is not None:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
@@ -61,7 +60,7 @@ def conclude(search: Search) -> Result:
         met = "the plain plans that fit are outside its plan space"
         if ended:
             met, remedy = "the budget ended before one of those that fit was met", f"{_more(search)}; {remedy}"
-    if remedy is None and exact:
+    if remedy is None and search.our_model is not None:
         remedy = nearest_change(search.problem)
     return replace(result, reason="; ".join(filter(None, (f"no plan found in {search.steps} steps: {met}", remedy))))
 
@@ -75,9 +74,9 @@ def _more(search: Search) -> str:
 
 
 def _memory_proof(search: Search) -> str | None:
-    """`memory_infeasibility`, where the pricer's memory is that of our stage model."""
-    stages = search.pricer.features.stages
-    return None if stages is None else memory_infeasibility(search.problem, stages)
+    """`memory_infeasibility`, where plans are priced by our cost model."""
+    ours = search.our_model
+    return None if ours is None else memory_infeasibility(search.problem, ours.stages)
 
 
 def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:

@@ -83,7 +83,7 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
 
 def _few_like_parts(run: Search) -> LikeParts | None:
     """The like parts of the machines, where a part has few GPUs and is priced by our cost model."""
-    parts = like_parts(run.problem) if run.pricer.features.exact is not None else None
+    parts = like_parts(run.problem) if run.our_model is not None else None
     return parts if parts is not None and len(parts.problem.usable_devices) <= MACHINES else None
 
 
@@ -104,7 +104,7 @@ def on_those_used(run: Search, partition: Partition, allowance: Allowance) -> li
     used = set(cluster.machine_of[list(partition.devices())].tolist())
     idle = tuple(cluster.machines[m].name for m in problem.usable_by_machine if m not in used)
     few = sum(len(problem.usable_by_machine[m]) for m in used) <= MACHINES
-    if not few or run.pricer.features.exact is None:
+    if not few or run.our_model is None:
         return []
     space = replace(problem.space, exclude=(*problem.space.exclude, *idle))
     inner = _searched(run, problem.replace(space=space), allowance)

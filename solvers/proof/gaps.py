@@ -138,7 +138,7 @@ def _answer(proofs: list[Proof], limit_s: float, allowed: Allowance) -> Answer:
 def share_for_proof(run: Search) -> float:
     """The share of the budget that another search should leave for `prove`: 0 where too little can be expected."""
     steps, share = run.budget.max_steps, _PART if not_covered(run.problem) else _WHOLE
-    exact = run.pricer.features.exact
-    if exact is None or not is_provable(exact) or num_usages(run.problem) > _FEW_USAGES:
+    ours = run.our_model
+    if ours is None or not is_provable(ours) or num_usages(run.problem) > _FEW_USAGES:
         return 0.0
     return share if steps is None or steps * share >= _LEAST_STEPS else 0.0

@@ -60,7 +60,7 @@ class SequencePlanner:
 
     def __init__(self, search: Search, freedoms: LayoutFreedoms | None = None, *, tensor: bool = False) -> None:
         self.search, self.problem = search, search.problem
-        self.model = search.pricer.features.exact or PlanPricer(search.problem)
+        self.model = search.our_model or PlanPricer(search.problem)
         layouts = LayoutSearch(self.model, search.should_continue, freedoms)
         ways = (False, True) if tensor else (False,)
         self._builders = {option: PlanBuilder(self.model, layouts, tensor=option) for option in ways}

@@ -72,7 +72,7 @@ class SequenceRandom(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Draw, build, price."""
-        model = run.pricer.features.exact or PlanPricer(run.problem)
+        model = run.our_model or PlanPricer(run.problem)
         builder = PlanBuilder(model, RandomLayouts(model, run, rng))
         while run.step():
             shape = random_shape(run.problem, rng)

@@ -1,5 +1,7 @@
 """The template package is that of the page, keeps the contract, and, installed by pip, works without a checkout."""
 
+import csv
+import json
 import os
 import re
 import subprocess
@@ -19,7 +21,13 @@ print(hx.solve(problem, "mine", time_limit_s=600, max_steps=20, max_tp=2).status
 print(sorted(hx.compare(problem, ["mine", "random"], time_limit_s=600, max_steps=5, bound_time_limit_s=0)["solver"]))
 print(hx.sweep(problem, {"solver.max_tp": [1, 2]}, "sweep", solver="mine", max_steps=5).title)
 steered = hx.solve(problem, "random", time_limit_s=600, max_steps=20, pricer="hidden_sync")
-print(steered.cost.gradient_sync_s, steered.plan.cost.gradient_sync_s > 0)
+ours = hx.price(problem, steered.plan)
+print(steered.cost.gradient_sync_s, steered.plan.cost == steered.cost, ours.gradient_sync_s > 0, steered.bound_s)
+alike = {"pricer": "hidden_sync", "time_limit_s": 600, "max_steps": 20}
+print(set(hx.compare(problem, ["random", "exact"], **alike)["status"]), "lower bound" in str(steered))
+print(hx.sweep(problem, {"pricer": [None, "hidden_sync"]}, "sweep", solver="mine", max_steps=5).title)
+again = hx.sweep(problem, {"seed": [0]}, "sweep", solver="mine", max_steps=5, pricer="hidden_sync")
+print(again.title, hx.load_plan(again["folder"][0] + "/plan.json").solver.get("lower_bound_s"))
 print(dict(hx.solvers()["mine"].parameters))
 """
 
@@ -67,9 +75,26 @@ def test_it_is_built_installed_and_used(tmp_path: Path) -> None:
         "feasible",
         "['mine', 'random']",
         "2 jobs: 2 done",
-        "0.0 True",
+        "0.0 True True 0.0",
+        "{'feasible', 'refused'} False",
+        "2 jobs: 2 done",
+        "1 job: 1 done None",
         "{'max_tp': 8}",
     ]
     ran("-m", "experiments.app.cli", "plan", "cluster=small_mixed", "model=tiny", "solver=mine", "hydra.run.dir=out")
     assert (elsewhere / "out" / "plan.json").is_file()
+    steered = (
+        "cluster=small_mixed",
+        "model=tiny",
+        "pricer=hidden_sync",
+        "solver.max_steps=20",
+        "hydra.run.dir=steered",
+    )
+    assert "cost model  hidden_sync" in ran("-m", "experiments.app.cli", "plan", *steered)
+    assert (
+        json.loads((elsewhere / "steered" / "plan.json").read_text())["prediction"]["breakdown_s"]["gradient_sync"] == 0
+    )
+    ran("-m", "experiments.app.cli", "compare", *steered, "compare.solvers=[mine,exact]")
+    rows = {row["solver"]: row for row in csv.DictReader((elsewhere / "steered" / "comparison.csv").open())}
+    assert (rows["mine"]["lower_bound_s"], rows["exact"]["status"]) == ("", "refused")
     assert "2 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", str(source / "test_my_planner.py"))

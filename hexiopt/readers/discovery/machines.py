@@ -13,13 +13,13 @@ from typing import Any
 from hexiopt.calibration.gpus import catalogue
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
+from hexiopt.problem.nodelist import compress, expand
 from hexiopt.readers.discovery.hostfile import read_hostfile
 from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.discovery.slurm import Gres, read_features, read_slurm
 from hexiopt.readers.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
 from hexiopt.readers.link_files import Channel, read_nccl_tests
-from hexiopt.readers.nodelist import compress, expand
 from hexiopt.units import GB, GIB
 
 LONE = ""  # key of a path given without a machine

@@ -4,8 +4,8 @@
 import re
 
 from hexiopt.errors import InputError
+from hexiopt.problem.nodelist import expand
 from hexiopt.readers.discovery.lines import Line, read_lines
-from hexiopt.readers.nodelist import expand
 
 Gres = tuple[tuple[str | None, int], ...]  # Slurm's name of the GPU type (None: not stated), and the number of GPUs
 

@@ -38,6 +38,8 @@ def comparison_table(results: Sequence[Result]) -> Table:
                 seconds(result.trajectory[-1].runtime_s) if result.trajectory else "",
             ]
         status = str(result.status) + (f": {result.reason}" if result.reason else "")
+        if result.overrun_s:
+            status += f", {seconds(result.overrun_s)} past the time limit"
         rows.append([result.solver, *achieved, seconds(result.runtime_s), f"{result.steps:,}", status])
     return plain_table(_HEADER, rows, left=("Solver", "Status"))
 

@@ -113,7 +113,7 @@ class MovingPricer:
     ) -> None:
         self._own = pricer or PlanPricer(problem)
         self._moved_s, self._horizon_steps = Memo(moved, _KEPT), horizon_steps
-        self.features = replace(self._own.features, exact=None)
+        self.features = self._own.features
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_solvers_are_a_table() -> None:
         known["portfoli"]
 
 
-def test_another_cost_model_steers_the_search(problem: hx.Problem) -> None:
+def test_another_cost_model_steers_the_search(problem: hx.Problem, tmp_path: Path) -> None:
     class Twice:
         """A step takes twice as long."""
 
@@ -250,7 +251,19 @@ def test_another_cost_model_steers_the_search(problem: hx.Problem) -> None:
 
     result = hx.solve(problem, "random", LONG_S, max_steps=20, pricer=Twice)
     assert result.cost is not None
-    assert result.cost.step_time_s == 2 * result.found().cost.step_time_s
+    assert result.cost == result.found().cost
+    assert result.cost.step_time_s == 2 * hx.price(problem, result.found()).step_time_s
+    assert (result.bound_s, result.gap, result.found().solver["pricer"]) == (0.0, 1.0, "Twice")
+    assert "cost model   Twice" in str(result)
+    assert "lower bound" not in str(result)
+    with pytest.raises(hx.InputError, match="is priced by Twice"):
+        result.plot()
+    result.found().save(tmp_path / "plan.json")
+    read = hx.load_plan(tmp_path / "plan.json")  # from now on the plan is ours to price
+    assert read.cost == hx.price(problem, result.found())
+    assert not {"pricer", "status", "lower_bound_s", "gap"} & set(read.solver)
+    with pytest.raises(hx.InputError, match="pricer: PlanPricer was made for another problem"):
+        hx.solve(problem, pricer=PlanPricer(problem.replace(workload=problem.workload.replace(global_batch=8))))
     with pytest.raises(hx.InputError, match="only our own cost model has"):
         result.cost.breakdown()
     assert result.cost._repr_html_() == f"<pre>{result.cost!r}</pre>"

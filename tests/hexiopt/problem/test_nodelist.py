@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.readers.nodelist import MAX_NODES, compress, expand
+from hexiopt.problem.nodelist import MAX_NODES, compress, expand
 
 WORDS = st.text("abgpu-_.", min_size=1, max_size=4)
 RANGES = st.lists(st.tuples(st.integers(0, 120), st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=4)
