@@ -31,8 +31,6 @@ def run(job: Job) -> float:
     if config.format is None or config.file is None:
         missing = "format" if config.format is None else "file"
         raise InputError(f"{missing}: is missing; give hexiopt import format=megatron file=train.sh cluster=my.yaml")
-    if config.plan is not None:
-        raise InputError(f"plan: {config.plan!r} does not apply to import; give the trainer's file as file=...")
     trainer, path = TRAINERS[config.format], Path(config.file)
     layout = _imported(job, trainer, path)
     problem, plan = layout.problem, layout.plan

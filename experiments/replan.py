@@ -23,7 +23,7 @@ from hexiopt.toolkit.solution import PlacedPlan
 
 def run(job: Job) -> float:
     """Plan again; returns the step time of the chosen plan in seconds. Raises InputError, and NoPlanError."""
-    file, problem = job.changed_plan_file("solver", "seed")
+    file, problem = job.changed_plan_file()
     before = PlacedPlan.of(file.problem, file.plan, file.solver)
     problem = changed(before, problem, job.config.lost, job.config.slow, job.config.added)
     found = replanned(job, before, problem)

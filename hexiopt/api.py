@@ -15,6 +15,7 @@ from typing import Any
 from hexiopt import plot
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
+from hexiopt.cost.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.exports.exporting import Exported, exported, imported, program_of, trainer_of
@@ -229,8 +230,8 @@ def replan(
     slow: Slow | None = None,
     added: Added | None = None,
     horizon_steps: float = 1000.0,
-    restart_s: float = 0.0,
-    checkpoint_gb_per_s: float | None = None,
+    restart_s: float = RESTART_S,
+    checkpoint_gb_per_s: float | None = CHECKPOINT_GB_PER_S,
     solver: str | Solver | type = "portfolio",
     time_limit_s: float = 10.0,
     seed: int = 0,
@@ -246,8 +247,8 @@ def replan(
 
     Three quarters of `time_limit_s`, and of `max_steps`, go to the fastest plan, the rest to one whose moving also pays
     back within `horizon_steps` steps. `restart_s` seconds are what a change takes beside moving; a machine reads a
-    checkpoint at `checkpoint_gb_per_s` (None: as fast as its network interfaces receive). Raises InputError, also where
-    there is no plan.
+    checkpoint at `checkpoint_gb_per_s`, at most as fast as its network interfaces receive (None: so fast). Both are
+    assumptions until yours are stated. Raises InputError, also where there is no plan.
     """
     now = changed(plan, plan.problem if problem is None else problem, lost, slow, added)
     if now.model != plan.problem.model:

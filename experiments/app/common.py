@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.resources import files
@@ -43,8 +43,8 @@ from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
 INTERRUPTED = 130
-_CHANGEABLE = ("cluster", "workload")  # of a plan file's problem, by the verbs that price it anew
-_HEADROOM = "constraints.memory_headroom"  # changeable too
+# Of the configuration, in the problem of a plan file: what verbs may change that price it anew, or plan again.
+_CHANGEABLE = {"workload": "workload", "space": "space", "constraints": "space"}
 _BOUND_SHARE = 0.25  # of the time limit of search and bound together
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 
@@ -117,9 +117,6 @@ class Job:
     @cached_property
     def problem(self) -> Problem:
         """The problem of the configuration. Raises InputError."""
-        if self.config.plan:
-            what = f"plan: {self.config.plan!r} does not apply to {self.verb}"
-            raise InputError(f"{what}; a plan file can be priced and explained")
         problem = Problem(self.cluster, self.model, self.config.workload.workload(), self.config.plan_space())
         preset = self.config.space.preset
         return problem if preset is None else restricted(problem, TRAINERS[preset])
@@ -157,34 +154,36 @@ class Job:
         """
         return self._plan_file([key for key in _PROBLEM_KEYS if key not in own])
 
-    def changed_plan_file(self, *own: str) -> tuple[PlanFile, Problem]:
-        """The plan file `plan=...`, and its problem with the overrides of `cluster`, `workload` and the memory
-        headroom.
+    def changed_plan_file(self) -> tuple[PlanFile, Problem]:
+        """The plan file `plan=...`, and its problem with what the verb's overrides change of it.
 
-        `own` are keys that concern the verb, not the file. Raises InputError where an override concerns something else
-        that the file holds.
+        Raises InputError, also for an experiment, which does not say what of it is meant to change.
         """
-        file = self._plan_file([key for key in _PROBLEM_KEYS if key not in (*_CHANGEABLE, *own)], but=_HEADROOM)
+        file = self._plan_file(("experiment",))
         data = problem_to_dict(file.problem)
         chosen = self.choices.get("cluster") is not None
         if chosen or self.config.cluster:
             changed = overlay(_inheriting(data["cluster"]), self.config.cluster)
             section = self._section("cluster") if chosen else Section(changed, "cluster")
             data["cluster"] = cluster_to_dict(cluster_from_section(section, self._profile_folder()))
+        preset = None
         for override in self.overrides:
-            key = override.lstrip("+").partition("=")[0].removeprefix("workload.")
-            if key in data["workload"]:
-                data["workload"][key] = getattr(self.config.workload, key)
-            elif override.lstrip("+").partition("=")[0] == _HEADROOM:
-                data["space"]["memory_headroom"] = self.config.constraints.memory_headroom
-        return file, problem_from_section(Section(data, str(self.config.plan)))
+            section_name, _, key = override.lstrip("+~").partition("=")[0].partition(".")
+            if section_name in _CHANGEABLE:
+                now = asdict(getattr(self.config, section_name))
+                stated = {key: now[key]} if key else now
+                preset = stated.pop("preset", preset)
+                data[_CHANGEABLE[section_name]] |= stated
+        data["workload"] = {key: value for key, value in data["workload"].items() if value is not None}
+        problem = problem_from_section(Section(data, str(self.config.plan)))
+        return file, problem if preset is None else restricted(problem, TRAINERS[preset])
 
-    def _plan_file(self, fixed: Sequence[str], but: str | None = None) -> PlanFile:
+    def _plan_file(self, fixed: Sequence[str]) -> PlanFile:
         if not self.config.plan:
             raise InputError(f"plan: is missing; give the file: hexiopt {self.verb} plan=path/plan.json")
         for override in self.overrides:
             key = override.lstrip("+~").partition("=")[0]
-            if key != but and key.partition(".")[0].partition("/")[0] in fixed:
+            if key.partition(".")[0].partition("/")[0] in fixed:
                 raise InputError(
                     f"{override.lstrip('+')}: does not apply to a plan file, which holds its whole problem; "
                     "remove it, or plan again"

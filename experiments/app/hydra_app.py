@@ -42,7 +42,7 @@ from experiments.app.common import INTERRUPTED, Job, RunOutcome, failure, run_ve
 from experiments.app.config import Config, register
 from experiments.app.own_files import FILE_CHOICES, with_own_files
 from experiments.app.terminal import plain_warnings
-from experiments.app.verb_help import keys_text
+from experiments.app.verb_help import keys_text, refuse_unread
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.sweep_files import STATUS_FILE
@@ -84,6 +84,7 @@ def _ended(outcome: RunOutcome) -> int:
 
 def _run(verb: str, args: Sequence[str]) -> int:
     parsed = _parse(args)
+    refuse_unread(verb, [] if parsed.shell_completion else parsed.overrides)
     overrides = [_open(override) for override in with_own_files(parsed.overrides, parsed.config_dir)]
     if verb == "train" and not any(o.startswith(("workload", "plan=", "experiment")) for o in overrides):
         overrides.append("workload=small")
@@ -117,6 +118,9 @@ def _run(verb: str, args: Sequence[str]) -> int:
         elif parsed.multirun or (_may_set_mode(parsed) and hydra.get_mode(name, overrides) == RunMode.MULTIRUN):
             return _sweep(hydra, name, verb, [*sweeps.in_newest_folder(overrides), "hydra.mode=MULTIRUN"])
         else:
+            for override in parsed.overrides:
+                if override.lstrip("+").startswith("sweep."):
+                    raise InputError(f"{override}: is for sweeps; add -m, or remove it")
             return _one(hydra, loader, name, verb, [*overrides, "hydra.mode=RUN"])
     except SystemExit as leave:  # Hydra's way of saying that a package of --cfg is unknown
         return 2 if leave.code else 0

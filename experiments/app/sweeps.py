@@ -46,7 +46,7 @@ def key_of(verb: str, config: Config, choices: Mapping[str, Any], overrides: Seq
     problem: Any
     job = Job(verb, config, Path(), choices, overrides, True)
     try:
-        problem = problem_to_dict(job.changed_plan_file("solver", "seed")[1] if config.plan else job.problem)
+        problem = problem_to_dict(job.changed_plan_file()[1] if config.plan else job.problem)
     except InputError:
         problem = sorted(overrides)
     files = {name: _content(getattr(config, name)) for name in _FILES if getattr(config, name)}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hexiopt.cost.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import FORMATS, READ
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -252,12 +253,13 @@ class TrainConfig:
 
 @dataclass
 class ReplanConfig:
-    """How `replan` weighs new plans: training steps until the next change, seconds that a change takes beside moving
-    states, and GB/s at which a machine reads a checkpoint (null: as fast as its network interfaces receive)."""
+    """How `replan`, and `train` after a loss, weigh new plans: training steps until the next change, seconds that a
+    change takes beside moving states, and GB/s at which a machine reads a checkpoint, at most as fast as its network
+    interfaces receive (null: so fast). The last two are assumptions until you state what yours take."""
 
     horizon_steps: float = 1000.0
-    restart_s: float = 0.0
-    checkpoint_gb_per_s: float | None = None
+    restart_s: float = RESTART_S
+    checkpoint_gb_per_s: float | None = CHECKPOINT_GB_PER_S
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "replan")

@@ -1,43 +1,50 @@
-"""What `hexiopt VERB --help` says of configuration: the keys that the verb reads, with meanings and choices."""
+"""The keys that each verb reads: `--help` gives their meanings and choices, and its command line refuses others."""
 
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 
 from experiments.app.config import Config
 from experiments.app.verb_config import CHOICES
+from experiments.app.verbs import VERBS
 from hexiopt.calibration.gpus import PRECISIONS
+from hexiopt.errors import InputError
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.schedules.registry import schedule_names
 
 _WIDTH = 80
+_MOST_NAMED = 3  # verbs in an error line
 _PROBLEM = ("cluster", "model", "workload", "space", "constraints")
 _SEARCH = (*_PROBLEM, "solver", "seed")
 _PRICED = (*_SEARCH, "pricer")
 READS: Mapping[str, tuple[str, ...]] = {
     "plan": (*_PRICED, "bound", "report", "print", "alone", "sweep"),
     "compare": (*_PRICED, "bound", "compare", "report", "sweep"),
-    "fit": (*_PRICED, "fit"),
-    "whatif": (*_PRICED, "bound", "whatif", "report"),
-    "price": ("plan", "cluster", "workload", "print", "sweep"),
-    "replan": ("plan", "lost", "cluster", "workload", "solver", "seed", "replan", "report", "print"),
-    "train": ("plan", *_SEARCH, "train", "report", "print", "sweep"),
-    "emulate": ("plan", *_SEARCH, "emulate", "report"),
-    "export": ("plan", *_SEARCH, "export"),
-    "import": ("file", "format", "ranks", *_SEARCH, "bound", "report", "print"),
-    "explain": ("plan", *_SEARCH),
-    "validate": ("data", "validate", "report"),
-    "calibrate": ("data",),
-    "profile": ("profile",),
-    "discover": ("discover",),
-    "collect": ("collect", "report"),
+    "fit": (*_PRICED, "fit", "sweep"),
+    "whatif": (*_PRICED, "bound", "whatif", "report", "sweep"),
+    "price": ("plan", "cluster", "workload", "constraints.memory_headroom", "print", "sweep"),
+    "replan": (
+        *("plan", "lost", "slow", "added", "cluster", "workload", "space", "constraints", "solver", "seed"),
+        *("replan", "report", "print", "sweep"),
+    ),
+    "train": ("plan", *_SEARCH, "train", "replan", "report", "print", "sweep"),
+    "emulate": ("plan", *_SEARCH, "emulate", "report", "sweep"),
+    "export": ("plan", "export", "sweep"),
+    "import": ("file", "format", "ranks", *_SEARCH, "report", "print", "sweep"),
+    "explain": ("plan", *_SEARCH, "print", "sweep"),
+    "validate": ("data", "validate", "report", "sweep"),
+    "calibrate": ("data", "run", "plan", "sweep"),
+    "profile": ("profile", "sweep"),
+    "discover": ("discover", "sweep"),
+    "collect": ("collect", "report", "sweep"),
 }
-"""The top-level keys of `Config` that each verb reads."""
+"""The keys of `Config` that each verb reads, with all keys below them. Its command line refuses overrides of others; an
+experiment, or a configuration of the user's, may state keys of several verbs."""
 
 _MEANINGS = {
     "cluster": "The cluster: a shipped name, or your own file; single values as cluster.KEY=VALUE.",
@@ -45,6 +52,7 @@ _MEANINGS = {
     "workload": inspect.getdoc(Workload),
     "space": inspect.getdoc(Space),
     "constraints": "Constraints on a plan; null means none. `exclude` names machines or devices (machine:index).",
+    "constraints.memory_headroom": "The share of a GPU's memory that the plan must leave free, 0 to 0.5.",
     "solver": "The solver, its budget (`time_limit_s` seconds and, if stated, `max_steps` of its own steps), and its "
     "parameters (docs/solvers.md).",
     "seed": "The seed of a search; with solver.max_steps the same seed gives the same plan.",
@@ -56,6 +64,9 @@ _MEANINGS = {
     "print": "`summary` prints what fits a screen, `full` every stage.",
     "alone": "Whether to plan each GPU type alone too, and say what the mixed cluster gives over the best.",
     "lost": "Machines and devices (machine:index) to do without.",
+    "slow": "Shares of full speed, {machine:index: 0.7}, or the folder of a run that measured them.",
+    "added": "More machines: a list as in the cluster file, or a file of it.",
+    "run": "A folder of `train`, or another trainer's log, or a list of them.",
     "file": "The file with the layout of another trainer.",
     "format": "The trainer that the file is of.",
     "ranks": "A table with the GPU of each rank; null: the cluster's GPUs in order.",
@@ -70,6 +81,31 @@ _CHOICES = {
     "space.tp_degrees": ("powers_of_two", "all"),
     "space.preset": tuple(TRAINERS),
 }
+
+
+def refuse_unread(verb: str, overrides: Sequence[str]) -> None:
+    """Raise InputError where overrides of the command line have keys of the configuration that `verb` does not read."""
+    keys = [override.lstrip("+~").partition("=")[0].partition("@")[0] for override in overrides]
+    known = {key.partition(".")[0] for reads in READS.values() for key in reads}
+    faults = [
+        f"{key}: {verb} does not read it; hexiopt {_named([one for one in VERBS if _reads(one, key)])}"
+        for key in keys
+        if key.partition(".")[0] in known and not _reads(verb, key)
+    ]
+    if faults:
+        raise InputError("; also ".join(faults))
+
+
+def _reads(verb: str, key: str) -> bool:
+    return any(key == read or key.startswith(f"{read}.") for read in READS[verb])
+
+
+def _named(verbs: Sequence[str]) -> str:
+    """Who does."""
+    first = list(verbs[:_MOST_NAMED])
+    if len(verbs) > _MOST_NAMED:
+        return f"{', '.join(first)} and others do"
+    return f"{verbs[0]} does" if len(verbs) == 1 else f"{', '.join(first[:-1])} and {first[-1]} do"
 
 
 def keys_text(verb: str, config: Any) -> str:

@@ -33,7 +33,8 @@ BEFORE, ANEW, REPLACED = "before", "from nothing", "replaced"
 LOST, SLOW = "lost", "slow"
 _NOTES = (
     "Ratios are step times of the fastest replacement over those of the plan from nothing, by our cost model; below 0 "
-    "the replacement is the faster one. CPU time is that of all processes of a search, with what they load."
+    "the replacement is the faster one. CPU time is that of all processes of a search, with what they load. Moving was "
+    "weighed with `replan.restart_s=0 replan.checkpoint_gb_per_s=null`, which are not the defaults."
 )
 
 

@@ -73,9 +73,11 @@ class Problem(Value):
                 f"of the global batch; every pipeline needs one, so choose at most {self.workload.global_batch}"
             )
         if pipelines * stages > len(usable):
+            stated = (("num_pipelines", space.num_pipelines), ("num_stages", space.num_stages))
+            lifted = " ".join(f"constraints.{name}=null" for name, value in stated if value is not None)
             raise InputError(
                 f"constraints: {pipelines} pipelines of {stages} stages need {pipelines * stages} devices, the "
-                f"cluster has {len(usable)} to use; ask for fewer pipelines or stages"
+                f"cluster has {len(usable)} to use; ask for fewer, or for any number: {lifted}"
             )
 
     def __repr__(self) -> str:

@@ -78,7 +78,14 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *QUICK, "cluster.inter_machine.bandwith_gb_per_s=1"), "unknown key; did you mean bandwidth"),
     (("plan", *QUICK, "cluster.machines.9.num_gpus=3"), "cannot be merged"),
     (("plan", *QUICK, "model.hidden_size=0"), "model=tiny: hidden_size"),
-    (("plan", *QUICK, "plan=x.json"), "does not apply to plan"),
+    (("plan", *QUICK, "plan=x.json"), "plan: plan does not read it; hexiopt price, replan, train and others do"),
+    (
+        ("plan", *TINY, "train.steps=3", "emulate.steps=9", "whatif.factor=5"),
+        "train.steps: plan does not read it; hexiopt train does; also emulate.steps: plan does not read it; hexiopt "
+        "emulate does; also whatif.factor: plan does not read it; hexiopt whatif does\n",
+    ),
+    (("plan", *TINY, "-m", "seed=0,1", "++train.steps=3,4"), "train.steps: plan does not read it; hexiopt train does"),
+    (("plan", *TINY, "sweep.resume=true"), "sweep.resume=true: is for sweeps; add -m, or remove it"),
     (("plan", *QUICK, "a b"), "write key=value"),
     (("plan", *QUICK, "seed=[1,"), "write key=value"),
     (("plan", *QUICK, "+seed=1"), "remove the +"),

@@ -46,8 +46,12 @@ def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, 
     [
         ("workload.global_batch=9", "micro-batches for 8 sequences are no whole number for 9; choose a batch"),
         ("cluster=hexiscale_setting_1", "is on no machine of the cluster"),
-        ("model=tiny", "model=tiny: does not apply to a plan file"),
-        ("solver.max_steps=5", "solver.max_steps=5: does not apply to a plan file"),
+        ("model=tiny", "model: price does not read it; hexiopt plan, compare, fit and others do"),
+        (
+            "constraints.max_tp=1",
+            "constraints.max_tp: price does not read it; hexiopt plan, compare, fit and others do",
+        ),
+        ("experiment=even", "experiment=even: does not apply to a plan file"),
         ("cluster.inter_machine.bandwith_gb_per_s=1", "did you mean bandwidth_gb_per_s?"),
     ],
 )
@@ -77,6 +81,58 @@ def test_replans_without_a_lost_device(hexiopt: Run, tmp_path: Path, plan: str) 
     assert (ran.code, "nothing has changed" in ran.err) == (2, True)
     ran = hexiopt("replan", plan, "lost=[x:9]", "hydra.run.dir=third")
     assert (ran.code, "exclude: 'x:9'" in ran.err) == (2, True)
+
+
+def test_what_a_plan_was_asked_for_can_be_lifted_by_what_the_error_says(hexiopt: Run, tmp_path: Path) -> None:
+    plan = planned(hexiopt, "constraints.num_pipelines=2", "constraints.num_stages=2", "cluster.machines.0.count=1")
+    problem = json.loads((tmp_path / "first" / "plan.json").read_text())["problem"]
+    usable = sum(machine["num_gpus"] * machine.get("count", 1) for machine in problem["cluster"]["machines"])
+    names = [f"{one['name']}:{k}" for one in problem["cluster"]["machines"] for k in range(one["num_gpus"])]
+    again = (
+        "replan",
+        plan,
+        f"lost={names[: usable - 3]}",
+        "solver.max_steps=40",
+        "report=false",
+        "hydra.run.dir=second",
+    )
+    ran = hexiopt(*again)
+    assert ran.code == 2
+    asked, _, lifted = ran.err.partition("or for any number: ")
+    assert "2 pipelines of 2 stages need 4 devices, the cluster has 3 to use" in asked
+    ran = hexiopt(*again, *lifted.split())
+    assert ran.code == 0, ran.err
+    space = json.loads((tmp_path / "second" / "plan.json").read_text())["problem"]["space"]
+    assert (space["num_pipelines"], space["num_stages"]) == (None, None)
+    ran = hexiopt(
+        *again, *lifted.split(), "space.replicas=false", "workload.loss_chunk_tokens=64", "space.preset=megatron"
+    )
+    assert ran.code == 0, ran.err
+    now = json.loads((tmp_path / "second" / "plan.json").read_text())["problem"]
+    assert now["workload"]["loss_chunk_tokens"] == 64, "the file states none"
+    assert not now["space"]["replicas"]
+    assert not now["space"]["uneven_tp"]
+
+
+def test_the_table_names_what_a_change_is_taken_to_cost(hexiopt: Run, tmp_path: Path, plan: str) -> None:
+    before = json.loads((tmp_path / "first" / "plan.json").read_text())
+    machines = [one["name"] for one in before["problem"]["cluster"]["machines"]]
+    used = next(f"{one}:{k}" for one in machines for k in range(9) if f"{one}:{k}" in str(before["pipelines"]))
+    own = ("replan", plan, f"lost=['{used}']", "solver.max_steps=40", "report=false")
+    times_s = {}
+    for stated, foot in (
+        ((), "takes 120 s more, and a machine reads a checkpoint at 2 GB/s"),
+        (
+            ("replan.restart_s=7", "replan.checkpoint_gb_per_s=null"),
+            "takes 7 s more, and a machine reads a checkpoint as",
+        ),
+    ):
+        ran = hexiopt(*own, *stated, "hydra.run.dir=second")
+        assert ran.code == 0, ran.err
+        assert foot in " ".join(ran.out.split())
+        times_s[stated] = json.loads((tmp_path / "second" / "replan.json").read_text())["replacements"][-1]["moving_s"]
+    assert times_s[()] > 120.0
+    assert 7.0 < times_s["replan.restart_s=7", "replan.checkpoint_gb_per_s=null"] < 100.0
 
 
 def test_replans_with_slow_devices_and_more_machines(hexiopt: Run, tmp_path: Path, plan: str) -> None:

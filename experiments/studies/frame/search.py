@@ -165,7 +165,8 @@ def _replaced(spec: SearchSpec, old: Path) -> Result:
 
     before = PlacedPlan.of(read.problem, read.plan, read.solver)
     budget = Budget(spec.time_limit_s, spec.max_steps)
-    best = replacements(before, spec.problem, search, budget, horizon_steps=1000.0).replacements[-1]
+    weighed = replacements(before, spec.problem, search, budget, 1000.0, restart_s=0.0, checkpoint_gb_per_s=None)
+    best = weighed.replacements[-1]
     cost = PlanPricer(spec.problem).price(best.plan)
     took_s = time.perf_counter() - began
     return replace(steps[0], plan=best.plan, cost=cost, runtime_s=took_s, steps=sum(one.steps for one in steps))

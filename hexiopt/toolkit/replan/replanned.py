@@ -40,7 +40,7 @@ def replanned_table(found: Replanning) -> Table:
         )
     note = (
         f"Chosen: trains {count(round(found.horizon_steps), 'more step')} first. Moving: seconds of the busiest link, "
-        "all transfers at once."
+        f"all transfers at once; {found.storage} (replan.restart_s, replan.checkpoint_gb_per_s)."
     )
     return plain_table(_HEADER, rows, left=("Plan", "From", ""), caption=note, caption_justify="left")
 
@@ -54,6 +54,8 @@ def replanned_to_dict(found: Replanning) -> dict[str, Any]:
         fetched[cluster.device_name(one.device)][source] = one.num_bytes
     return {
         "horizon_steps": found.horizon_steps,
+        "restart_s": found.restart_s,
+        "checkpoint_gb_per_s": found.checkpoint_gb_per_s,
         "chosen": found.best.name,
         "replacements": [
             {

@@ -62,17 +62,27 @@ class Replacement(Value):
 class Replanning(Value):
     """What can replace a plan: `replacements` from the least moved to the fastest, all on the frontier.
 
-    `horizon_steps`: training steps until the next change, which decide between them.
+    `horizon_steps`: training steps until the next change, which decide between them. A change takes `restart_s` seconds
+    beside moving; a machine reads a checkpoint at `checkpoint_gb_per_s`, or as fast as its network interfaces receive
+    where that is less, or None.
     """
 
     before: PlacedPlan
     replacements: tuple[Replacement, ...]
     horizon_steps: float
+    restart_s: float
+    checkpoint_gb_per_s: float | None
 
     @cached_property
     def best(self) -> Replacement:
         """The one that trains `horizon_steps` steps first."""
         return min(self.replacements, key=lambda one: one.total_s(self.horizon_steps))
+
+    @property
+    def storage(self) -> str:
+        """In words, what a change takes beside moving between devices."""
+        rate = "as fast as its network" if self.checkpoint_gb_per_s is None else f"at {self.checkpoint_gb_per_s:g} GB/s"
+        return f"a change takes {self.restart_s:g} s more, and a machine reads a checkpoint {rate}"
 
     def pays_back_steps(self, one: Replacement) -> float | None:
         """After how many steps `one` has made good what it moves beyond the least moved plan; None for that one."""
@@ -96,7 +106,7 @@ class Replanning(Value):
             }
             for one in self.replacements
         ]
-        return Frame.of(rows, title=f"Plans after the change, for {self.horizon_steps:,.0f} more steps")
+        return Frame.of(rows, title=f"Plans after the change, for {self.horizon_steps:,.0f} more steps; {self.storage}")
 
     def __str__(self) -> str:
         return str(self.frame())
@@ -136,17 +146,20 @@ def replacements(
     search: Search,
     budget: Budget,
     horizon_steps: float,
-    restart_s: float = 0.0,
-    checkpoint_gb_per_s: float | None = None,
+    restart_s: float,
+    checkpoint_gb_per_s: float | None,
     *,
     restores: bool = False,
 ) -> Replanning:
     """The plans for `problem` that can replace `before`. `search` is run twice, with shares of `budget`.
 
-    A change of plans takes `restart_s` seconds beside the moving; reading a checkpoint is as in `Moving.seconds`. With
-    `restores`, training goes back to a checkpoint whatever the plan is, as our executor does after a fault.
+    `restart_s` and `checkpoint_gb_per_s` are as of `Replanning`. With `restores`, training goes back to a checkpoint
+    whatever the plan is, as our executor does after a fault.
     Raises NoReplacementError where no plan is found.
     """
+
+    def weighed() -> Replanning:
+        return Replanning(before, tuple(_frontier(found)), horizon_steps, restart_s, checkpoint_gb_per_s)
 
     def moved(plan: Plan) -> tuple[Moving, float]:
         what = restoring(problem, plan) if restores else moving(before.problem, before, problem, plan)
@@ -164,7 +177,7 @@ def replacements(
     if fastest.plan is None:
         if not found:
             raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
-        return Replanning(before, tuple(_frontier(found)), horizon_steps)
+        return weighed()
     near = staying(before, problem, fastest.plan)
     found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
     pricer = MovingPricer(problem, lambda plan: moved(plan)[1], horizon_steps)
@@ -172,7 +185,7 @@ def replacements(
     between = search(start, pricer, budget.part(1.0 - _FASTEST))
     if between.plan is not None:
         found.append(replacement(BETWEEN, staying(before, problem, between.plan), solver_to_dict(between)))
-    return Replanning(before, tuple(_frontier(found)), horizon_steps)
+    return weighed()
 
 
 def _frontier(found: Sequence[Replacement]) -> list[Replacement]:

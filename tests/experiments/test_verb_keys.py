@@ -1,0 +1,129 @@
+"""Which keys of the configuration each verb reads, found by running it: the table that checks its command line."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.app import hydra_app
+from experiments.app.config import Config
+from experiments.app.verb_help import READS, refuse_unread
+from experiments.app.verbs import VERBS
+from hexiopt.errors import InputError
+from runtime.launch.head import AfterFaults
+from tests.conftest import ROOT, Run
+from tests.experiments.command_line import SEARCHED
+from tests.slow import slow_but
+
+SEARCH = (*SEARCHED, "solver.max_steps=20", "workload=small", "workload.global_batch=4", "hydra.run.dir=out")
+PLAN = ("plan=first/plan.json", "hydra.run.dir=out")
+COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "plan": ((*SEARCH, "bound.time_limit_s=0", "alone=true"),),
+    "compare": ((*SEARCH, "compare.solvers=[random]", "bound.time_limit_s=0"),),
+    "fit": ((*SEARCH, "fit.precision=1"),),
+    "whatif": ((*SEARCH, "bound.time_limit_s=0"),),
+    "price": ((*PLAN, "constraints.memory_headroom=0.1", "workload.seq_len=64"),),
+    "replan": ((*PLAN, "lost=[old:0]", "workload.seq_len=64", "space.replicas=false", "constraints.max_tp=1"),),
+    "train": ((*PLAN, "train.on_failure=replan"), (*SEARCH, "train.on_failure=replan")),
+    "emulate": ((*SEARCH, "emulate.solvers=[random]", "emulate.steps=1", "emulate.dilation=0.1"),),
+    "export": ((*PLAN, "export.format=ranks"),),
+    "import": (
+        ("cluster=small_mixed", "format=megatron", "file=megatron.sh", "solver.max_steps=5", "hydra.run.dir=out"),
+        (*SEARCH, "format=megatron", "file=megatron.sh"),
+    ),
+    "explain": (PLAN, SEARCH),
+    "validate": (("data=runs.csv",),),
+    "calibrate": (("run=nowhere",), ("run=nowhere", "data=runs.csv")),
+    "profile": (("profile.seconds=0.02", "profile.processes=1"),),
+    "discover": (("discover.hostfile=hosts",),),
+    "collect": (("collect.folders=[swept]",),),
+}
+SCRIPT = """\
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\
+  --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --fp16 \\
+  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 3 --recompute-activations
+"""
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The keys that jobs read from here on."""
+    found, keys, run_verb = set[str](), {one.name for one in fields(Config)}, hydra_app.run_verb
+    looked_up = Config.__getattribute__
+    listening = [False]
+
+    def looking_up(self: Config, name: str) -> Any:
+        if listening[0] and name in keys:
+            found.add(name)
+        return looked_up(self, name)
+
+    def run(verb: str, start: Any) -> Any:
+        def started() -> Any:
+            job = start()
+            listening[0] = True
+            return job
+
+        try:
+            return run_verb(verb, started)
+        finally:
+            listening[0] = False
+
+    monkeypatch.setattr(hydra_app, "run_verb", run)
+    monkeypatch.setattr(Config, "__getattribute__", looking_up)
+    return found
+
+
+@pytest.mark.parametrize("verb", slow_but(("plan", "price", "replan", "train", "export", "discover"), VERBS))
+def test_a_verb_reads_what_the_table_says(
+    verb: str, hexiopt: Run, tmp_path: Path, read: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hexiopt("plan", *SEARCH[:-1], "bound.time_limit_s=0", "report=false", "hydra.run.dir=first").code == 0
+    if verb == "collect":
+        assert hexiopt("plan", "-m", *SEARCH[:-1], "seed=0", "hydra.sweep.dir=swept").code == 0
+    runs = (ROOT / "experiments" / "data" / "measured_training_throughput.csv").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "runs.csv").write_text("\n".join(runs[:3]), encoding="utf-8")
+    (tmp_path / "hosts").write_text("a slots=2\n")
+    (tmp_path / "megatron.sh").write_text(SCRIPT)
+
+    def loses(run: Any, folder: Path, faults: AfterFaults, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        faults.replan(["old:0"], run.plan, None)
+        yield from ()
+
+    if verb == "train":
+        monkeypatch.setattr("runtime.launch.head.trained", loses)
+        monkeypatch.setattr("experiments.train.show_training", lambda job, *_: (job.pictures, None)[1])
+    read.clear()
+    for words in COMMANDS[verb]:
+        hexiopt(verb, *words)
+    assert read == {key.partition(".")[0] for key in READS[verb]} - {"sweep"}, "`sweep` is read before a job runs"
+
+
+def test_every_key_has_a_verb_and_every_verb_its_keys() -> None:
+    assert list(READS) == list(VERBS)
+    assert {key.partition(".")[0] for keys in READS.values() for key in keys} == {one.name for one in fields(Config)}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_key_of_another_verb_is_refused_with_the_verb_that_has_it(verb: str) -> None:
+    own = {key.partition(".")[0] for key in READS[verb]}
+    for key in (one.name for one in fields(Config)):
+        for override in (f"{key}=1", f"++{key}.x=1,2", f"~{key}"):
+            if key in own:
+                if key != "constraints":
+                    refuse_unread(verb, [override])
+            else:
+                with pytest.raises(
+                    InputError, match=rf"^{key}(\.x)?: {verb} does not read it; hexiopt [a-z, ]+ (does|do)$"
+                ):
+                    refuse_unread(verb, [override])
+    refuse_unread(verb, ["hydra.run.dir=out", "experiment=even", "sweep.resume=true", "unknown=1"])
+
+
+def test_an_experiment_may_state_keys_of_several_verbs(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    shared = "# @package _global_\ntrain:\n  steps: 3\nwhatif:\n  factor: 5\nseed: 3\n"
+    (tmp_path / "own" / "experiment" / "shared.yaml").write_text(shared)
+    ran = hexiopt("plan", *SEARCH, "bound.time_limit_s=0", "report=false", "experiment=shared", "--config-dir", "own")
+    assert ran.code == 0, ran.err
