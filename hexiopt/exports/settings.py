@@ -36,7 +36,7 @@ class Settings(Ledger):
     ) -> None:
         super().__init__(context.where, values, vocabulary)
         self._closed = closed
-        self._wrong: list[str] = []
+        self._wrong: list[tuple[str, str]] = []
         self._defaults: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------- values
@@ -49,7 +49,7 @@ class Settings(Ledger):
         if type(value) is int and at_least <= value <= _MOST:
             return value
         if name in self:
-            self._refuse_value(name, f"is not a whole number from {at_least} on; write one out")
+            self.refuse_value(name, f"is not a whole number from {at_least} on; write one out")
         return at_least if default is None else default
 
     def flag(self, name: str, default: bool) -> bool:
@@ -61,7 +61,7 @@ class Settings(Ledger):
         by_word = {word.lower(): choice for word, choice in choices.items()}
         word = str(self._value(name, default)).lower()
         if word not in by_word:
-            self._refuse_value(name, f"is not modelled; {did_you_mean(word, choices)}")
+            self.refuse_value(name, f"is not modelled; {did_you_mean(word, choices)}")
             return choices[default]
         return by_word[word]
 
@@ -69,7 +69,7 @@ class Settings(Ledger):
         """The one of the names of a setting, newest first, that the file has; two are a fault."""
         present = [name for name in names if name in self]
         if len(present) > 1:
-            self.fault(f"{' and '.join(present)}: are names of one setting; keep {present[0]}")
+            self.fault(" and ".join(present), f"are names of one setting; keep {present[0]}")
         return present[0] if present else names[0]
 
     def by_default(self, name: str, value: Any) -> None:
@@ -80,44 +80,43 @@ class Settings(Ledger):
         if name in self:
             return self[name]
         if default is None:
-            self.fault(f"{name}: is missing; state it")
+            self.fault(name, "is missing; state it")
         else:
             self.by_default(name, default)
         return default
 
     # ------------------------------------------------------------------------- faults and notes
 
-    def fault(self, what: str) -> None:
-        """Refuse the file, when all of it has been read: `what` ends in the remedy."""
-        if what not in self._wrong:
-            self._wrong.append(what)
+    def fault(self, what: str, rule: str) -> None:
+        """Refuse the file, when all of it has been read: `what` breaks `rule`, which ends in the remedy."""
+        if (what, rule) not in self._wrong:
+            self._wrong.append((what, rule))
 
-    def _refuse_value(self, name: str, rule: str) -> None:
+    def refuse_value(self, name: str, rule: str) -> None:
+        """As `fault`, of the value of a setting."""
         value = self[name]
         if value == AUTO:
             rule = "is filled in when the training script runs; write the value that it takes"
-        self.fault(f"{name} {quoted(value)}: {rule}")
+        self.fault(f"{name} {quoted(value)}", rule)
 
-    def faults(self) -> list[str]:
+    def wrong(self) -> list[tuple[str, str]]:
         """Every fault: what the vocabulary refuses, values of the wrong kind, and keys that a closed format lacks."""
-        unknown = self.unread() if self._closed else []
-        kind = "unknown key" if len(unknown) == 1 else "unknown keys"
-        return [*super().faults(), *self._wrong, *([f"{kind} {', '.join(unknown)}"] if unknown else [])]
+        unknown = [(name, "is no key of the format; remove it") for name in (self.unread() if self._closed else [])]
+        return [*super().wrong(), *self._wrong, *unknown]
 
     def notes(self) -> list[str]:
         """What was not read, and the defaults that were taken."""
         said = [f"{name} {value}" for name, value in self._defaults.items()]
         return super().notes() + ([f"not stated, so by default: {', '.join(said)}"] if said else [])
 
-    def require(self, sound: bool, what: str) -> None:
-        """Refuse the file at once where it is not `sound`, with the other faults: `what` ends in the remedy."""
+    def require(self, sound: bool, what: str, rule: str) -> None:
+        """Refuse the file at once where it is not `sound`, with the other faults."""
         if not sound:
-            self.fault(what)
+            self.fault(what, rule)
             self.refuse()
 
 
-def script_notes(context: ImportContext, *keys: str) -> list[str]:
-    """The note on values of `Workload` that neither a file of this format nor the command line states."""
-    open_keys = [key for key in keys if key not in context.stated]
-    said = ", ".join(f"workload.{key}={getattr(context.workload, key)}" for key in open_keys)
-    return [f"the training script's, and not in the file: {said} assumed"] if said else []
+def script_notes(context: ImportContext, **assumed: Any) -> list[str]:
+    """The note on what the training script sets, and neither the file nor the command line states, as it is assumed."""
+    said = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
+    return [f"not in the file but in the training script, so assumed: {said}"] if said else []

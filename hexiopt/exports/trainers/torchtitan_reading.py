@@ -5,7 +5,6 @@ import tomllib
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hexiopt.errors import quoted
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
 from hexiopt.exports.settings import Settings, flat
@@ -126,8 +125,9 @@ def _degrees(settings: Settings, context: ImportContext) -> _Degrees:
     else:
         settings.require(
             count % (tp * stages * replicate) == 0,
-            f"{count} GPUs are not divided by TP {tp} times PP {stages} times {replicate} replicas; give "
-            "ranks=ranks.tsv, or the cluster that it runs on",
+            "its degrees",
+            f"TP {tp} times PP {stages} times {replicate} replicas do not divide {count} GPUs; give ranks=ranks.tsv, or "
+            "the cluster that it runs on",
         )
         shard = count // (tp * stages * replicate)
     if name == earlier and settings.word("training.data_parallel_type", {"fsdp": False, "ddp": True}, "fsdp"):
@@ -143,9 +143,10 @@ def _batch(settings: Settings, degrees: _Degrees, num_parts: int) -> tuple[int, 
         return local, 1, None if batch == -1 else batch
     whole = local * degrees.pipelines
     if batch not in (-1, whole):
-        settings.fault(
-            f"training.global_batch_size {batch}: is not {local} sequences of each of {degrees.pipelines} pipelines, "
-            f"which drain after each; price one, with training.global_batch_size = {whole}"
+        settings.refuse_value(
+            "training.global_batch_size",
+            f"is not {local} sequences of each of {degrees.pipelines} pipelines, which drain after each; price one such "
+            f"part, with training.global_batch_size = {whole}",
         )
     size = _micro_batch_size(settings, degrees.stages, num_parts, local)
     return size, local // size, None
@@ -199,11 +200,13 @@ def _stated_parts(settings: Settings, num_layers: int) -> list[int] | None:
     if settings.get(key) is not None:
         modules = settings[key]
         if not isinstance(modules, list) or not all(isinstance(part, list) for part in modules):
-            settings.fault(f"{key}: is not a list of lists of modules; write them out")
+            settings.fault(key, "is not a list of lists of modules; write them out")
             return None
         layers = [[str(name) for name in part if str(name).startswith("layers.")] for part in modules]
         if [name for part in layers for name in part] != [f"layers.{k}" for k in range(num_layers)]:
-            settings.fault(f"{key}: does not list layers.0 to layers.{num_layers - 1}, those of the model, in order")
+            settings.fault(
+                key, f"does not list layers.0 to layers.{num_layers - 1} in order, which the model has; correct it"
+            )
         return list(map(len, layers))
     key = _named(settings, "pipeline_parallel_split_points", "parallelism", "experimental", "training")
     points = settings.get(key)
@@ -213,9 +216,7 @@ def _stated_parts(settings: Settings, num_layers: int) -> list[int] | None:
     at = [int(str(name)[7:]) if _SPLIT.fullmatch(str(name)) else -1 for name in names]
     bounds = [0, *at, num_layers]
     if not at or any(b <= a for a, b in pairwise(bounds)):
-        settings.fault(
-            f"{key} {quoted(points)}: are not layers of the model's {num_layers} in order; write them as layers.8"
-        )
+        settings.refuse_value(key, f"are not layers of the model's {num_layers} in order; write them as layers.8")
     return [b - a for a, b in pairwise(bounds)]
 
 
@@ -226,16 +227,12 @@ def _micro_batch_size(settings: Settings, stages: int, num_parts: int, local: in
     earlier = "parallelism.pipeline_parallel_degree" not in settings
     if key in settings or (earlier and current not in settings):
         count = settings.whole(key, max(stages, num_parts))
-        said = f"{key} {count}: does not divide the {local} sequences of a pipeline; correct one of them"
         size = local // count
     else:
-        size = settings.whole(current, 1)
-        count, said = (
-            local // size,
-            f"{current} {size}: does not divide the {local} sequences of a pipeline; correct it",
-        )
+        key, size = current, settings.whole(current, 1)
+        count = local // size
     if size * count != local:
-        settings.fault(said)
+        settings.fault(key, f"does not divide the {local} sequences of a pipeline; correct one of them")
     return max(1, size)
 
 
@@ -264,7 +261,7 @@ def _recompute(settings: Settings, context: ImportContext, python: bool) -> tupl
         return BlockRecompute(policy), []
     own = context.workload.recompute if "recompute" in context.stated else "auto"
     if own == "auto":
-        settings.fault(f"{said}: {_BY_OPERATOR}")
+        settings.fault(said, _BY_OPERATOR)
         return NO_RECOMPUTE, []
     return BlockRecompute(own), [f"{said} is by operator, for which workload.recompute={own} is priced"]
 
@@ -287,7 +284,7 @@ def _precision(settings: Settings, mixed: bool) -> tuple[str, list[str]]:
     if len(kinds) > 1 or not kinds <= {"fp8", "mxfp8", "nvfp4"} or (kinds and precision != "bf16"):
         also = "" if precision == "bf16" else f" in {precision}"
         settings.fault(
-            f"converters {', '.join(converters)}{also}: are not modelled; take float8 or mx alone, in bfloat16"
+            f"converters {', '.join(converters)}{also}", "are not modelled; take float8 or mx alone, in bfloat16"
         )
     return (kinds.pop() if kinds else precision), notes
 
