@@ -83,7 +83,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     parts = None
     if bounds is not None:
         whole = isinstance(bounds, list) and len(bounds) == stages + 1 and all(type(bound) is int for bound in bounds)
-        settings.require(whole, f"hexiopt.parts: is not a list of {stages + 1} bounds; write them as exported")
+        settings.require(whole, "hexiopt.parts", f"is not a list of {stages + 1} bounds; write them as exported")
         parts = [b - a for a, b in pairwise(bounds)]
         parts[0] -= 1  # the embedding
         parts[-1] -= 1  # norm and head

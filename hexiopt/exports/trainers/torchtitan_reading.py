@@ -2,16 +2,15 @@
 
 import re
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
 from hexiopt.exports.settings import Settings, flat
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
 from hexiopt.exports.trainers.python_settings import python_settings
 from hexiopt.exports.trainers.torchtitan_vocabulary import VOCABULARY
-from hexiopt.plan.plan import Sharding
 from hexiopt.problem.space import Recompute
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
@@ -94,7 +93,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
             notes=notes,
         ),
     )
-    return _within_replicas(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
+    return sharded_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,8 @@ def _degrees(settings: Settings, context: ImportContext) -> _Degrees:
         settings.require(
             count % (tp * stages * replicate) == 0,
             "its degrees",
-            f"TP {tp} times PP {stages} times {replicate} replicas do not divide {count} GPUs; give ranks=ranks.tsv, or "
-            "the cluster that it runs on",
+            f"TP {tp} times PP {stages} times {replicate} replicas do not divide {count} GPUs; give ranks=ranks.tsv, "
+            "or the cluster that it runs on",
         )
         shard = count // (tp * stages * replicate)
     if name == earlier and settings.word("training.data_parallel_type", {"fsdp": False, "ddp": True}, "fsdp"):
@@ -145,7 +144,7 @@ def _batch(settings: Settings, degrees: _Degrees, num_parts: int) -> tuple[int, 
     if batch not in (-1, whole):
         settings.refuse_value(
             "training.global_batch_size",
-            f"is not {local} sequences of each of {degrees.pipelines} pipelines, which drain after each; price one such "
+            f"is not {local} sequences of each of {degrees.pipelines} pipelines, which drain after each; price one "
             f"part, with training.global_batch_size = {whole}",
         )
     size = _micro_batch_size(settings, degrees.stages, num_parts, local)
@@ -287,14 +286,3 @@ def _precision(settings: Settings, mixed: bool) -> tuple[str, list[str]]:
             f"converters {', '.join(converters)}{also}", "are not modelled; take float8 or mx alone, in bfloat16"
         )
     return (kinds.pop() if kinds else precision), notes
-
-
-def _within_replicas(layout: ImportedPlan, replicate: int) -> ImportedPlan:
-    """The layout with its parameters sharded inside each of `replicate` groups of pipelines."""
-    pipelines = layout.plan.pipelines
-    each = len(pipelines) // replicate
-    groups = tuple(
-        tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.all_devices())
-        for k in range(0, len(pipelines), each)
-    )
-    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, groups)))
