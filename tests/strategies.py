@@ -156,6 +156,7 @@ def workloads(max_batch: int = 60) -> st.SearchStrategy[Workload]:
         optimizer_sharding=st.sampled_from((AUTO, AUTO, AUTO, "0", "1", "2", "3")),
         gradient_bytes=st.sampled_from((2, 4)),
         loss_chunk_tokens=st.sampled_from((None, None, 1, 300)),
+        sequence_parallel=st.sampled_from((True, True, False)),
     )
 
 

@@ -18,6 +18,7 @@ from hexiopt.plan.messages import messages
 from hexiopt.plan.parallelism import SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
 
 
 def gradient_groups(plan: Plan, rings: GradientRings) -> Counter[int]:
@@ -33,8 +34,9 @@ def gradient_groups(plan: Plan, rings: GradientRings) -> Counter[int]:
     return Counter(chain.from_iterable(distinct))
 
 
-def message_pairs(pipeline: Pipeline) -> Counter[int]:
-    """By device, the pairs of sender and receiver that it is one of, where there may be more than are reserved."""
+def message_pairs(pipeline: Pipeline, divided: bool = True) -> Counter[int]:
+    """By device, the pairs of sender and receiver that it is one of, where there may be more than are reserved;
+    `divided` as of `shared_tokens`."""
     stages = pipeline.stages
     plain = all(isinstance(stage.parallelism, TensorParallel) and stage.tp == stages[0].tp for stage in stages)
     if len(stages) == 1 or (plain and pipeline.num_chunks == 1):
@@ -43,17 +45,18 @@ def message_pairs(pipeline: Pipeline) -> Counter[int]:
     for one in messages(pipeline):
         senders = stages[one.stage].token_layouts[one.sender]
         receivers = stages[one.target(len(stages))].token_layouts[one.receiver]
-        pairs.update([(a, b) for a, b, _ in shared_tokens(senders, receivers)])
+        pairs.update([(a, b) for a, b, _ in shared_tokens(senders, receivers, divided)])
     return Counter(chain.from_iterable(pairs))
 
 
 def with_crowds(
-    plan: Plan, pipelines: Sequence[PipelineCost], rings: GradientRings, cluster: Cluster
+    plan: Plan, pipelines: Sequence[PipelineCost], rings: GradientRings, problem: Problem
 ) -> Sequence[PipelineCost]:
     """`pipelines` of `plan` with the memory of devices that have more communicators than are reserved."""
     sums, found = gradient_groups(plan, rings), []
+    cluster, divided = problem.cluster, problem.workload.sequence_parallel
     for pipeline, priced in zip(plan.pipelines, pipelines, strict=True):
-        pairs = message_pairs(pipeline)
+        pairs = message_pairs(pipeline, divided)
         crowd = {device for counts in (sums, pairs) for device, number in counts.items() if number > RESERVED_GROUPS}
         if not crowd.isdisjoint(chain.from_iterable(stage.devices for stage in pipeline.stages)):
             stages = [

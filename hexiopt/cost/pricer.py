@@ -81,9 +81,7 @@ class PlanPricer:
         """
         groups = sharding_groups(plan, self.problem.cluster)
         rings = self._rings_in(plan, groups)
-        priced = with_crowds(
-            plan, pipelines or self.network(self._placed_in(plan, groups)), rings, self.problem.cluster
-        )
+        priced = with_crowds(plan, pipelines or self.network(self._placed_in(plan, groups)), rings, self.problem)
         return step_cost(plan.sharding.stage, priced, rings, self.problem, self.framework)
 
     def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:

@@ -52,6 +52,14 @@ def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")
+    if (
+        not (problem.workload.sequence_parallel or trainer.optional_sequence_parallelism)
+        and plan.has_tensor_parallelism
+    ):
+        raise InputError(
+            f"export.format: {trainer.name} has no tensor parallelism without sequence parallelism; plan with "
+            "workload.sequence_parallel=true, or constraints.max_tp=1"
+        )
     return trainer.write(problem, plan)
 
 

@@ -145,6 +145,13 @@ class Trainer:
     read: Callable[[str, ImportContext], ImportedPlan] | None = None
     unsuitable: Callable[[Problem], str | None] = lambda problem: None
     """Why no plan of a problem can be expressed, with a remedy."""
+    optional_sequence_parallelism: bool = False
+    """Whether the trainer runs TP groups without sequence parallelism too, which others always have."""
+
+    def runs_tp(self, problem: Problem, tp: int) -> bool:
+        """Whether a TP degree suits the model, and the trainer the sequence parallelism of its groups."""
+        has_switch = problem.workload.sequence_parallel or self.optional_sequence_parallelism
+        return self.takes_tp(problem, tp) and (tp == 1 or has_switch)
 
 
 @dataclass(frozen=True)

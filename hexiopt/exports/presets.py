@@ -32,7 +32,7 @@ def restricted(problem: Problem, trainer: Trainer) -> Problem:
             space[name] = _chosen(key, getattr(problem.space, name), defaults[name], allowed, trainer.name)
     largest = problem.space.max_tp or max(machine.num_gpus for machine in problem.cluster.machines)
     degrees = [1 << k for k in range(largest.bit_length()) if 1 << k <= largest]
-    suited = next((k for k, tp in enumerate(degrees) if not trainer.takes_tp(problem, tp)), len(degrees))
+    suited = next((k for k, tp in enumerate(degrees) if not trainer.runs_tp(problem, tp)), len(degrees))
     if suited < len(degrees):
         space["max_tp"] = degrees[max(0, suited - 1)]
     return replace(problem, space=replace(problem.space, **space), workload=replace(problem.workload, **workload))

@@ -317,6 +317,12 @@ class Plan:
         if wrong is not None:
             raise InputError(f"plan: {wrong[0]}: {wrong[1]}")
 
+    @property
+    def has_tensor_parallelism(self) -> bool:
+        """Whether a TP group has several devices."""
+        stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
+        return any(len(replica.devices) > 1 for stage in stages for replica in stage.replicas)
+
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""
         return tuple(d for p in self.pipelines for s in p.stages for d in s.all_devices())

@@ -19,8 +19,8 @@ class Problem(Value):
 
     The GPUs of `cluster` have the memory headroom of `space`, so that all who read their memory obey it.
     Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
-    exist, a GPU type without the workload's precision, more stages than layers, more pipelines than sequences or
-    devices.
+    exist, a GPU type without the workload's precision, sequence layouts without sequence parallelism of TP groups, more
+    stages than layers, more pipelines than sequences or devices.
     """
 
     cluster: Cluster
@@ -54,6 +54,11 @@ class Problem(Value):
             raise InputError(
                 f"workload: seq_len: {self.workload.seq_len} is more than the {self.model.max_positions} positions "
                 f"that {self.model.name} has learned; choose workload.seq_len={self.model.max_positions}"
+            )
+        if space.sequence and not self.workload.sequence_parallel:
+            raise InputError(
+                "space: sequence: sequence layouts come from an executor that divides norms and residuals along the "
+                "sequence too; choose workload.sequence_parallel=true, or space.sequence=false"
             )
         stages = space.num_stages or 1
         if stages > self.model.num_layers:

@@ -23,6 +23,8 @@ class Workload(Value):
     to the search (`auto`). `gradient_bytes` is the size of a gradient element in mixed precision, both
     stored and synchronised (2 or 4; in fp32 and tf32 always 4). `loss_chunk_tokens`: of so many tokens at once the
     loss holds logits, making their gradients in the forward; None: of a whole micro-batch, keeping their probabilities.
+    `sequence_parallel`: TP groups divide norms and residuals along the sequence (Korthikanti et al., arXiv 2205.05198);
+    if False, every rank of a group holds and computes them whole.
     Raises InputError where a value breaks its rule.
     """
 
@@ -34,6 +36,7 @@ class Workload(Value):
     optimizer_sharding: str = AUTO
     gradient_bytes: int = 2
     loss_chunk_tokens: int | None = None
+    sequence_parallel: bool = True
 
     def __post_init__(self) -> None:
         stated = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -88,6 +91,7 @@ def checked_workload(section: Section) -> dict[str, Any]:
         "optimizer_sharding": str(sharding),
         "gradient_bytes": whole("gradient_bytes", 2, 4),
         "loss_chunk_tokens": whole("loss_chunk_tokens", 1, MAX_SEQ_LEN),
+        "sequence_parallel": section.flag("sequence_parallel", defaults["sequence_parallel"]),
     }
     if values["gradient_bytes"] == 3:
         section.fail("gradient_bytes", "is not a width; choose 2 or 4")

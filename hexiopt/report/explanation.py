@@ -43,7 +43,7 @@ def explanation_tables(problem: Problem, plan: Plan, cost: Cost, source: str) ->
     yield "Links", _table(values, link_rows(problem, source))
     yield "Workload", _table(values, workload_rows(problem, plan))
     yield "Coefficients", _table(("name", "is", "from"), coefficient_rows())
-    yield "Runtime", _table(("name", "is", "from"), framework_rows())
+    yield "Runtime", _table(("name", "is", "from"), framework_rows(problem))
 
 
 def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:
@@ -312,15 +312,16 @@ def coefficient_rows() -> Iterator[Row]:
             comment = []
 
 
-def framework_rows() -> Iterator[Row]:
+def framework_rows(problem: Problem) -> Iterator[Row]:
     """The cost model's assumptions on our own runtime, and the fitted constants with the data of their fit."""
-    own = default_framework()
+    own, default = PlanPricer(problem).framework, default_framework()
     for field in fields(own):
         if field.name != "name":
             value = getattr(own, field.name)
             parts = value.items() if isinstance(value, Mapping) else [("", value)]
             said = (f"{name} {str(one).lower() if isinstance(one, bool) else f'{one:g}'}" for name, one in parts)
-            yield field.name, ", ".join(said).strip(), "frameworks.yaml: hexiopt"
+            source = "frameworks.yaml: hexiopt" if value == getattr(default, field.name) else "workload"
+            yield field.name, ", ".join(said).strip(), source
     for constant in constants().values():
         yield (
             constant.name,

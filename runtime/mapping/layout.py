@@ -224,6 +224,8 @@ def untrainable(
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
+    if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
+        return "workload.sequence_parallel: false cannot be trained; take true"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             wrong = stage.sequence and misfit(stage.sequence, workload.seq_len, model.num_heads)

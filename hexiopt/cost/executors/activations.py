@@ -17,9 +17,10 @@ class Held(Generic[Amount]):
 
     `between`: tokens between blocks; `tokens`: those that projections, MLP and head run on, of `positions` of the
     sequence; `attended`: those that its attention runs on, for `heads` and `kv_heads`, of which `copied_kv_heads` more
-    are made where query heads share them unevenly. `scores`: (query, key) pairs of a head whose probabilities are kept,
-    where attention is not `fused` (1, else 0). `parted`: 1 where an all-to-all takes heads to other devices, else 0.
-    `travelling`: bytes of buffers for all-to-all and rings.
+    are made where query heads share them unevenly. `gathered`: 1 where a TP group gathers `tokens` from the `between`
+    of its ranks, else 0. `scores`: (query, key) pairs of a head whose probabilities are kept, where attention is not
+    `fused` (1, else 0). `parted`: 1 where an all-to-all takes heads to other devices, else 0. `travelling`: bytes of
+    buffers for all-to-all and rings.
     """
 
     between: Amount
@@ -29,6 +30,7 @@ class Held(Generic[Amount]):
     heads: Amount
     kv_heads: Amount
     copied_kv_heads: Amount
+    gathered: Amount
     scores: Amount
     fused: Amount
     parted: Amount
@@ -51,8 +53,8 @@ class Activations(Generic[Amount]):
 
     @classmethod
     def of(cls, model: ModelSpec, workload: Workload, shard: Shard, held: Held[Amount]) -> "Activations[Amount]":
-        """Per-token bytes follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism, without
-        dropout, with true shapes; `shard` of the weights."""
+        """Per-token bytes follow Korthikanti et al. (arXiv 2205.05198, section 4), without dropout, with true shapes;
+        `shard` of the weights."""
         width, hidden, dim = workload.element_bytes, model.hidden_size, model.head_dim
         q, kv = held.heads * dim, held.kv_heads * dim
         # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads. What
@@ -79,7 +81,7 @@ class Activations(Generic[Amount]):
         internals = copies + held.scores * held.heads * width + log_sum_exp + held.parted * held.attended * width * q
         # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
         # cosines of all positions.
-        buffers = held.tokens * width * 2.0 * hidden * (shard.tp > 1) + held.between * width * 4.0 * hidden
+        buffers = held.tokens * width * 2.0 * hidden * held.gathered + held.between * width * 4.0 * hidden
         if not model.learned_positions:
             buffers = buffers + held.positions * (width * 2.0 * dim)
         # The loss keeps probabilities, in FP32; or, in chunks, the gradients of what the head reads and of the head.

@@ -257,7 +257,8 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
     gemm_s += _projection_s(model, clock, tokens)
-    norm_s = clock.memory_s(2.0 * tokens * model.hidden_size * workload.element_bytes / tp)
+    normed = 2.0 * tokens * model.hidden_size * workload.element_bytes
+    norm_s = clock.memory_s(normed / tp if workload.sequence_parallel else normed)
     loss_s = clock.memory_s(
         float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES
     )

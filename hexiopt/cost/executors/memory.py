@@ -83,7 +83,8 @@ class MemoryModel:
     What our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose attention is fused,
     `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
     has all of it, except where heads share key-value heads unevenly or tokens do not divide. `communicator_bytes` are
-    those of any plan (`hexiopt/cost/executors/communicators.py`).
+    those of any plan (`hexiopt/cost/executors/communicators.py`). Tokens between blocks are divided along the
+    sequence; without sequence parallelism, every rank holds all of them.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class MemoryModel:
         self.embedding_params = matrix + (model.embedding_params - model.vocabulary_params)
         self._head_params_alone = matrix + beside
         self._head_params_beside_embedding = float(beside) if model.tied_embeddings else matrix + beside
-        # Tokens between blocks are cut along the sequence.
-        between = float(micro_batch_size * ceil(workload.seq_len / tp))
+        between = float(
+            micro_batch_size * (ceil(workload.seq_len / tp) if workload.sequence_parallel else workload.seq_len)
+        )
         held = Held(
             between=between,
             tokens=float(tokens),
@@ -119,6 +121,7 @@ class MemoryModel:
             heads=float(shard.heads),
             kv_heads=float(shard.kv_heads),
             copied_kv_heads=float(_copied_kv_heads(model, tp)),
+            gathered=float(workload.sequence_parallel and tp > 1),
             scores=0.0 if gpu.flash_attention else float(tokens) * workload.seq_len,
             fused=float(gpu.flash_attention),
             parted=0.0,

@@ -1,7 +1,9 @@
 """The route of a message from one stage to the next: what each of its bytes occupies, for how long.
 
-Activations at a boundary are split along the sequence over the TP ranks (sequence parallelism), so receiver j
-needs the part [j/n, (j+1)/n) and takes it from the senders whose parts overlap it: one copy crosses in all.
+Activations at a boundary are divided along the sequence over the TP ranks (sequence parallelism), so receiver j
+needs the part [j/n, (j+1)/n) and takes it from the senders whose parts overlap it: one copy crosses in all. Without
+sequence parallelism each receiver takes a whole copy from one sender, as in Megatron-LM
+(`megatron/core/pipeline_parallel/schedules.py`, `get_tensor_shapes`).
 A sequence layout says which tokens each of its devices has; each token goes from its owner to its owner.
 """
 
@@ -40,9 +42,13 @@ def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
         i, j, at = i + (end == (i + 1) * receivers), j + (end == (j + 1) * senders), end
 
 
-def shared_tokens(senders: TokenLayout, receivers: TokenLayout) -> Iterable[tuple[int, int, float]]:
-    """(sending device, receiving device, share of the message)."""
+def shared_tokens(
+    senders: TokenLayout, receivers: TokenLayout, divided: bool = True
+) -> Iterable[tuple[int, int, float]]:
+    """(sending device, receiving device, share of the message); `divided`: TP groups have sequence parallelism."""
     if not isinstance(senders, SequenceParallel) and not isinstance(receivers, SequenceParallel):
+        if not divided:
+            return [(senders[j * len(senders) // len(receivers)], to, 1.0) for j, to in enumerate(receivers)]
         return [(senders[i], receivers[j], share) for i, j, share in overlaps(len(senders), len(receivers))]
     layout = senders if isinstance(senders, SequenceParallel) else receivers
     assert isinstance(layout, SequenceParallel)
@@ -72,14 +78,14 @@ def _owners(layout: TokenLayout, seq_len: int) -> list[tuple[Fraction | int, int
     return [(end, device) for (_, end), device in sorted(runs)]
 
 
-def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout) -> Route:
-    """The way from one stage to the next."""
+def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout, *, divided: bool = True) -> Route:
+    """The way from one stage to the next; `divided` as of `shared_tokens`."""
     path = cluster.network.path
     shared: NetworkLoad = {}
     ports: dict[tuple[bool, int], float] = {}
     ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
     latency_s = 0.0
-    for a, b, share in shared_tokens(senders, receivers):
+    for a, b, share in shared_tokens(senders, receivers, divided):
         pair_latency_s, link_bytes_per_s, crossed = path(a, b)
         latency_s = max(latency_s, pair_latency_s)
         for resource, bytes_per_s in crossed:

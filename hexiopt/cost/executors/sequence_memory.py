@@ -58,6 +58,7 @@ class SequenceMemory:
             heads=own.heads.astype(float),
             kv_heads=kv_heads.astype(float),
             copied_kv_heads=uneven_kv_copies(own, kv_heads, model.num_heads, model.num_kv_heads).astype(float),
+            gathered=np.zeros_like(tokens),
             scores=(1.0 - fused) * attended * workload.seq_len,
             fused=fused,
             parted=parted,

@@ -6,7 +6,7 @@ Everything that repeats is memoised: layers by class of TP groups, routes by the
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import assert_never
@@ -78,7 +78,9 @@ class StageModel:
         _check_attention(problem)
         self.problem = problem
         self.context = context
-        self.framework = framework or default_framework()
+        framework = framework or default_framework()
+        sequence_parallel = framework.sequence_parallel and problem.workload.sequence_parallel
+        self.framework = replace(framework, sequence_parallel=sequence_parallel)
         cluster = problem.cluster
         self.communicators = Communicators(cluster)
         self._room_for = RESERVED_GROUPS
@@ -130,8 +132,11 @@ class StageModel:
         ]
 
     def measured(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
-        """What the cluster's profile has of the problem's layers in a TP group."""
+        """What the cluster's profile has of the problem's layers in a TP group; our runtime, whose profile it is, has
+        sequence parallelism."""
         problem = self.problem
+        if tp_group.tp > 1 and not problem.workload.sequence_parallel:
+            return None
         shape = Shape.of(problem.model, problem.workload)
         gpu = tp_group.gpu
         found = problem.cluster.profile.times(shape, gpu.type_name, tp_group.tp, micro_batch_size)
@@ -182,7 +187,8 @@ class StageModel:
         if measured is not None:
             return ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
         model, workload = self.problem.model, self.problem.workload
-        # One collective each way: the embedding's sums are scattered, the head's input is gathered.
+        # One collective each way: the embedding's sums are scattered, the head's input is gathered. Without sequence
+        # parallelism, sums are all-reduced, of the embedding forward and of the head backward: as long together.
         extra_s = self._collective_s(tp_group, micro_batch_size)
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
@@ -397,7 +403,7 @@ class StageModel:
         return self._hops[senders, receivers]
 
     def _new_hop(self, ends: tuple[TokenLayout, TokenLayout]) -> Route:
-        return route(self.problem.cluster, *ends)
+        return route(self.problem.cluster, *ends, divided=self.problem.workload.sequence_parallel)
 
     def message_s(self, senders: TokenLayout, receivers: TokenLayout, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""

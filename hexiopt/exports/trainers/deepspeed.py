@@ -53,6 +53,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     notes = (
         *grid.notes(),
         "the TP degree is the model's, such as Megatron's, to which it must be given",
+        *("sequence parallelism is the model's: turn it off",) * (tp > 1 and not problem.workload.sequence_parallel),
         f"a subclass of PipelineModule must set self.parts = {bounds}, the bounds of stages over its layers",
     )
     document = {
@@ -187,4 +188,5 @@ TRAINER = Trainer(
     takes_tp=_takes_tp,
     write=_write,
     read=_read,
+    optional_sequence_parallelism=True,
 )

@@ -104,7 +104,7 @@ def _system(problem: Problem, chain: Layout, zero: int) -> Settings:
     settings: Settings = {
         "tensor_model_parallel_size": first.tp,
         "pipeline_model_parallel_size": len(chain.stages),
-        "sequence_parallel": any(stage.tp > 1 for stage in chain.stages),
+        "sequence_parallel": problem.workload.sequence_parallel and any(stage.tp > 1 for stage in chain.stages),
         "use_distributed_optimizer": bool(zero),
         **({problem.workload.precision: True} if problem.workload.precision != "fp32" else {}),
         "enable_hetero": True,
@@ -331,4 +331,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    optional_sequence_parallelism=True,
 )

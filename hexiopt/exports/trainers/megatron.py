@@ -76,7 +76,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
         "global-batch-size": [str(grid.global_batch)],
         **_PRECISIONS[problem.workload.precision],
     }
-    if tp > 1:
+    if tp > 1 and problem.workload.sequence_parallel:
         found["sequence-parallel"] = []
     if grid.num_stages > 1:
         found["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
@@ -238,4 +238,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    optional_sequence_parallelism=True,
 )

@@ -47,6 +47,8 @@ def _write(problem: Problem, plan: Plan) -> Program:
     ]
     if grid.num_chunks > 1:
         lines.append(f"{_VIRTUAL}={grid.num_chunks}")
+    if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
+        lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
     if "use-distributed-optimizer" in arguments:
         lines.append("optimizer.use_distributed_optimizer=true")
     command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
@@ -91,4 +93,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    optional_sequence_parallelism=True,
 )

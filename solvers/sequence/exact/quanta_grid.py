@@ -186,6 +186,7 @@ class QuantaGrid:
                     heads=heads,
                     kv_heads=kv,
                     copied_kv_heads=copied,
+                    gathered=0.0,
                     scores=attended * quantum * scores,
                     fused=fused,
                     parted=float(parted),

@@ -43,7 +43,8 @@ def layouts(draw: st.DrawFn) -> tuple[SequenceParallel, int, int]:
 def with_layouts(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[Problem, Plan]]) -> tuple[Problem, Plan]:
     """A problem and a plan, some of whose stages have sequence layouts instead of replicas; ZeRO-1 at most."""
     problem, plan = draw(pairs)
-    problem = replace(problem, space=replace(problem.space, sequence=True))
+    workload = replace(problem.workload, sequence_parallel=True)
+    problem = replace(problem, workload=workload, space=replace(problem.space, sequence=True))
     seq_len, heads = problem.workload.seq_len, problem.model.num_heads
 
     def change(stage: Stage) -> Stage:

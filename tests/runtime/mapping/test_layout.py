@@ -192,6 +192,9 @@ def test_heads_are_cut_whole() -> None:
         shards(model, 2, (5, 2))
 
 
+TWO_DEVICES = {"pipelines": (Pipeline((Stage.of((0, 1), 0, 2),), 1),)}
+
+
 @pytest.mark.parametrize(
     ("plan", "model", "workload", "message"),
     [
@@ -199,6 +202,8 @@ def test_heads_are_cut_whole() -> None:
         ({}, {"activation": "gelu"}, {}, "activation gelu cannot be trained"),
         ({}, {"rope_type": "yarn"}, {}, "rope_type yarn cannot be trained"),
         ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),
+        (TWO_DEVICES, {}, {"sequence_parallel": False}, "sequence_parallel: false cannot be trained; take true"),
+        ({}, {}, {"sequence_parallel": False}, None),
         ({}, {}, {}, None),
     ],
 )

@@ -1,0 +1,355 @@
+"""The commands that a shell script comes to, with their words filled in; nothing is run.
+
+Statements are followed in order. Where a condition is not known, both ways are: each `Path` is one way through the
+script, with the conditions that it assumes. Paths that come to the same are one again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hexiopt.errors import InputError
+from hexiopt.exports.shell.values import LIKELY, MAYBE, NO, UNLIKELY, YES, Node, Scope, Unknowns, Value, matches
+
+MOST_PATHS, MOST_NESTED, MOST_TURNS = 128, 12, 100
+_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
+_RUNNERS = {*_SHELLS, "srun", "ssh", "pdsh", "clush", "mpirun", "mpiexec", "sudo", "docker", "podman", "singularity"}
+_RUNNERS |= {"apptainer", "enroot", "kubectl", "nohup", "timeout", "time", "env", "exec", "sbatch", "tmux"}
+_QUIET = ("echo", "printf", "cat", "logger", "tee", "true", "false", ":", "[", "test", "cd", "mkdir", "module")
+_SETTERS = ("read", "mapfile", "readarray", "getopts", "let")
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way through a script: the variables and functions that it has set, the commands that it has come to, each as
+    its words, and the conditions that it assumes with their outcome, so many of them `unlikely`. `end` is that of the
+    script or of a function."""
+
+    variables: Mapping[str, Value]
+    functions: Mapping[str, Node] = field(default_factory=dict)
+    commands: tuple[tuple[str, ...], ...] = ()
+    assumed: tuple[tuple[str, bool], ...] = ()
+    notes: tuple[str, ...] = ()
+    unlikely: int = 0
+    end: str = ""
+
+    def state(self) -> tuple[Any, ...]:
+        """What makes a difference to what follows."""
+        return dict(self.variables), dict(self.functions), self.commands, self.unlikely, self.end
+
+
+def merged(paths: Iterable[Path], where: str) -> list[Path]:
+    """Paths that are in the same state as one. Raises InputError where too many are left."""
+    found: list[Path] = []
+    for path in paths:
+        same = next((k for k, other in enumerate(found) if other.state() == path.state()), None)
+        if same is None:
+            found.append(path)
+        else:
+            common = tuple(a for a in found[same].assumed if a in path.assumed)
+            found[same] = replace(found[same], assumed=common)
+    if len(found) > MOST_PATHS:
+        conditions = list(dict.fromkeys(text for path in found for text, _ in path.assumed))
+        raise InputError(
+            f"{where}: has too many conditions that it does not decide, such as {conditions[0]}; "
+            "set the variables that they ask for in the script"
+        )
+    return found
+
+
+class Evaluation:
+    """Follows the statements of a script called `where` in messages."""
+
+    def __init__(self, parse: Callable[[str], Node], unknowns: Unknowns, where: str) -> None:
+        self._parse = parse
+        self._unknowns = unknowns
+        self._where = where
+        self._nested = 0
+
+    def script(self, text: str, paths: Sequence[Path]) -> list[Path]:
+        """Where `paths` come to after a script."""
+        self._nested += 1
+        if self._nested > MOST_NESTED:
+            raise InputError(f"{self._where}: calls itself more than {MOST_NESTED} times over; write the command out")
+        found = self._all(self._parse(text).children, paths)
+        self._nested -= 1
+        return found
+
+    def _all(self, nodes: Sequence[Node], paths: Sequence[Path]) -> list[Path]:
+        found = list(paths)
+        for node in nodes:
+            if node.is_named and node.type != "comment":
+                found = merged((q for p in found for q in ([p] if p.end else self._step(node, p))), self._where)
+        return found
+
+    def _step(self, node: Node, path: Path) -> list[Path]:
+        """Where a path comes to after one statement."""
+        kind = node.type
+        if kind == "variable_assignment":
+            return [self._assigned(node, path)]
+        if kind in ("declaration_command", "variable_assignments"):
+            return self._all([c for c in node.children if c.type == "variable_assignment"], [path])
+        if kind == "unset_command":
+            gone = {child.text.decode() for child in node.children}
+            return [replace(path, variables={k: v for k, v in path.variables.items() if k not in gone})]
+        if kind == "command":
+            return self._command(node, path, ())
+        if kind == "redirected_statement":
+            return self._redirected(node, path)
+        if kind in ("if_statement", "elif_clause"):
+            return self._if(node, path)
+        if kind == "case_statement":
+            return self._case(node, path)
+        if kind == "list":
+            return self._list(node, path)
+        if kind in ("for_statement", "c_style_for_statement", "while_statement"):
+            return self._loop(node, path)
+        if kind == "function_definition":
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            return [replace(path, functions={**path.functions, name.text.decode(): body})]
+        if kind == "subshell":
+            ends = self._all(node.children, [path])
+            return [replace(q, variables=path.variables, functions=path.functions, end="") for q in ends]
+        if kind == "compound_statement" and node.text.startswith(b"(("):
+            return [self._forgotten([n.text.decode() for n in _all_of(node, "variable_name")], node, path)]
+        if kind == "negated_command" or kind == "test_command":
+            return [path]
+        return self._all(node.children, [path])  # groups, pipelines, bodies and clauses
+
+    # ------------------------------------------------------------------------- variables
+
+    def _assigned(self, node: Node, path: Path) -> Path:
+        scope, name = Scope(self._unknowns, path.variables), node.child_by_field_name("name")
+        value = node.child_by_field_name("value")
+        if name.type == "subscript":
+            return self._forgotten([name.child_by_field_name("name").text.decode()], node, path)
+        key, adds = name.text.decode(), any(child.type == "+=" for child in node.children)
+        before = path.variables.get(key)
+        new: Value = "" if value is None else scope.text(value) if value.type != "array" else self._array(value, scope)
+        if adds and before is not None:
+            if isinstance(before, tuple):
+                new = (
+                    (*before, *new) if isinstance(new, tuple) else (before[0] + new, *before[1:]) if before else (new,)
+                )
+            else:
+                new = (before, *new) if isinstance(new, tuple) else before + new
+        return replace(path, variables={**scope.variables, key: new})
+
+    def _array(self, node: Node, scope: Scope) -> tuple[str, ...]:
+        inner = [child for child in node.children if child.is_named and child.type != "comment"]
+        return tuple(word for child in inner for word in scope.words(child))
+
+    def _forgotten(self, names: Iterable[str], node: Node, path: Path) -> Path:
+        """`path` where the variables have a value that is not followed."""
+        line = node.text.decode().splitlines()[0]
+        marks = {name: self._unknowns.mark(f"${name}", f"is set by {line}, which is not followed") for name in names}
+        return replace(path, variables={**path.variables, **marks})
+
+    # ------------------------------------------------------------------------- ways
+
+    def _ways(self, text: str, verdict: int, path: Path) -> list[tuple[bool, Path]]:
+        """The outcomes of a condition that are followed, each with its path, the likely one first."""
+        if verdict in (YES, NO):
+            return [(verdict == YES, path)]
+        ways = []
+        for outcome in (True, False) if verdict >= MAYBE else (False, True):
+            unlikely = (verdict == LIKELY and not outcome) or (verdict == UNLIKELY and outcome)
+            assumed = (*path.assumed, (text, outcome))
+            ways.append((outcome, replace(path, assumed=assumed, unlikely=path.unlikely + unlikely)))
+        return ways
+
+    def _verdict(self, node: Node, path: Path) -> int:
+        scope = Scope(self._unknowns, path.variables)
+        if node.type == "negated_command":
+            return YES - self._verdict(node.children[-1], path)
+        if node.type == "list":
+            left, operator, right = node.children[:3]
+            pick = min if operator.type == "&&" else max
+            return pick(self._verdict(left, path), self._verdict(right, path))
+        if node.type == "test_command" or (node.type == "compound_statement" and node.text.startswith(b"((")):
+            return scope.test(node)
+        words = node.text.decode().split()
+        return YES if words in (["true"], [":"]) else NO if words == ["false"] else MAYBE
+
+    def _if(self, node: Node, path: Path) -> list[Path]:
+        children = [child for child in node.children if child.type != "comment"]
+        then = next(k for k, child in enumerate(children) if child.type == "then")
+        conditions = [child for child in children[1:then] if child.is_named]
+        body = [c for c in children[then + 1 :] if c.type not in ("elif_clause", "else_clause")]
+        others = [c for c in children[then + 1 :] if c.type in ("elif_clause", "else_clause")]
+        found: list[Path] = []
+        text = " ".join(conditions[-1].text.decode().split())
+        for outcome, way in self._ways(text, self._verdict(conditions[-1], path), path):
+            if outcome:
+                found += self._all(body, [way])
+            elif node.type == "elif_clause":
+                found.append(replace(way, end="else"))
+            else:
+                found += self._otherwise(others, way)
+        return found
+
+    def _otherwise(self, clauses: Sequence[Node], path: Path) -> list[Path]:
+        """Where a path comes to whose first condition does not hold."""
+        found, left = list[Path](), [path]
+        for clause in clauses:
+            ends = [q for p in left for q in self._step(clause, p)]
+            left = [replace(q, end="") for q in ends if q.end == "else"]
+            found += [q for q in ends if q.end != "else"]
+            if clause.type == "else_clause":
+                return found
+        return found + left
+
+    def _case(self, node: Node, path: Path) -> list[Path]:
+        scope, subject = Scope(self._unknowns, path.variables), node.child_by_field_name("value")
+        text, left, found = scope.text(subject), [path], list[Path]()
+        for item in (child for child in node.children if child.type == "case_item"):
+            end = next(k for k, child in enumerate(item.children) if child.type == ")")
+            patterns = [scope.text(child) for child in item.children[:end] if child.is_named]
+            if "*" in patterns:
+                verdict = YES
+            elif self._unknowns.first(text + "".join(patterns)) is not None:
+                verdict = MAYBE
+            else:
+                verdict = YES if any(matches(text, pattern) for pattern in patterns) else NO
+            condition = f"case {subject.text.decode()} in {'|'.join(patterns)}"
+            ways = [way for p in left for way in self._ways(condition, verdict, p)]
+            found += self._all(item.children[end + 1 :], [way for outcome, way in ways if outcome])
+            left = [way for outcome, way in ways if not outcome]
+        return found + left
+
+    def _list(self, node: Node, path: Path) -> list[Path]:
+        """`a && b` and `a || b`: what follows a command runs after `&&`, and after `||` where it ends the script."""
+        left, operator, right = node.children[:3]
+        verdict = self._verdict(left, path)
+        tests = left.type in ("test_command", "negated_command", "list") or verdict != MAYBE
+        if not tests or (left.type == "list" and _all_of(left, "command")):
+            after = self._all([left], [path])
+            ends = right.text.decode().split()[0] in ("exit", "return")
+            return self._all([right], after) if operator.type == "&&" and not ends else after
+        found: list[Path] = []
+        text = " ".join(left.text.decode().split())
+        for outcome, way in self._ways(text, verdict, path):
+            runs = outcome == (operator.type == "&&")
+            inner = self._step(left, way) if left.type == "list" else [way]
+            found += self._all([right], inner) if runs else inner
+        return found
+
+    def _loop(self, node: Node, path: Path) -> list[Path]:
+        body = node.child_by_field_name("body")
+        scope = Scope(self._unknowns, path.variables)
+        if node.type == "for_statement":
+            name = node.child_by_field_name("variable").text.decode()
+            words = [word for child in node.children_by_field_name("value") for word in scope.words(child)]
+            if self._unknowns.first("".join(words)) is None and len(words) <= MOST_TURNS:
+                found = [path]
+                for word in words:
+                    turns = [replace(p, variables={**p.variables, name: word}) for p in found]
+                    found = self._all([body], turns)
+                return found
+        elif node.type == "while_statement":
+            conditions = node.children_by_field_name("condition")
+            text = conditions[0].text.decode()
+            if any(word in text for word in ("$#", "$1", "$@", "getopts", "${1")):
+                note = f"arguments of the script itself are not read: {' '.join(text.split())}"
+                return [replace(path, notes=(*path.notes, note))]
+            verdict = self._verdict(conditions[0], path)
+            if verdict in (YES, NO) and not node.text.startswith(b"until"):
+                return self._all([body], [path]) if verdict == YES else [path]
+        ends = self._all([body], [path])
+        names = {key for end in ends for key in end.variables if end.variables[key] != path.variables.get(key)}
+        path = replace(path, commands=ends[0].commands if ends else path.commands)
+        return [self._forgotten(sorted(names), node, path)]
+
+    # ------------------------------------------------------------------------- commands
+
+    def _redirected(self, node: Node, path: Path) -> list[Path]:
+        """A command with what stands below it (`<<EOF`), or beside it (`<<<`), as its input."""
+        inputs = []
+        for redirect in node.children_by_field_name("redirect"):
+            if redirect.type == "heredoc_redirect":
+                inputs += [child.text.decode() for child in redirect.children if child.type == "heredoc_body"]
+        body = node.child_by_field_name("body")
+        if body is None or body.type != "command" or not inputs:
+            return [path] if body is None else self._step(body, path)
+        return self._command(body, path, inputs)
+
+    def _command(self, node: Node, path: Path, inputs: Sequence[str]) -> list[Path]:
+        scope = Scope(self._unknowns, path.variables)
+        before = dict(scope.variables)
+        for child in node.children:  # variables before a command are its own
+            if child.type == "variable_assignment":
+                scope.variables = dict(self._assigned(child, replace(path, variables=scope.variables)).variables)
+        scope.variables = {**before, **{k: v for k, v in scope.variables.items() if k not in before}}
+        words: list[str] = []
+        inputs = list(inputs)
+        for child in node.children:
+            if child.type == "command_name":
+                words += [word for inner in child.children for word in scope.words(inner)]
+            elif child.type == "herestring_redirect":
+                inputs.append(scope.text(child.children[-1]))
+            elif child.is_named and not child.type.endswith(("_redirect", "_assignment")):
+                words += scope.words(child)
+        path = replace(path, variables={**before, **{k: v for k, v in scope.variables.items() if k in before}})
+        return self._run(words, inputs, node, path) if words else [path]
+
+    def _run(self, words: list[str], inputs: Sequence[str], node: Node, path: Path) -> list[Path]:
+        name = words[0]
+        if name in ("exit", "return"):
+            return [replace(path, end="return" if name == "return" and "@" in path.variables else "exit")]
+        if name in path.functions:
+            return self._called(path.functions[name], words, path)
+        if name in ("source", "."):
+            note = f"not read: {self._unknowns.shown(' '.join(words[1:2]))}, which the script takes in"
+            return [replace(path, notes=(*path.notes, note))]
+        if name in _SETTERS:
+            names = [word.partition("=")[0] for word in words[1:] if word.partition("=")[0].isidentifier()]
+            return [self._forgotten(names, node, path)]
+        if name == "shift":
+            rest = path.variables.get("@", ())[1:]
+            return (
+                [replace(path, variables={**path.variables, **_arguments(rest)})] if "@" in path.variables else [path]
+            )
+        if name == "eval":
+            return self.script(" ".join(words[1:]), [path])
+        if name in _QUIET:
+            return [path]
+        program = name.rpartition("/")[2]
+        if program in _RUNNERS or name in _RUNNERS:
+            at = next((k for k, word in enumerate(words) if k and " " in word.strip() and "--" in word), None)
+            scripts = [words[at]] if at is not None else [] if len(words) > 2 else list(inputs)
+            if scripts:
+                return self._inside(words[: at or len(words)], scripts, path)
+        return [replace(path, commands=(*path.commands, tuple(words)))]
+
+    def _inside(self, runner: list[str], scripts: Sequence[str], path: Path) -> list[Path]:
+        """Scripts that a command runs elsewhere, whose commands have the runner's words before their own."""
+        found = []
+        for end in self.script("\n".join(scripts), [replace(path, commands=())]):
+            commands = tuple((*runner, *words) for words in end.commands)
+            found.append(replace(end, variables=path.variables, commands=(*path.commands, *commands), end=""))
+        return found
+
+    def _called(self, body: Node, words: Sequence[str], path: Path) -> list[Path]:
+        self._nested += 1
+        if self._nested > MOST_NESTED:
+            raise InputError(f"{self._where}: {words[0]} calls itself; write the command out")
+        outer = {key: value for key, value in path.variables.items() if key.isdecimal() or key in "@#"}
+        ends = self._all([body], [replace(path, variables={**path.variables, **_arguments(words[1:])})])
+        self._nested -= 1
+        found = []
+        for end in ends:
+            after = {key: value for key, value in end.variables.items() if not key.isdecimal() and key not in "@#"}
+            found.append(replace(end, variables={**after, **outer}, end="" if end.end == "return" else end.end))
+        return found
+
+
+def _arguments(words: Sequence[str] | Value) -> dict[str, Value]:
+    """The variables by which a function knows its arguments."""
+    numbered: dict[str, Value] = {str(k + 1): word for k, word in enumerate(words)}
+    return {**numbered, "@": tuple(words), "#": str(len(words))}
+
+
+def _all_of(node: Node, kind: str) -> list[Node]:
+    """All nodes of a kind below one."""
+    inner = [found for child in node.children for found in _all_of(child, kind)]
+    return [node, *inner] if node.type == kind else inner

@@ -1,0 +1,248 @@
+"""The arguments of the training run that a shell script starts, and on how many GPUs."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hexiopt.errors import InputError
+from hexiopt.exports.shell.evaluation import Evaluation, Path
+from hexiopt.exports.shell.values import Node, Unknown, Unknowns, Value, is_open
+
+Words = list[str | Unknown]
+_ARGUMENT = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?\Z", re.DOTALL)
+_SBATCH = re.compile(r"^\s*#SBATCH\s+(.*)$", re.MULTILINE)
+_OPTION = re.compile(r"(--[a-z-]+|-[A-Za-z])(?:[ =]\s*|(?<=-[A-Za-z]))(\S+)")
+_BLANK = re.compile(r"<[A-Za-z][^<>|&;$\n]*>")
+_TORCHRUN = """
+nnodes nproc-per-node node-rank master-addr master-port rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts
+standalone local-addr log-dir local-ranks-filter redirects tee role start-method monitor-interval run-path no-python
+module use-env num-nodes num-gpus hostfile
+"""
+LAUNCH = frozenset(_TORCHRUN.split())
+"""Arguments of launchers: torchrun, `torch.distributed.run` and `deepspeed`."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The values of each argument by its name without dashes (of one stated twice, the last), the number of ranks if it
+    is stated, and notes on what was passed over."""
+
+    arguments: Mapping[str, Words]
+    world: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_script(text: str, where: str, core: Iterable[str]) -> Script:
+    """The training run of a script, or of a bare list of arguments: the command that has arguments in `core`.
+
+    Raises InputError where the text is no script, where there is no such command, or more than one.
+    """
+    unknowns = Unknowns()
+    slurm = _slurm(text)
+    evaluation = Evaluation(lambda own: _tree(own, where), unknowns, where)
+    try:
+        paths = evaluation.script(text, [Path(_slurm_variables(slurm))])
+    except RecursionError:
+        raise InputError(f"{where}: is nested too deeply; write the command out") from None
+    names = frozenset(core)
+    runs = [(path, [words for words in _commands(path) if names & _named(words)]) for path in paths]
+    runs = [(path, commands) for path, commands in runs if commands]
+    if not runs:
+        return _of_variables(paths, unknowns, where)
+    likely = min(path.unlikely for path, _ in runs)
+    runs = [(path, commands) for path, commands in runs if path.unlikely == likely]
+    for _, commands in runs:
+        if any(_split(words)[1] != _split(commands[0])[1] for words in commands[1:]):
+            programs = " and ".join(" ".join(map(unknowns.shown, _split(words)[0][-2:])) for words in commands[:2])
+            raise InputError(f"{where}: starts several runs ({programs}); keep the one that is meant")
+    read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
+    notes = list(dict.fromkeys(note for path, _, own, _ in read for note in (*path.notes, *own)))
+    arguments = _agreed([(path, values) for path, values, _, _ in read])
+    worlds = {_world(launcher, slurm) for *_, launcher in read}
+    return Script(arguments, worlds.pop() if len(worlds) == 1 else None, tuple(notes))
+
+
+def _tree(text: str, where: str) -> Node:
+    """The syntax tree. Blanks to be filled in, such as <path>, are words."""
+    from tree_sitter import Language, Parser
+    from tree_sitter_bash import language
+
+    parser = Parser(Language(language()))
+    root = parser.parse(text.encode() + b"\n").root_node
+    if root.has_error:
+        root = parser.parse(_BLANK.sub("unspecified", text).encode() + b"\n").root_node
+    if root.has_error:
+        line = _error_line(root)
+        raise InputError(f"{where}: line {line} is no shell that is understood; correct its quotes and brackets")
+    return root
+
+
+def _error_line(node: Node) -> int:
+    while not node.is_missing and node.type != "ERROR":
+        inner = next((child for child in node.children if child.has_error or child.is_missing), None)
+        if inner is None:
+            break
+        node = inner
+    return int(node.start_point[0]) + 1
+
+
+def _commands(path: Path) -> list[tuple[str, ...]]:
+    """The commands of a path; lines of arguments alone are one command."""
+    bare = [words for words in path.commands if words[0].startswith("--")]
+    others = [words for words in path.commands if not words[0].startswith("--")]
+    return [*others, *([tuple(word for words in bare for word in words)] if bare else [])]
+
+
+def _named(words: Sequence[str]) -> set[str]:
+    return {m[1].replace("_", "-") for word in words if (m := _ARGUMENT.match(word))}
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words of a command up to its program, which are the launcher's, and those after it."""
+    for k, word in enumerate(words):
+        if word.endswith(".py") and not word.startswith("-"):
+            return words[: k + 1], words[k + 1 :]
+        if word == "-m" and k + 1 < len(words) and not words[k + 1].startswith(("torch.distributed", "deepspeed")):
+            return words[: k + 2], words[k + 2 :]
+    return (), words
+
+
+def _read(words: Sequence[str], unknowns: Unknowns) -> tuple[dict[str, Words], list[str], Sequence[str]]:
+    """The arguments of a command, notes, and the launcher's words."""
+    launcher, rest = _split(words)
+    found: dict[str, Words] = {}
+    passed: list[Unknown] = []
+    name = None
+    for word in rest:
+        unknown = unknowns.word(word)
+        if match := _ARGUMENT.match(word):
+            name = match[1].replace("_", "-")
+            found[name] = [] if match[2] is None else [unknowns.word(_bare(match[2]))]
+        elif is_open(word) and isinstance(unknown, Unknown) and (name is None or found[name]):
+            passed.append(unknown)
+        elif name is not None:
+            found[name].append(unknown if isinstance(unknown, Unknown) else _bare(unknown))
+    notes = [f"not read: {own}, which {own.why}" for own in dict.fromkeys(passed)]
+    if not launcher:
+        launcher, found = words, {key: value for key, value in found.items() if key not in LAUNCH}
+    return found, notes, launcher
+
+
+def _bare(word: str) -> str:
+    """A word without the quotes that an expansion has left."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+
+
+def _agreed(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
+    """The arguments in which all paths agree; others are not known, by the condition that divides the paths."""
+    names = dict.fromkeys(name for _, values in read for name in values)
+    found: dict[str, Words] = {}
+    for name in names:
+        stated = [values.get(name) for _, values in read]
+        if all(own == stated[0] for own in stated):
+            found[name] = read[0][1][name]
+            continue
+        shown = dict.fromkeys("absent" if own is None else " ".join(map(str, own)) or "stated" for own in stated)
+        why = f"depends on {_dividing(read, name)}, which the script does not decide"
+        found[name] = [Unknown(" or ".join(shown), why)]
+    return found
+
+
+def _dividing(read: Sequence[tuple[Path, Mapping[str, Words]]], name: str) -> str:
+    """The condition on which the value of an argument depends."""
+    for text in dict.fromkeys(text for path, _ in read for text, _ in path.assumed):
+        sides: dict[bool, list[Words | None]] = {True: [], False: []}
+        for path, values in read:
+            for own, outcome in path.assumed:
+                if own == text:
+                    sides[outcome].append(values.get(name))
+        if sides[True] and sides[False] and sides[True] != sides[False]:
+            return text
+    return "a condition"
+
+
+def _of_variables(paths: Sequence[Path], unknowns: Unknowns, where: str) -> Script:
+    """The arguments that the variables of a script hold, where no command has any: what another script takes in."""
+    values = [value for path in paths[:1] for value in path.variables.values()]
+    words = [word for value in values for word in (value.split() if isinstance(value, str) else value)]
+    found, notes, _ = _read(words, unknowns)
+    if not found or not any(word.startswith("--") for word in words):
+        raise InputError(f"{where}: has no argument --name value; give the script or the arguments of a training run")
+    used = [name for name, value in paths[0].variables.items() if "--" in "".join(value)]
+    notes.append(f"no command of a training run is there: the arguments are those of {', '.join(used)}")
+    return Script(found, None, tuple(notes))
+
+
+# ----------------------------------------------------------------------------- on how many GPUs
+
+
+def _slurm(text: str) -> dict[str, str]:
+    """The options of `#SBATCH` lines by their long names."""
+    short = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus"}
+    pairs = [pair for line in _SBATCH.findall(text) for pair in _OPTION.findall(line.split(" #")[0])]
+    return {short.get(name, name): value.strip("\"'") for name, value in pairs}
+
+
+def _count(text: str | None) -> int | None:
+    """The last number of a text such as `8`, `gpu:8` or `gpu:a100:8`."""
+    match = re.fullmatch(r"(?:[\w.-]+:)*(\d{1,6})(?:\(.*\))?", text or "")
+    return int(match[1]) if match else None
+
+
+def _per_node(options: Mapping[str, str]) -> int | None:
+    """GPUs of a node by Slurm's options."""
+    gpus = _count(options.get("--gpus-per-node")) or _count(options.get("--gres"))
+    total, nodes = _count(options.get("--gpus")), _count(options.get("--nodes"))
+    return gpus or (total // nodes if total and nodes else _count(options.get("--ntasks-per-node")))
+
+
+def _slurm_variables(options: Mapping[str, str]) -> dict[str, Value]:
+    """The variables that Slurm sets by its options."""
+    nodes, tasks = _count(options.get("--nodes")), _count(options.get("--ntasks-per-node"))
+    values = {
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_GPUS_PER_NODE": _count(options.get("--gpus-per-node")),
+        "SLURM_GPUS_ON_NODE": _per_node(
+            {k: v for k, v in options.items() if "gpu" in v or "gpu" in k or k == "--nodes"}
+        ),
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_NTASKS": _count(options.get("--ntasks")) or (nodes * tasks if nodes and tasks else None),
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
+    """The number of ranks that a launcher's words and Slurm's options state; None where they do not."""
+    found: dict[str, str] = dict(slurm)
+    stated: set[str] = set()
+    names = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--num-nodes": "--nnodes"}
+    names |= {"--num-gpus": "--nproc-per-node"}
+    for word, after in zip(launcher, [*launcher[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        name = names.get(name.replace("_", "-"), name.replace("_", "-"))
+        if name in (
+            "--nodes",
+            "--ntasks",
+            "--ntasks-per-node",
+            "--gpus-per-node",
+            "--gres",
+            "--nnodes",
+            "--nproc-per-node",
+        ):
+            found[name] = value if equals else after
+            stated.add(name)
+    if {"--nnodes", "--nproc-per-node"} & stated:
+        nodes = found.get("--nnodes", slurm.get("--nodes", "1"))
+        each = _count(found["--nproc-per-node"]) if "--nproc-per-node" in stated else _per_node(found)
+        return _ranks(_count(nodes), each)
+    if any(word.rpartition("/")[2] in ("mpirun", "mpiexec") for word in launcher):
+        return _count(found.get("--ntasks"))
+    if "--ntasks" in found and "--nodes" not in found:
+        return _count(found["--ntasks"])
+    return _ranks(_count(found.get("--nodes")), _per_node(found))
+
+
+def _ranks(nodes: int | None, each: int | None) -> int | None:
+    """Ranks of so many nodes with so many each; None where either is not known."""
+    return nodes * each if nodes and each else None
