@@ -37,6 +37,7 @@ FILE = "accelerate.yaml"
 _LAYERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _BATCH = re.compile(r"(per_device_train_batch_size|gradient_accumulation_steps)=(\d{1,7})\b")
 _PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+_NO_SEQUENCE_PARALLELISM = "TP of transformers has no sequence parallelism, with which the plan was priced"
 # Of FSDP 1, by name and number: the ZeRO stage, and the groups within which it shards.
 _STRATEGIES = {
     **dict.fromkeys(("FULL_SHARD", "1"), (3, "all")),
@@ -97,6 +98,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     }
     notes = (
         *grid.notes(),
+        *(_NO_SEQUENCE_PARALLELISM,) * (tp > 1 and problem.workload.sequence_parallel),
         "the batch is your script's: give its TrainingArguments per_device_train_batch_size="
         f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}",
     )
@@ -122,6 +124,7 @@ class _Kind:
     recompute: str | None = None  # None: the training script's
     accumulation: int | None = None
     gradient_bytes: int = 2
+    sequence_parallel: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -136,8 +139,6 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if settings.get("compute_environment") not in (None, "LOCAL_MACHINE"):
         settings.refuse_value("compute_environment", "is not read here; import a configuration of LOCAL_MACHINE")
     world = settings.whole("num_processes") if "num_processes" in settings else None
-    if "num_machines" in settings and world is not None and world % settings.whole("num_machines"):
-        settings.refuse_value("num_machines", f"does not divide num_processes {world}; Accelerate starts equally many")
     if "distributed_type" not in settings:
         settings.fault("distributed_type", "is missing; state it")
     read_kind = settings.word("distributed_type", _KINDS, "MULTI_GPU")
@@ -154,6 +155,9 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
         assumed["global_batch"] = count * pipelines * size
     if kind.recompute is None:
         assumed["recompute"] = "none"
+    workload = {"precision": precision, "gradient_bytes": kind.gradient_bytes}
+    if kind.tp > 1:  # that of transformers has none
+        workload["sequence_parallel"] = kind.sequence_parallel
     sizes = "the batch is the training script's: micro-batches of one sequence are assumed"
     layout = imported_job(
         context,
@@ -166,7 +170,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
             num_micro_batches=count,
             sharding=kind.sharding,
             world=world,
-            workload={"precision": precision, "gradient_bytes": kind.gradient_bytes},
+            workload=workload,
             notes=(
                 *([] if "per_device_train_batch_size" in comment else [sizes]),
                 *script_notes(context, **assumed),
@@ -190,7 +194,11 @@ def _precision(settings: Settings) -> str:
 def _fsdp(settings: Settings, world: int) -> _Kind:
     version = settings.whole("fsdp_config.fsdp_version", 1)
     policy = "full" if settings.flag("fsdp_config.fsdp_activation_checkpointing", default=False) else "none"
-    settings.word("fsdp_config.fsdp_auto_wrap_policy", {"TRANSFORMER_BASED_WRAP": None}, "TRANSFORMER_BASED_WRAP")
+    wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
+    if settings.get(wrap, "") != by_layer:
+        settings.fault(
+            f"{wrap} {settings.get(wrap, 'NO_WRAP by default')}", f"does not shard by layer; take {by_layer}"
+        )
     notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, where both are priced alike",)
     reshard = "fsdp_config.fsdp_reshard_after_forward"
     if version == 1:
@@ -236,10 +244,7 @@ def _megatron(settings: Settings, world: int) -> _Kind:
         return f"megatron_lm_config.megatron_lm_{key}"
 
     tp, stages = settings.whole(name("tp_degree"), 1), settings.whole(name("pp_degree"), 1)
-    if tp > 1 and not settings.flag(name("sequence_parallelism"), default=False):
-        settings.fault(
-            name("sequence_parallelism"), "without it norms are whole on every GPU, which is not read here; set it true"
-        )
+    sequence_parallel = tp > 1 and settings.flag(name("sequence_parallelism"), default=False)
     return _Kind(
         tp,
         stages,
@@ -247,6 +252,7 @@ def _megatron(settings: Settings, world: int) -> _Kind:
         recompute="selective" if settings.flag(name("recompute_activations"), default=False) else "none",
         accumulation=settings.whole(name("num_micro_batches"), 1),
         gradient_bytes=4,
+        sequence_parallel=sequence_parallel,
     )
 
 
@@ -268,4 +274,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=_unsuitable,
+    optional_sequence_parallelism=True,
 )

@@ -10,6 +10,8 @@ from hexiopt.ledger import Reason, Vocabulary
 
 _OFFLOAD = "keeps states in CPU memory or on NVMe, which is not modelled; import the layout without offload"
 _EXPERTS = "mixtures of experts are not planned; import a dense layout"
+_GATHERS = "gathers weights in FP8, where 16 bits are priced; set it false"
+_ARGUMENTS = "is not read here; import the arguments of Megatron-LM, with format=megatron"
 _TOKENS = "divides the tokens of a sequence over GPUs, which is not read here; take 1"
 
 
@@ -85,6 +87,7 @@ VOCABULARY = Vocabulary(
             "megatron_lm_config.megatron_lm_no_load_optim",
             "megatron_lm_config.megatron_lm_no_save_optim",
             "mpirun_config.*",
+            "num_machines",
             "rdzv_backend",
             "same_network",
             "tpu_*",
@@ -97,19 +100,16 @@ VOCABULARY = Vocabulary(
         "deepspeed_config.offload_param_device": _OFFLOAD,
         "fsdp_config.fsdp_activation_checkpointing_offload": _OFFLOAD,
         "fsdp_config.fsdp_offload_params": _OFFLOAD,
-        "fp8_config.enable_fsdp_float8_all_gather": "gathers weights in FP8, where 16 bits are priced; set it false",
-        "fp8_config.fp8_enable_fsdp_float8_all_gather": "gathers weights in FP8, where 16 bits are priced; set it false",
+        "fp8_config.enable_fsdp_float8_all_gather": _GATHERS,
+        "fp8_config.fp8_enable_fsdp_float8_all_gather": _GATHERS,
         "gpu_ids": _gpu_ids,
         "megatron_lm_config.megatron_lm_context_parallel_size": _above_one(_TOKENS),
-        "megatron_lm_config.megatron_lm_decoder_last_pipeline_num_layers": "is not read here; import Megatron-LM's "
-        "arguments, with format=megatron",
+        "megatron_lm_config.megatron_lm_decoder_last_pipeline_num_layers": _ARGUMENTS,
         "megatron_lm_config.megatron_lm_expert*": _above_one(_EXPERTS),
         "megatron_lm_config.megatron_lm_optimizer_cpu_offload": _OFFLOAD,
         "megatron_lm_config.megatron_lm_overlap_cpu_optimizer_d2h_h2d": _OFFLOAD,
-        "megatron_lm_config.megatron_lm_recompute_granularity": "is not read here; import Megatron-LM's arguments, with "
-        "format=megatron",
-        "megatron_lm_config.megatron_lm_use_custom_fsdp": "is not read here; import Megatron-LM's arguments, with "
-        "format=megatron",
+        "megatron_lm_config.megatron_lm_recompute_granularity": _ARGUMENTS,
+        "megatron_lm_config.megatron_lm_use_custom_fsdp": _ARGUMENTS,
         "megatron_lm_config.megatron_lm_use_precision_aware_optimizer": "may keep moments in fewer bits, which is not "
         "modelled; set it false",
         "parallelism_config.parallelism_config_cp_size": _above_one(_TOKENS),

@@ -64,7 +64,14 @@ def _write(problem: Problem, plan: Plan) -> Program:
         **(_FP32_GRADIENTS if mixed and workload.gradient_bytes == 4 else {}),
         "zero_optimization": {"stage": zero},
         "pipeline": {"activation_checkpoint_interval": int(policy == "full")},
-        _OWN: {"target": TARGET, "pipe": grid.num_stages, "model": tp, "parts": bounds, "notes": list(notes)},
+        _OWN: {
+            "target": TARGET,
+            "pipe": grid.num_stages,
+            "model": tp,
+            "sequence_parallel": workload.sequence_parallel,
+            "parts": bounds,
+            "notes": list(notes),
+        },
     }
     command = f'"${{TRAIN:-train.py}}" --deepspeed --deepspeed_config "$HERE/{FILE}"'
     return Program(grid.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
@@ -100,6 +107,8 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
             f"keeps one input in {interval} layers, which is not modelled; take 0 or 1",
         )
     workload = _workload(settings, context)
+    if tp > 1:  # AutoTP has none
+        workload["sequence_parallel"] = exported and settings.flag("hexiopt.sequence_parallel", default=True)
     settings.refuse()
     assumed = {"seq_len": context.workload.seq_len} | ({} if interval else {"recompute": "none"})
     notes = [*script_notes(context, **assumed), *settings.notes()]

@@ -93,6 +93,8 @@ VOCABULARY = Vocabulary(
             "gradient_allreduce_op",
             "gradient_clipping",
             "gradient_predivide_factor",
+            "hexiopt.notes",  # the exporter's own
+            "hexiopt.target",
             "log_level",
             "memory_breakdown",
             "monitor_config.*",

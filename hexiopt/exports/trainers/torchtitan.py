@@ -58,6 +58,8 @@ def _write(problem: Problem, plan: Plan) -> Program:
         "training.seq_len": problem.workload.seq_len,
         "training.mixed_precision_param": _PRECISIONS[precision],
     }
+    if tp > 1 and not problem.workload.sequence_parallel:
+        values["parallelism.enable_sequence_parallel"] = False
     if zero:
         values["parallelism.fsdp_reshard_after_forward"] = "always" if zero == 3 else "never"
     if grid.num_stages > 1:
@@ -129,4 +131,5 @@ TRAINER = Trainer(
     write=_write,
     read=read_torchtitan,
     unsuitable=_unsuitable,
+    optional_sequence_parallelism=True,
 )

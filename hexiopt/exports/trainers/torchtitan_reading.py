@@ -4,6 +4,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
@@ -61,11 +62,14 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
         reshard = settings.word("parallelism.fsdp_reshard_after_forward", policies, "default")
     mixed = bases is not None or sharded or degrees.tp == stages == 1
     precision, assumed = _precision(settings, mixed)
-    workload = {
+    workload: dict[str, Any] = {
         "precision": precision,
         "seq_len": settings.whole("training.seq_len", 2048),
         "gradient_bytes": settings.word("training.mixed_precision_reduce", {"float32": 4}, "float32"),
     }
+    if degrees.tp > 1:  # versions before 0.3 always have it
+        key = "parallelism.enable_sequence_parallel"
+        workload["sequence_parallel"] = bases is None or settings.flag(key, default=True)
     named = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
     settings.refuse()
     notes = (

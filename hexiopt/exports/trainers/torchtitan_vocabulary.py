@@ -75,7 +75,6 @@ VOCABULARY = Vocabulary(
             "profiling.*",
             "tokenizer",
             "tokenizer.*",
-            "training.data_parallel_type",  # read where it is not fsdp
             "training.dataloader.*",
             "training.dataset",
             "training.dataset_path",
@@ -89,7 +88,6 @@ VOCABULARY = Vocabulary(
             "validator",
             "validator.*",
         }
-        - {"training.data_parallel_type"}
     ),
     refused={
         "comm.mode": _one_of(("default", "torchcomms"), "does not train on the GPUs; take default"),
