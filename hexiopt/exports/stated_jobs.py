@@ -14,6 +14,7 @@ from hexiopt.exports.layout import (
     ranges_of,
     rank_groups,
 )
+from hexiopt.plan.plan import Sharding
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
@@ -141,3 +142,17 @@ def _choice(context: ImportContext, key: str) -> str | None:
     """The user's choice for the whole plan; None where it is left open."""
     word: str = getattr(context.workload, key)
     return word if key in context.stated and word != AUTO else None
+
+
+def sharded_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
+    """The layout with its parameters sharded within each of a number of groups of consecutive pipelines, or within
+    what `Sharding.groups` names."""
+    stated: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
+    pipelines = layout.plan.pipelines
+    if isinstance(groups, int):
+        each = len(pipelines) // groups
+        stated = tuple(
+            tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.all_devices())
+            for k in range(0, len(pipelines), each)
+        )
+    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, stated)))
