@@ -28,7 +28,7 @@ _SLICE = re.compile(r"(?:^|[^a-z0-9])([1-7])g\.?(\d{1,3})gb", re.IGNORECASE)
 _OTHER_PRODUCTS = {
     "a100": ("A100-SXM-64GB",),
     "a800": ("A800-SXM4-40GB",),
-    "v100": ("V100-FHHL-16GB", "V100-SXM3-32GB"),
+    "v100": ("V100-FHHL-16GB", "V100-DGXS-16GB", "V100-DGXS-32GB"),
     "p100": (),
     "h100": ("H100-SXM5-64GB", "H100-SXM5-94GB", "H100-PCIE-96GB"),
     "h200": (),
