@@ -1,8 +1,10 @@
 """`hexiopt discover discover.slurm=nodes.txt`: a cluster file from the outputs of a cluster's tools, unknowns null."""
 
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from itertools import groupby
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +14,7 @@ from experiments.app.common import Job
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.machines import Discovery, Texts, discover
+from hexiopt.problem.nodelist import compress
 from hexiopt.report.tabular import plain_table
 
 FILE = "cluster.yaml"
@@ -22,40 +25,63 @@ def run(job: Job) -> float:
     """Write the cluster file. Raises InputError naming the file and line that cannot be read."""
     config = job.config.discover
     texts = Texts(
-        config.paths("nvidia_smi"), config.paths("topology"), config.paths("nccl_tests"), config.slurm, config.hostfile
+        config.paths("nvidia_smi"),
+        config.paths("rocm_smi"),
+        config.paths("topology"),
+        config.paths("nccl_tests"),
+        config.slurm,
+        config.kubernetes,
+        config.hostfile,
     )
     if texts == Texts():
-        raise InputError(
-            "discover: no input is given; state discover.{nvidia_smi,topology,nccl_tests,slurm,hostfile}=FILE"
-        )
-    found = discover(config.name, texts)
-    open_keys = list(unknowns(found.cluster))
+        options = ",".join(field.name for field in fields(Texts))
+        raise InputError(f"discover: no input is given; state discover.{{{options}}}=FILE")
+    discovery = discover(config.name, texts)
+    open_keys = list(unknowns(discovery.cluster))
+    passed_over = _passed_over(discovery)
     head = ["Written by hexiopt discover."]
     if open_keys:
         head.append("null marks what no input states: hexiopt profile measures it.")
-    job.write(FILE, cluster_text(found.cluster, head, found.notes))
-    job.show(_machines(found))
-    if found.left_out:
-        names = ", ".join(found.left_out[:10]) + (", ..." if len(found.left_out) > 10 else "")
-        job.show("", f"Left out, without GPUs: {names}")
+    job.write(FILE, cluster_text(discovery.cluster, [*head, *passed_over], discovery.notes))
+    job.show(_machines(discovery))
+    for line in passed_over:
+        job.show("", line)
     if open_keys:
-        several = {entry["name"] for entry in found.cluster["machines"] if "count" in entry or "[" in entry["name"]}
-        job.show("", Text("Unknown", style="bold"), _unknown(open_keys, several))
+        job.show("", Text("Unknown", style="bold"), _unknown(open_keys, discovery.cluster))
     job.show_files(FILE)
     return float("nan")
 
 
-def _machines(found: Discovery) -> Table:
+def _passed_over(discovery: Discovery) -> list[str]:
+    """What is not in the cluster, a line for each reason."""
+    lines = [f"Note: {remark}" for remark in discovery.remarks]
+    if discovery.without_gpus:
+        lines.append(f"Left out, without GPUs: {_listed(discovery.without_gpus)}")
+    by_state: dict[str, list[str]] = {}
+    for name, state in discovery.out_of_service.items():
+        by_state.setdefault(state, []).append(name)
+    states = [f"{_listed(names)} ({state})" for state, names in by_state.items()]
+    if states:
+        lines.append(f"Left out, not in service: {'; '.join(states)}")
+    return lines
+
+
+def _listed(names: Iterable[str]) -> str:
+    lists = compress(names)
+    return ", ".join(lists[:10]) + (f" and {len(lists) - 10:,} more" if len(lists) > 10 else "")
+
+
+def _machines(discovery: Discovery) -> Table:
     rows = []
-    machines = found.cluster["machines"]
+    machines = discovery.cluster["machines"]
     for entry in machines[:_SHOWN]:
         count = f" ×{entry['count']}" if "count" in entry else ""
         inside = entry.get("intra_bandwidth_gb_per_s", "")
         cells = map(_cell, (entry["num_gpus"], entry["gpu"], inside))
-        rows.append([entry["name"] + count, *cells, "; ".join(found.notes[entry["name"]])])
+        rows.append([entry["name"] + count, *cells, "; ".join(discovery.notes[entry["name"]])])
     if len(machines) > _SHOWN:
         rows.append(["...", "", "", "", f"and {len(machines) - _SHOWN:,} more machines"])
-    return plain_table(("Machine", "GPUs", "Type", "Inside, GB/s", "Said"), rows, left=("Machine", "Type", "Said"))
+    return plain_table(("Machine", "GPUs", "Type", "Inside, GB/s", "Notes"), rows, left=("Machine", "Type", "Notes"))
 
 
 def _cell(value: object) -> str:
@@ -64,21 +90,22 @@ def _cell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _unknown(open_keys: list[tuple[str, str]], several: Container[str]) -> Table:
-    """What is null, where, and how to measure it; `several` are the names that stand for more than one machine."""
-    rows = list(_rows(open_keys, several))
+def _unknown(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> Table:
+    """What is null, where, and how to measure it."""
+    rows = list(_rows(open_keys, cluster))
     more = [("...", f"and {len(rows) - _SHOWN:,} more", "")] if len(rows) > _SHOWN else []
     return plain_table(("Of", "What", "Measured by"), rows[:_SHOWN] + more)
 
 
-def _rows(open_keys: list[tuple[str, str]], several: Container[str]) -> Iterator[tuple[str, str, str]]:
-    across = "torchrun ... -m experiments.profile across the machines"
-    for whose, keys in groupby(open_keys, key=lambda one: one[0]):
+def _rows(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    several = {entry["name"] for entry in cluster["machines"] if "count" in entry or "[" in entry["name"]}
+    for whose, keys in groupby(open_keys, key=lambda owner: owner[0]):
         what = [key for _, key in keys]
         by_hand = [key for key in what if key == "network_interfaces"]
         measured = [key for key in what if key not in by_hand]
         if measured:
             one = f"hexiopt profile on {'one of them' if whose in several else 'the machine'}"
+            across = "torchrun ... -m experiments.profile across the machines"
             yield whose, ", ".join(measured), across if whose == "between machines" else one
         if by_hand:
             yield whose, ", ".join(by_hand), "state it"

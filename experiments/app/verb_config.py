@@ -380,23 +380,27 @@ def _check_name(verb: str, name: str) -> None:
 class DiscoverConfig:
     """The settings of `discover`: paths of the outputs of a cluster's tools, and the `name` of the cluster.
 
-    `nvidia_smi` (nvidia-smi --query-gpu=index,name,memory.total --format=csv) and `topology` (nvidia-smi topo -m) are
-    one path for a single machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is the output of
-    scontrol show node or sinfo -N -o "%N %G". `hostfile` is a launcher's; its slots are taken as GPUs. `nccl_tests`,
-    by machine like `topology`, is the output of all_gather_perf or the like on all GPUs of a machine, from which the
-    rate of its links is read.
+    `nvidia_smi` (nvidia-smi --query-gpu=index,name,memory.total --format=csv, or -L), `rocm_smi` (rocm-smi
+    --showproductname --showmeminfo vram) and `topology` (nvidia-smi topo -m, rocm-smi --showtopo) are one path for a
+    single machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is the output of scontrol show
+    node or sinfo -N -o "%N %G %t", in text or JSON, or slurm.conf or gres.conf. `kubernetes` is that of kubectl get
+    nodes -o yaml. `hostfile` is a launcher's; its slots are taken as GPUs. `nccl_tests`, by machine like `topology`, is
+    the output of all_gather_perf or the like on all GPUs of a machine, from which the rate of its links is read.
     """
 
     name: str = "discovered"
     nvidia_smi: Any = None
+    rocm_smi: Any = None
     topology: Any = None
     nccl_tests: Any = None
     slurm: str | None = None
+    kubernetes: str | None = None
     hostfile: str | None = None
 
     def __post_init__(self) -> None:
         _check_name("discover", self.name)
         self.paths("nvidia_smi")
+        self.paths("rocm_smi")
         self.paths("topology")
         self.paths("nccl_tests")
 

@@ -1,139 +1,240 @@
 """One cluster from the outputs of several tools: machines, their GPUs and links; values that none states are null.
 
-Every machine that any text names is included. Texts that contradict each other are refused.
+Every machine in service that any text names is included. Texts that contradict each other are refused.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
 from hexiopt.problem.nodelist import compress, expand
-from hexiopt.readers.discovery.hostfile import read_hostfile
-from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
+from hexiopt.readers.discovery.entries import Kind, entry_of, kinds_of, measure, part_names, paths_between
+from hexiopt.readers.discovery.inventory import Inventory, Node
+from hexiopt.readers.discovery.kinds import read, read_all
+from hexiopt.readers.discovery.nvidia_smi import SmiGpu, SmiGpus
 from hexiopt.readers.discovery.product import match
-from hexiopt.readers.discovery.slurm import Gres, read_features, read_slurm
-from hexiopt.readers.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
+from hexiopt.readers.discovery.topology import Topology
 from hexiopt.readers.link_files import Channel, read_nccl_tests
-from hexiopt.units import GB, GIB
 
 LONE = ""  # key of a path given without a machine
 _LOCAL = "local"  # name of a single machine that no text names
+_INVENTORIES = {"slurm": "Slurm", "kubernetes": "Kubernetes", "hostfile": "the hostfile"}
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Paths of tools' outputs: of nvidia-smi and nccl-tests by machine (or `LONE`), the others of the cluster."""
+    """Paths of tools' outputs: of nvidia-smi, rocm-smi, their topologies and nccl-tests by machine (or `LONE`), the
+    others of the cluster."""
 
     nvidia_smi: Mapping[str, str] = field(default_factory=dict)
+    rocm_smi: Mapping[str, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
     nccl_tests: Mapping[str, str] = field(default_factory=dict)
     slurm: str | None = None
+    kubernetes: str | None = None
     hostfile: str | None = None
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """A cluster in the file format, comments by machine, and the nodes that are left out since they have no GPU."""
+    """A cluster in the file format, comments by machine, and what was passed over.
+
+    `without_gpus` are nodes that have none, `out_of_service` those that can run nothing, and their state; both are left
+    out. `remarks` are on what texts state that was not read.
+    """
 
     cluster: dict[str, Any]
     notes: dict[str, tuple[str, ...]]
-    left_out: tuple[str, ...]
+    without_gpus: tuple[str, ...] = ()
+    out_of_service: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """GPUs of one kind in a machine, with their `indices`; None marks what no text states."""
+class _Read:
+    """What the texts state: inventories by option, the others by machine."""
 
-    product: str | None
-    memory_bytes: int | None
-    indices: tuple[int, ...] | None
-    pcie: str | None = None
+    inventories: Mapping[str, Inventory]
+    smi: Mapping[str, SmiGpus]
+    topologies: Mapping[str, Topology]
+    buses: Mapping[str, Channel]
+    remarks: tuple[str, ...]
+
+    @property
+    def machines(self) -> list[str]:
+        """All machines that any text names."""
+        named = [name for inventory in self.inventories.values() for name in inventory.nodes]
+        return list(dict.fromkeys([*named, *self.smi, *self.topologies, *self.buses]))
+
+    def stated(self, machine: str) -> dict[str, Node]:
+        """What each inventory states of a machine, by option."""
+        return {
+            option: inventory.nodes[machine]
+            for option, inventory in self.inventories.items()
+            if machine in inventory.nodes
+        }
 
 
 def discover(name: str, texts: Texts) -> Discovery:
     """The cluster called `name` that the texts describe. Raises InputError naming file and line.
 
-    Nodes of equal GRES and features in Slurm are alike: what was read on one of them stands for those without texts.
+    Nodes of equal GPUs and features in an inventory are alike: what was read on one of them stands for those without
+    texts.
     """
-    slurm = read_slurm(texts.slurm) if texts.slurm else {}
-    hosts = read_hostfile(texts.hostfile) if texts.hostfile else {}
-    named = list(dict.fromkeys([*slurm, *hosts, *texts.nvidia_smi, *texts.topology, *texts.nccl_tests]))
-    named = [machine for machine in named if machine != LONE]
-    smi = {m: read_nvidia_smi(p) for m, p in _by_machine("nvidia_smi", texts.nvidia_smi, named).items()}
-    topologies = {m: read_topology(p) for m, p in _by_machine("topology", texts.topology, named).items()}
-    buses = {m: read_nccl_tests(Path(p)) for m, p in _by_machine("nccl_tests", texts.nccl_tests, named).items()}
-    alike = _alike(slurm, read_features(texts.slurm) if texts.slurm else {}, (smi, topologies, buses))
-    topologies |= {machine: topologies[one] for machine, one in alike.items() if one in topologies}
-    buses |= {machine: buses[one] for machine, one in alike.items() if one in buses}
-    smi |= {  # but for the fabric: which one a machine is on, only its own text says
-        machine: tuple(replace(gpu, fabric=None) for gpu in smi[one])
-        for machine, one in alike.items()
-        if one in smi and machine != one
-    }
+    told = _read(texts)
+    nodes = {machine: _node(machine, told.stated(machine)) for machine in told.machines}
+    alike = _alike(nodes, (told.smi, told.topologies, told.buses))
+    told = _spread(told, alike)
     entries: list[dict[str, Any]] = []
     notes: dict[str, tuple[str, ...]] = {}
     links: list[dict[str, Any]] = []
-    left_out = []
-    for machine in dict.fromkeys([*named, *smi, *topologies, *buses]):
-        topology = topologies.get(machine)
-        count = _count(machine, smi.get(machine), topology, slurm.get(machine), hosts.get(machine))
+    without_gpus: list[str] = []
+    out_of_service: dict[str, str] = {}
+    boxes = 0
+    for machine, node in nodes.items():
+        count = _count(machine, told)
         if count == 0:
-            left_out.append(machine)
+            without_gpus.append(machine)
             continue
-        kinds = _kinds(smi.get(machine), slurm.get(machine), count)
-        if len(kinds) > 1 and topology is not None and machine not in smi:
-            what = f"has GPUs of {len(kinds)} types, and Slurm does not state which GPU has which"
+        if node is not None and node.outage is not None:
+            out_of_service[machine] = node.outage
+            continue
+        boxes += 1
+        smi, topology = told.smi.get(machine), told.topologies.get(machine)
+        kinds = kinds_of(None if smi is None else smi.gpus, node)
+        if len(kinds) == 1 and kinds[0].count is None and not kinds[0].is_sliced and count is not None:
+            kinds = [replace(kinds[0], count=count, indices=tuple(range(count)))]
+        if len(kinds) > 1 and topology is not None and smi is None:
+            what = f"has GPUs of {len(kinds)} types, and no text states which GPU has which"
             raise InputError(f"discover.topology: {machine!r} {what}; give its discover.nvidia_smi too")
-        parts = _part_names(machine, kinds)
+        parts = part_names(machine, kinds)
         for part, kind in zip(parts, kinds, strict=True):
-            entry, said = _entry(part, kind, topology)
-            if machine in buses and "intra_bandwidth_gb_per_s" in entry:
-                said += (_measure(entry, buses[machine]),)
+            entry, comments = entry_of(part, kind, topology)
+            if machine in told.buses and "intra_bandwidth_gb_per_s" in entry:
+                comments += (measure(entry, told.buses[machine]),)
             if machine in alike:
-                said += (f"read on {alike[machine]} for all nodes of equal GRES and features",)
+                comments += (f"read on {alike[machine]} for all nodes of equal GPUs and features",)
             entries.append(entry)
-            notes[part] = said
-        links += [
-            {"between": [a, b], "bandwidth_gb_per_s": None, "latency_us": None}
-            for i, b in enumerate(parts)
-            for a in parts[:i]
-        ]
+            notes[part] = (*comments, *(() if node is None else node.notes))
+        _link_parts(parts, kinds, topology, links, notes)
     if not entries:
-        raise InputError(
-            "discover: no text names a GPU; give discover.{nvidia_smi,slurm,hostfile} of machines with GPUs"
-        )
+        _refuse_nothing(out_of_service, without_gpus)
     _check_names(entries)
-    entries, notes = _fabrics(entries, notes, smi)
+    entries, notes = _fabrics(entries, notes, {machine: smi.gpus for machine, smi in told.smi.items()})
     cluster: dict[str, Any] = {"name": name}
-    if len(entries) > 1:
+    if boxes > 1 and len(entries) > 1:
         cluster["inter_machine"] = {"bandwidth_gb_per_s": None, "latency_us": None}
     cluster["machines"], notes = _counted(entries, notes)
     if links:
         cluster["links"] = links
-    return Discovery(cluster, notes, tuple(left_out))
+    return Discovery(cluster, notes, tuple(without_gpus), out_of_service, told.remarks)
 
 
-def _alike(slurm: Mapping[str, Gres], features: Mapping[str, str], read: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _read(texts: Texts) -> _Read:
+    paths = {option: path for option in _INVENTORIES if (path := getattr(texts, option)) is not None}
+    inventories: dict[str, Inventory] = {option: read(option, path) for option, path in paths.items()}
+    by_machine = {option: getattr(texts, option) for option in ("nvidia_smi", "rocm_smi", "topology", "nccl_tests")}
+    named = [name for inventory in inventories.values() for name in inventory.nodes]
+    named = list(dict.fromkeys([*named, *(machine for one in by_machine.values() for machine in one)]))
+    named = [machine for machine in named if machine != LONE]
+    by_machine = {option: _by_machine(option, one, named) for option, one in by_machine.items()}
+    smi: dict[str, SmiGpus] = read_all("nvidia_smi", by_machine["nvidia_smi"])
+    rocm: dict[str, SmiGpus] = read_all("rocm_smi", by_machine["rocm_smi"])
+    if both := smi.keys() & rocm.keys():
+        raise InputError(f"discover.rocm_smi: {min(both)!r} has discover.nvidia_smi too; give one of them")
+    remarks = [f"{paths[option]}: {note}" for option, one in inventories.items() for note in one.notes]
+    remarks += [f"{by_machine['nvidia_smi'][machine]}: {note}" for machine, one in smi.items() for note in one.notes]
+    return _Read(
+        inventories,
+        smi | rocm,
+        read_all("topology", by_machine["topology"]),
+        {machine: read_nccl_tests(Path(path)) for machine, path in by_machine["nccl_tests"].items()},
+        tuple(remarks),
+    )
+
+
+def _node(machine: str, stated: Mapping[str, Node]) -> Node | None:
+    """One node from what inventories state of it: the GPUs of the first that names their types, and any outage.
+
+    Raises InputError where two name different types.
+    """
+    if not stated:
+        return None
+    typed = {option: node for option, node in stated.items() if any(group.product for group in node.gpus)}
+    types = {option: [match(group.product or "").gpu for group in node.gpus] for option, node in typed.items()}
+    known = {option: sorted(map(str, gpus)) for option, gpus in types.items() if None not in gpus}
+    if len({repr(gpus) for gpus in known.values()}) > 1:
+        which = ", ".join(f"{' and '.join(gpus)} by {_INVENTORIES[option]}" for option, gpus in known.items())
+        raise InputError(f"{machine}: has {which}; give texts that agree, or leave one out")
+    chosen = next(iter(typed.values()), next(iter(stated.values())))
+    outage = next((node.outage for node in stated.values() if node.outage is not None), None)
+    return replace(chosen, outage=outage)
+
+
+def _alike(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The node whose texts stand for each node of its kind: the only one of them with any.
 
-    Nodes whose GRES has no type and that have no features are not taken to be alike.
+    Nodes whose GPUs have no type and that have no features are not taken to be alike.
     """
     kinds: dict[Any, list[str]] = {}
-    for node, gres in slurm.items():
-        if gres and (node in features or all(product for product, _ in gres)):
-            kinds.setdefault((gres, features.get(node)), []).append(node)
-    found: dict[str, str] = {}
-    for nodes in kinds.values():
-        had = [node for node in nodes if any(node in texts for texts in read)]
-        if len(had) == 1 and len(nodes) > 1:
-            found |= dict.fromkeys(nodes, had[0])
-    return found
+    for name, node in nodes.items():
+        if node is not None and node.gpus and (node.features or all(group.product for group in node.gpus)):
+            kinds.setdefault((node.gpus, node.features), []).append(name)
+    alike: dict[str, str] = {}
+    for names in kinds.values():
+        had = [name for name in names if any(name in one for one in texts)]
+        if len(had) == 1 and len(names) > 1:
+            alike |= dict.fromkeys(names, had[0])
+    return alike
+
+
+def _spread(told: _Read, alike: Mapping[str, str]) -> _Read:
+    """What was read on one node for all that are alike, but for the fabric: which one a machine is on, only its own
+    text says."""
+    smi = {
+        machine: replace(told.smi[one], gpus=tuple(replace(gpu, fabric=None) for gpu in told.smi[one].gpus))
+        for machine, one in alike.items()
+        if one in told.smi and machine != one
+    }
+    return replace(
+        told,
+        smi={**told.smi, **smi},
+        topologies={
+            **told.topologies,
+            **{m: told.topologies[one] for m, one in alike.items() if one in told.topologies},
+        },
+        buses={**told.buses, **{m: told.buses[one] for m, one in alike.items() if one in told.buses}},
+    )
+
+
+def _link_parts(
+    parts: Sequence[str],
+    kinds: Sequence[Kind],
+    topology: Topology | None,
+    links: list[dict[str, Any]],
+    notes: dict[str, tuple[str, ...]],
+) -> None:
+    """Add the links between the parts of a machine, whose rates no text states, and what is known of them."""
+    for i, b in enumerate(parts):
+        for a, kind in zip(parts[:i], kinds, strict=False):
+            links.append({"between": [a, b], "bandwidth_gb_per_s": None, "latency_us": None})
+            if (paths := paths_between(kind, kinds[i], topology)) is not None:
+                notes[b] += (f"to {a}: {paths}",)
+
+
+def _refuse_nothing(out_of_service: Mapping[str, str], without_gpus: Sequence[str]) -> None:
+    if out_of_service:
+        name, state = next(iter(out_of_service.items()))
+        raise InputError(
+            f"discover: no node in service has GPUs; {len(out_of_service)} with GPUs cannot run jobs, such as {name} "
+            f"({state}); give a text without their state"
+        )
+    nodes = f"; {len(without_gpus)} nodes have none" if without_gpus else ""
+    raise InputError(f"discover: no text names a GPU{nodes}; give texts of machines with GPUs")
 
 
 def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
@@ -149,122 +250,26 @@ def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> 
     return {named[0] if named else _LOCAL: paths[LONE]}
 
 
-def _count(
-    machine: str, smi: Sequence[SmiGpu] | None, topology: Topology | None, gres: Gres | None, slots: int | None
-) -> int | None:
+def _count(machine: str, told: _Read) -> int | None:
     """The number of GPUs of a machine; None where no text states it. Raises InputError where texts differ."""
-    said: dict[str, int] = {}
-    if smi is not None:
-        said["nvidia-smi"] = len(smi)
-    if topology is not None:
-        said["the topology"] = topology.num_gpus
-    if gres is not None:
-        said["Slurm"] = sum(count for _, count in gres)
-    if slots is not None:
-        said["the hostfile"] = slots
-    if len(set(said.values())) > 1:
-        counts = ", ".join(f"{count} by {source}" for source, count in said.items())
-        raise InputError(f"{machine}: has {counts}; give texts that agree, or leave one out")
-    count = next(iter(said.values()), None)
+    counts: dict[str, int] = {}
+    if machine in told.smi:
+        gpus = told.smi[machine].gpus
+        slices = sum(len(gpu.slices) for gpu in gpus)
+        if slices or not any(gpu.is_sliced for gpu in gpus):
+            counts["nvidia-smi"] = slices + sum(not gpu.is_sliced for gpu in gpus)
+    if machine in told.topologies:
+        counts["the topology"] = told.topologies[machine].num_gpus
+    for option, node in told.stated(machine).items():
+        if node.num_gpus is not None:
+            counts[_INVENTORIES[option]] = node.num_gpus
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} by {source}" for source, count in counts.items())
+        raise InputError(f"{machine}: has {listed}; give texts that agree, or leave one out")
+    count = next(iter(counts.values()), None)
     if count is not None and count > MAX_GPUS_PER_MACHINE:
         raise InputError(f"{machine}: has {count} GPUs; a machine has up to {MAX_GPUS_PER_MACHINE}, split it by hand")
     return count
-
-
-def _kinds(smi: Sequence[SmiGpu] | None, gres: Gres | None, count: int | None) -> list[_Kind]:
-    if smi is not None:
-        by_kind: dict[tuple[str, Any], list[SmiGpu]] = {}
-        for gpu in smi:  # ECC may change the memory of a product, but not its type
-            by_kind.setdefault((gpu.name, match(gpu.name, gpu.memory_bytes)), []).append(gpu)
-        return [
-            _Kind(gpus[0].name, gpus[0].memory_bytes, tuple(gpu.index for gpu in gpus), _pcie(gpus))
-            for gpus in by_kind.values()
-        ]
-    if gres:
-        kinds, first = [], 0
-        for product, number in gres:
-            kinds.append(_Kind(product, None, tuple(range(first, first + number))))
-            first += number
-        return kinds
-    return [_Kind(None, None, None if count is None else tuple(range(count)))]
-
-
-def _pcie(gpus: Sequence[SmiGpu]) -> str | None:
-    found = {(gpu.pcie_gen, gpu.pcie_width) for gpu in gpus}
-    if len(found) != 1 or None in (pair := next(iter(found))):
-        return None
-    return f"PCIe {pair[0]} x{pair[1]} at most"
-
-
-def _part_names(machine: str, kinds: Sequence[_Kind]) -> list[str]:
-    """The name of each part of a machine: its own, or with several GPU types, its name, a dot and the type."""
-    if len(kinds) == 1:
-        return [machine]
-    names = []
-    for k, kind in enumerate(kinds):
-        said = match(kind.product or "", kind.memory_bytes).gpu or kind.product or "gpu"
-        name = f"{machine}.{re.sub(r'[^a-z0-9]+', '_', said.lower()).strip('_')}"
-        names.append(name if name not in names else f"{name}.{k}")
-    return names
-
-
-def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A machine in the file format, and its comments."""
-    found = match(kind.product or "", kind.memory_bytes)
-    notes = []
-    if kind.product is None:
-        notes.append("GPU type: not said")
-    elif found.gpu is None:
-        memory = "" if kind.memory_bytes is None else f" of {kind.memory_bytes / GIB:.1f} GiB"
-        means = (
-            f"may be {', '.join(found.choices)}" if found.choices else "is not in the catalogue; describe it under gpus"
-        )
-        notes.append(f"GPU type: {kind.product}{memory} {means}")
-    else:
-        notes.append(f"GPU type: {kind.product}")
-    num_gpus = None if kind.indices is None else len(kind.indices)
-    entry: dict[str, Any] = {"name": name, "gpu": found.gpu, "num_gpus": num_gpus}
-    if num_gpus != 1:
-        entry |= {"intra_bandwidth_gb_per_s": None, "intra_latency_us": None}
-    if topology is not None and kind.indices is not None:
-        notes += _join(entry, kind.indices, topology)
-        if len(topology.cards) > 1:  # no text states which of them training uses
-            entry["network_interfaces"] = None
-            notes.append(f"network cards: {', '.join(topology.cards)}; state how many of them training uses")
-    if kind.pcie is not None:
-        notes.append(kind.pcie)
-    return entry, tuple(notes)
-
-
-def _measure(entry: dict[str, Any], bus: Channel) -> str:
-    """Write the rate measured by nccl-tests into a machine: that of every link of a ring, in place of a datasheet's."""
-    entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bytes_per_s / GB:.4g}")
-    entry.pop("intra_links", None)
-    return f"nccl-tests: {entry['intra_bandwidth_gb_per_s']:g} GB/s on the bus of large messages"
-
-
-def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> list[str]:
-    """Write the links between GPUs into a machine: NVLink at the rate of its generation, PCIe as unknown."""
-    pairs = [(a, b) for b in range(len(indices)) for a in range(b)]
-    if not pairs:
-        return []
-    paths = {(a, b): topology.paths[indices[a], indices[b]] for a, b in pairs}
-    links = {(a, b): topology.nvlinks(indices[a], indices[b]) for a, b in pairs}
-    gpu = catalogue().get(entry["gpu"] or "")
-    each = NVLINK_GB_PER_S.get(gpu.link) if gpu else None
-
-    def rate(number: int) -> float | None:
-        return None if each is None or not number else number * each
-
-    counts = Counter(links.values())
-    usual = 0 if 0 in counts else max(counts, key=lambda number: (counts[number], -number))
-    entry["intra_bandwidth_gb_per_s"] = rate(usual)
-    others = [{"between": [a, b], "bandwidth_gb_per_s": rate(n)} for (a, b), n in links.items() if n != usual]
-    if others:
-        entry["intra_links"] = others
-    said = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
-    of_link = f"; {each:g} GB/s per NVLink and direction" if each is not None and usual + len(others) else ""
-    return [f"pairs of GPUs: {said}{of_link}"]
 
 
 def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:

@@ -1,103 +1,172 @@
-"""Nodes and their GPUs from Slurm: `scontrol show node` (in blocks or with -o), lines of slurm.conf, and
-`sinfo -N -o "%N %G"`."""
+"""Nodes and their GPUs from Slurm's records of nodes: `scontrol show node` (in blocks or with -o) and slurm.conf."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from hexiopt.errors import InputError
-from hexiopt.problem.nodelist import expand
-from hexiopt.readers.discovery.lines import Line, read_lines
+from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.readers.discovery.gres import NONE, not_read, outage, read_gres
+from hexiopt.readers.discovery.inventory import Inventory, Node
+from hexiopt.readers.discovery.lines import Faults, Line, Text, words
 
-Gres = tuple[tuple[str | None, int], ...]  # Slurm's name of the GPU type (None: not stated), and the number of GPUs
-
-_NODE = re.compile(r"(?:^|\s)NodeName=(\S+)")
-_GRES = re.compile(r"(?:^|\s)Gres=(\S+)")
-_FEATURES = re.compile(r"(?:^|\s)(?:AvailableFeatures|Features?)=(\S+)")
-_SOCKETS = re.compile(r"\((?:S|IDX):[^()]*\)")
-_NONE = ("(null)", "N/A", "none")
-_MOST_GPUS = 1024
-_COMMANDS = "scontrol show node, or sinfo -N -o '%N %G'"
-
-
-def read_features(path: str) -> dict[str, str]:
-    """The features of every node that states some, as scontrol and slurm.conf write them."""
-    features: dict[str, str] = {}
-    names: list[str] = []
-    for line in read_lines(path):
-        if node := _NODE.search(line.text):
-            names = _names(line, node[1])
-        if (stated := _FEATURES.search(line.text)) and stated[1] not in _NONE:
-            features |= dict.fromkeys(names, stated[1])
-    return features
+COMMAND = "scontrol show node"
+_RECORD = r"^\s*NodeName="
+_KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z_]+)=")
+_FREE = ("reason", "comment", "extra")  # whose values may have blanks and equals signs
+_TRES = re.compile(r"(?:^|,)gres/gpu=([0-9]+)")
+_READ = ("nodename", "gres", "availablefeatures", "features", "feature", "state", "cfgtres")
+# Of `scontrol show node` and of NodeName= in `man slurm.conf`, in lower case: nothing about which GPUs a node has.
+_VOCABULARY = Vocabulary(
+    harmless=words("""
+        activefeatures alloccpus allocmem alloctres arch avewatts bcastaddr boards boottime capwatts comment
+        consumedjoules corespeccount corespersocket cpualloc cpubind cpuefctv cpuload cpus cpuspeclist cputot
+        currentwatts extra extsensorsjoules extsensorstemp extsensorswatts freemem gresdrain gresused instanceid
+        instancetype lastbusytime lowestjoules mcs_label memspeclimit nextstate nodeaddr nodehostname os owner
+        parameters partitions port procs realmemory reason reservationname restrictedcorespergpu resumeaftertime
+        slurmdstarttime sockets socketsperboard threadspercore tmpdisk topology version weight
+    """)
+)
 
 
-def read_slurm(path: str) -> dict[str, Gres]:
-    """The GPUs of every node in the order of the text, () where it has none. Raises InputError with file and line."""
-    lines = list(read_lines(path))
-    nodes = _from_scontrol(lines) if any(_NODE.search(line.text) for line in lines) else _from_sinfo(lines)
-    if not nodes:
-        raise InputError(f"{path}: names no node; write it with {_COMMANDS}")
-    return nodes
+@dataclass
+class _Record:
+    """The keys of a node's record, in lower case, and the line of each."""
+
+    head: Line
+    values: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, Line] = field(default_factory=dict)
 
 
-def _from_scontrol(lines: list[Line]) -> dict[str, Gres]:
-    nodes: dict[str, Gres] = {}
-    names: list[str] = []
-    for line in lines:
-        node, gres = _NODE.search(line.text), _GRES.search(line.text)
-        if node is not None:
-            names = [name for name in _names(line, node[1]) if name != "DEFAULT"]
+def is_scontrol(text: Text) -> bool:
+    """Whether the text has the records that `scontrol show node` prints."""
+    return text.has(rf"(?i){_RECORD}") and text.has(r"(?i)\b(CPUAlloc|CPUTot|NodeHostName|CfgTRES|Arch|AllocTRES)=")
+
+
+def is_slurm_conf(text: Text) -> bool:
+    """Whether the text has lines of slurm.conf, of nodes or of anything else."""
+    return text.has(rf"(?i){_RECORD}") or text.has(r"(?i)^\s*(SlurmctldHost|ClusterName|PartitionName|ControlMachine)=")
+
+
+def read_scontrol(text: Text) -> Inventory:
+    """The nodes of the records, of which each has one or several lines. Raises InputError with file and lines."""
+    records: list[_Record] = []
+    faults = Faults(text.path)
+    for line in text.lines:
+        with faults.collect():
+            if line.text.lstrip().startswith("#"):
+                continue
+            pairs = dict(_pairs(line.text))
+            if "nodename" in pairs:
+                records.append(_Record(line))
+            elif "gres" in pairs and not records:
+                line.refuse(f"belongs to no node; write it with {COMMAND}", f"Gres={pairs['gres']}")
+            if records:
+                records[-1].values |= pairs
+                records[-1].lines |= dict.fromkeys(pairs, line)
+    return _nodes(text, records, faults, configured=False)
+
+
+def read_slurm_conf(text: Text) -> Inventory:
+    """The nodes of a configuration: comments, continued lines, and what NodeName=DEFAULT states for those below it.
+
+    Raises InputError with file and lines.
+    """
+    records: list[_Record] = []
+    defaults: dict[str, str] = {}
+    down: list[tuple[Line, str, str]] = []
+    notes: list[str] = []
+    faults = Faults(text.path)
+    for line in logical_lines(text):
+        if re.match(r"(?i)\s*include\s", line.text):
+            notes.append(f"not read: {line.text.strip()}")
+        pairs = dict(_pairs(line.text))
+        if pairs.get("nodename") == "DEFAULT":
+            defaults |= pairs
+        elif "nodename" in pairs:
+            values = {**defaults, **pairs}
+            records.append(_Record(line, values, dict.fromkeys(values, line)))
+        elif "downnodes" in pairs:
+            down.append((line, pairs["downnodes"], pairs.get("state", "DOWN")))
+        elif "gres" in pairs:
+            with faults.collect():
+                line.refuse("states Gres of no node; write NodeName= on the same line")
+    inventory = _nodes(text, records, faults, configured=True)
+    nodes = dict(inventory.nodes)
+    for line, names, state in down:
+        with faults.collect():
+            for name in line.names(names):
+                if name in nodes:
+                    nodes[name] = replace(nodes[name], outage=outage(state))
+    faults.refuse()
+    return Inventory(nodes, (*notes, *inventory.notes))
+
+
+def logical_lines(text: Text) -> Iterator[Line]:
+    """The lines of a Slurm configuration, continued ones joined, without comments."""
+    started: Line | None = None
+    for line in text.lines:
+        plain = re.sub(r"(?<!\\)#.*", "", line.text).rstrip()
+        whole = plain if started is None else f"{started.text} {plain.lstrip()}"
+        head = line if started is None else started
+        if whole.endswith("\\"):
+            started = replace(head, text=whole[:-1])
+            continue
+        started = None
+        if whole.strip():
+            yield replace(head, text=whole)
+    if started is not None and started.text.strip():
+        yield started
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """The keys of a line in lower case, and their values; a value that is free text ends at its quotes or the line."""
+    at = 0
+    while (key := _KEY.search(text, at)) is not None:
+        name, rest = key[1].lower(), text[key.end() :]
+        if rest.startswith('"') and '"' in rest[1:]:
+            value = rest[1 : rest.index('"', 1)]
+            at = key.end() + len(value) + 2
+        elif name in _FREE:
+            value, at = rest, len(text)
+        else:
+            following = _KEY.search(text, key.end())
+            at = len(text) if following is None else following.start()
+            value = text[key.end() : at].strip()
+        yield name, value
+
+
+def _nodes(text: Text, records: list[_Record], faults: Faults, *, configured: bool) -> Inventory:
+    nodes: dict[str, Node] = {}
+    others: set[str] = set()
+    unread: dict[str, None] = {}
+    for record in records:
+        with faults.collect():
+            names = record.head.names(record.values["nodename"])
+            node, more, keys = _node(record, configured)
+            others |= more
+            unread |= dict.fromkeys(keys)
             for name in names:
                 if name in nodes:
-                    line.refuse("is a node that appears twice; keep one", name)
-                nodes[name] = ()
-        if gres is not None:
-            if not nodes:
-                line.refuse(f"belongs to no node; write it with {_COMMANDS}", gres[0].strip())
-            nodes |= dict.fromkeys(names, gpus_of(line, gres[1]))
-    return nodes
+                    record.head.refuse("is a node that appears twice; keep one", name)
+                nodes[name] = node
+    faults.refuse()
+    if not nodes:
+        raise InputError(f"{text.path}: names no node; write it with {COMMAND}")
+    notes = [f"not read: {', '.join(unread)}"] if unread else []
+    return Inventory(nodes, (*notes, *not_read(others)))
 
 
-def _from_sinfo(lines: list[Line]) -> dict[str, Gres]:
-    nodes: dict[str, Gres] = {}
-    at = (0, 1)
-    for k, line in enumerate(lines):
-        words = line.text.split()
-        if k == 0 and "GRES" in words:
-            node = next((n for n, word in enumerate(words) if word in ("NODELIST", "HOSTNAMES", "NODES")), 0)
-            at = node, words.index("GRES")
-            continue
-        if len(words) <= max(at):
-            line.refuse(f"is not a node and its GRES; write it with {_COMMANDS}")
-        found = gpus_of(line, words[at[1]])
-        for name in _names(line, words[at[0]]):
-            if nodes.setdefault(name, found) != found:  # a node appears once per partition
-                line.refuse("appears above with another GRES; keep one", name)
-    return nodes
-
-
-def _names(line: Line, text: str) -> list[str]:
-    try:
-        return [line.name(name) for name in expand(text)]
-    except InputError:
-        raise
-    except ValueError as error:
-        line.refuse(str(error), text)
-
-
-def gpus_of(line: Line, gres: str) -> Gres:
-    """The GPUs of a GRES text such as `gpu:a100:8(S:0-1),nvme:1`: name[:type][:no_consume][:count]."""
-    gpus: dict[str | None, int] = {}
-    for entry in [] if gres in _NONE else _SOCKETS.sub("", gres).split(","):
-        name, *words = entry.split(":")
-        if not name or "" in words or re.search(r"[()\s]", entry):
-            line.refuse("is not a GRES; write, for example, gpu:a100:8(S:0-1)", entry)
-        if name != "gpu":
-            continue
-        words = [word for word in words if word != "no_consume"]
-        count = words.pop() if words and re.fullmatch(r"[0-9]+", words[-1]) else "1"
-        if len(words) > 1 or len(count) > 4 or int(count) > _MOST_GPUS:
-            line.refuse(f"is not a GRES of up to {_MOST_GPUS} GPUs; write, for example, gpu:a100:8", entry)
-        kind = words[0] if words else None
-        if int(count):
-            gpus[kind] = gpus.get(kind, 0) + int(count)
-    return tuple(gpus.items())
+def _node(record: _Record, configured: bool) -> tuple[Node, frozenset[str], list[str]]:
+    """A record as a node, the GRES and the keys in it that were not read."""
+    ledger = Ledger(record.head.path, record.values, _VOCABULARY)
+    gres, line = ledger.get("gres", "(null)"), record.lines.get("gres", record.head)
+    gpus, others = read_gres(line, gres)
+    features = next((ledger[key] for key in ("availablefeatures", "features", "feature") if key in ledger), "(null)")
+    node = Node(gpus, None if features in NONE else features, outage(ledger.get("state", ""), configured=configured))
+    counted = _TRES.search(ledger.get("cfgtres", ""))
+    if counted is not None and int(counted[1]) != node.num_gpus:
+        rule = f"states gres/gpu={counted[1]}, and Gres={gres} has {node.num_gpus}; write it again with {COMMAND}"
+        record.lines["cfgtres"].refuse(rule, record.values["nodename"])
+    unread = [key for key in ledger.unread() if key not in _READ]
+    return node, others, unread

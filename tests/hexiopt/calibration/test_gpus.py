@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def test_values_are_sane(name: str) -> None:
         return
     assert 3e12 < gpu.flops_fp32 < 2e14
     assert 5 * 2**30 < gpu.memory_bytes < 300 * 2**30
-    assert 2e11 < gpu.hbm_bytes_per_s < 1e13
+    assert 1.9e11 < gpu.hbm_bytes_per_s < 1e13
     for rate in (gpu.flops_bf16, gpu.flops_fp16):
-        assert rate is None or 1e13 < rate < 3e15
+        assert rate is None or 9e12 < rate < 3e15
     if gpu.flops_fp8 and gpu.flops_bf16:
         assert gpu.flops_fp8 == pytest.approx(2 * gpu.flops_bf16, rel=0.02)
     assert gpu.flops_mxfp8 in (None, gpu.flops_fp8)
@@ -77,15 +78,17 @@ def test_values_are_sane(name: str) -> None:
 def test_which_types_lack_what() -> None:
     none = {p: {n for n in NAMES if catalogue()[n].peak_flops(p) is None} for p in ("bf16", "fp16", "tf32", "fp32")}
     before_ampere = {
-        *("k80", "p100", "p40", "v100_16gb_sxm", "v100_32gb_sxm", "v100_16gb_pcie"),
-        *("t4", "rtx_2080", "rtx_2080_ti", "titan_rtx"),
+        *("k80", "p100", "p100_16gb_pcie", "p100_12gb_pcie", "p40"),
+        *("v100_16gb_sxm", "v100_32gb_sxm", "v100_16gb_pcie", "v100_32gb_pcie", "v100s_32gb_pcie"),
+        *("quadro_rtx_4000", "quadro_rtx_5000", "quadro_rtx_6000", "quadro_rtx_8000"),
+        *("t4", "rtx_2070", "rtx_2070_super", "rtx_2080", "rtx_2080_super", "rtx_2080_ti", "titan_rtx"),
     }
     assert none["bf16"] == before_ampere
     assert none["fp16"] == {"k80", "p40"}
-    assert none["tf32"] == before_ampere | {"cpu", "mi350x", "mi355x"}
+    assert none["tf32"] == before_ampere | {"cpu", "mi210", "mi250", "mi250x", "mi350x", "mi355x"}
     assert none["fp32"] == set()
     assert {n for n in NAMES if not catalogue()[n].flash_attention} == before_ampere
-    geforce = {n for n in NAMES if n.startswith(("rtx_20", "rtx_30", "rtx_40", "rtx_50", "titan"))}
+    geforce = {n for n in NAMES if re.match(r"rtx_[2-5]0[5-9]0|titan", n)}
     assert {n for n in NAMES if not catalogue()[n].peer_to_peer} == geforce
 
 
@@ -124,9 +127,18 @@ def test_differences_from_published_tables_are_the_listed_ones(source: str) -> N
     assert not stale, "these differ no longer; take them off the list"
 
 
+def test_tensor_rates_follow_from_units_and_clocks() -> None:
+    """FLOP a clock and SM with FP32 accumulation (NVIDIA's architecture whitepapers): 1,024 of tensor cores with FP16
+    from Turing on, half of it on GeForce cards; the number of SMs and the clock are those of `chips`."""
+    for name, (sms, clock_mhz) in PUBLISHED["chips"]["values"].items():
+        half = catalogue()[name].efficiency.gemm_max > 0.8
+        rate = catalogue()[name].flops_fp16
+        assert rate == pytest.approx((512 if half else 1024) * sms * clock_mhz * 1e6, rel=0.03), name
+
+
 def test_each_type_but_the_nominal_is_in_some_published_table() -> None:
     published = {name for table in TABLES.values() for name in table["values"]}
-    assert set(NAMES) - published == {"cpu", "h20", "h100_nvl", "h200_nvl", "mi350x", "p40", "rtx_pro_6000"}
+    assert set(NAMES) - published == {"cpu", "h100_nvl", "h200_nvl", "mi350x", "p40", "rtx_pro_6000"}
 
 
 # A cluster file's types
