@@ -11,7 +11,7 @@ from typing import Any
 
 from hexiopt.errors import InputError, did_you_mean, quoted
 
-OFF = (None, False, 0, 0.0, "", "0", "false", "False", "none", "None", "null", (), [], {})
+OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "0", "false", "False", "none", "None", "null", (), [], {})
 """Values by which a key states that its feature is not used."""
 
 Reason = str | Callable[[Any], str | None]
