@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import yaml
 
 from hexiopt.errors import InputError, did_you_mean, quoted
+from hexiopt.ledger import Ledger
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 64
@@ -93,11 +94,14 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number of JSON; write a finite value")
 
 
-def parse(text: str, where: str, *, as_json: bool) -> Any:
-    """The plain data in `text`. Raises InputError naming `where` for whatever is not plain data."""
+def parse(text: str, where: str, *, as_json: bool, non_finite: bool = False) -> Any:
+    """The plain data in `text`; with `non_finite` also the numbers that Python writes as NaN and Infinity.
+
+    Raises InputError naming `where` for whatever is not plain data.
+    """
     try:
         if as_json:
-            return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+            return json.loads(text, object_pairs_hook=_unique, parse_constant=float if non_finite else _no_constant)
         return yaml.load(text, Loader=_PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -136,11 +140,11 @@ def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
         raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
 
 
-def read_mapping(path: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """The mapping in a `.json`, `.yaml` or `.yml` file. Raises InputError for anything else."""
+def read_mapping(path: str | Path, *, max_bytes: int = MAX_FILE_BYTES, non_finite: bool = False) -> dict[str, Any]:
+    """The mapping in a `.json`, `.yaml` or `.yml` file; `non_finite` as in `parse`. Raises InputError otherwise."""
     path = Path(path)
     text = read_text(path, max_bytes=max_bytes)
-    return as_mapping(parse(text, str(path), as_json=path.suffix == ".json"), str(path))
+    return as_mapping(parse(text, str(path), as_json=path.suffix == ".json", non_finite=non_finite), str(path))
 
 
 def as_mapping(data: Any, where: str) -> dict[str, Any]:
@@ -196,7 +200,7 @@ class Section:
 
     def __init__(self, data: Any, where: str) -> None:
         self.where = where
-        self._data = as_mapping(data, where)
+        self._data = data if isinstance(data, Ledger) else as_mapping(data, where)  # a ledger remembers what is read
         self._taken: set[str] = set()
         self._asked: set[str] = set()  # keys that the mapping may have: what has been taken, or looked for
 
@@ -213,6 +217,11 @@ class Section:
     def keys(self) -> list[str]:
         """All keys, in the order of the file."""
         return list(self._data)
+
+    def values(self) -> dict[str, Any]:
+        """All keys with their values, for a reader that takes them as they stand."""
+        self._taken.update(self._data)
+        return dict(self._data)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

@@ -1,12 +1,13 @@
 """The shape of a decoder-only transformer, and its exact numbers of parameters and FLOPs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hexiopt.errors import InputError
+from hexiopt.problem.form import GPT, LLAMA, Form
 from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -36,18 +37,14 @@ class Architecture:
 
     `keys` maps fields of `ModelSpec` to keys of `config.json`. Fields without a key are fixed: biases to the values
     given here (None: as `attention_bias`), the number of key-value heads to that of query heads, `head_dim` to
-    hidden_size / num_heads. `learned_rows` is the number of rows of a learned position embedding beyond
-    `max_positions`, None for RoPE. `gated` means a gated MLP and RMSNorm, otherwise a plain MLP and LayerNorm.
+    hidden_size / num_heads. `form` is None where each model states its own.
     """
 
     keys: Mapping[str, str]
-    gated: bool = False
-    learned_rows: int | None = None
+    form: Form | None = LLAMA
     attention_bias: bool = False
-    output_bias: bool | None = None
     mlp_bias: bool | None = False
     tied_embeddings: bool = False
-    qk_norm: bool = False
 
 
 _PLAIN = {
@@ -103,19 +100,32 @@ _OPT = _PLAIN | {
     "projected_embedding": "word_embed_proj_dim",
 }
 
+_BY_NAME = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size", "max_positions"),
+    *("tied_embeddings", "attention_bias", "mlp_bias", "final_norm", "attention_window"),
+    *("activation", "norm_eps", "rope_theta"),
+)
+_LEARNED = replace(GPT, positions="learned")
+
+DECODER = "decoder"
+"""The architecture of all models that are described by their form, whatever Hugging Face calls their type."""
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": Architecture(_LLAMA | _BIAS | {"mlp_bias": "mlp_bias"}, gated=True),
-        "mistral": Architecture(_GROUPED, gated=True, output_bias=False),
-        "qwen2": Architecture(_GROUPED, gated=True, attention_bias=True, output_bias=False),
-        "qwen3": Architecture(_GROUPED | _BIAS, gated=True, qk_norm=True),
+        "llama": Architecture(_LLAMA | _BIAS | {"mlp_bias": "mlp_bias"}),
+        "mistral": Architecture(_GROUPED, replace(LLAMA, output_bias=False)),
+        "qwen2": Architecture(_GROUPED, replace(LLAMA, output_bias=False), attention_bias=True),
+        "qwen3": Architecture(_GROUPED | _BIAS, replace(LLAMA, qk_norm="head")),
         "gpt2": Architecture(
-            _GPT2, learned_rows=0, tied_embeddings=True, attention_bias=True, output_bias=True, mlp_bias=True
+            _GPT2, replace(_LEARNED, output_bias=True), attention_bias=True, mlp_bias=True, tied_embeddings=True
         ),
-        "gpt_neo": Architecture(_GPT_NEO, learned_rows=0, tied_embeddings=True, output_bias=True, mlp_bias=True),
-        "gpt_neox": Architecture(_GPT_NEOX, attention_bias=True, mlp_bias=True),
-        "nemotron": Architecture(_NEMOTRON | _BIAS),
-        "opt": Architecture(_OPT, learned_rows=2, tied_embeddings=True, attention_bias=True, mlp_bias=None),
+        "gpt_neo": Architecture(_GPT_NEO, replace(_LEARNED, output_bias=True), mlp_bias=True, tied_embeddings=True),
+        "gpt_neox": Architecture(_GPT_NEOX, GPT, attention_bias=True, mlp_bias=True),
+        "nemotron": Architecture(_NEMOTRON | _BIAS, GPT),
+        "opt": Architecture(
+            _OPT, replace(_LEARNED, extra_positions=2), attention_bias=True, mlp_bias=None, tied_embeddings=True
+        ),
+        DECODER: Architecture({name: name for name in _BY_NAME}, None),
     }
 )
 
@@ -158,6 +168,10 @@ class ModelSpec(Value):
     rope_theta: float = _DEFAULTS["rope_theta"]
     rope_type: str = "default"
     """`default` is plain RoPE; other names are Hugging Face's rules for scaling it."""
+    form: Form | None = None
+    """What the layers consist of, for the architecture `decoder`; the others fix it, and have None."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What people should know of how the model was read, one line each; no part of the model."""
 
     def __post_init__(self) -> None:
         if not _is_word(self.name):
@@ -197,6 +211,10 @@ class ModelSpec(Value):
     def _check_architecture(self) -> None:
         """Refuse values that the `config.json` of this architecture cannot express."""
         keys = self._facts.keys
+        if (self.form is None) != (self._facts.form is not None):
+            self._fail(
+                f"{self.architecture} {'has' if self.form is None else 'fixes'} its form; state it for {DECODER} alone"
+            )
         for name in ("attention_bias", "mlp_bias"):
             fixed = getattr(self._facts, name)
             fixed = self.attention_bias if fixed is None else fixed
@@ -209,7 +227,7 @@ class ModelSpec(Value):
                 f"hidden_size {self.hidden_size} is not {self.num_heads} heads times head_dim "
                 f"{self.head_dim}; {self.architecture} needs it equal"
             )
-        if "rope_theta" in keys and self._facts.gated and self.head_dim % 2:
+        if self._form.gated_mlp and self._facts.form is not None and self.head_dim % 2:
             self._fail(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of values, so make it even")
         if "final_norm" not in keys and not self.final_norm:
             self._fail(f"{self.architecture} always has a final norm; set final_norm true")
@@ -236,32 +254,57 @@ class ModelSpec(Value):
     def _facts(self) -> Architecture:
         return ARCHITECTURES[self.architecture]
 
+    @cached_property
+    def _form(self) -> Form:
+        form = self._facts.form or self.form
+        assert form is not None, "checked by the constructor"
+        return form
+
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP multiplies an activated projection by a plain one (three matrices instead of two)."""
-        return self._facts.gated
+        return self._form.gated_mlp
+
+    @property
+    def layer_norm(self) -> bool:
+        """Whether norms are LayerNorm (mean and variance) rather than RMSNorm."""
+        return self._form.norm == "layer"
 
     @property
     def norm_bias(self) -> bool:
-        """Whether norms are LayerNorm (weight and bias) rather than RMSNorm (weight)."""
-        return not self._facts.gated
+        """Whether norms have a bias."""
+        return self._form.norm_vectors == 2
 
     @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head, with one weight of size head_dim for all heads."""
-        return self._facts.qk_norm
+    def norms_per_layer(self) -> int:
+        """Norms of hidden_size values in a layer."""
+        return self._form.norms
+
+    @property
+    def qk_norm(self) -> str | None:
+        """How queries and keys are normed (`Form.qk_norm`); None where they are not."""
+        return None if self._form.qk_norm == "none" else self._form.qk_norm
+
+    @property
+    def inner_norms(self) -> bool:
+        """Whether what attention's output projection and the MLP's last one read is normed."""
+        return self._form.inner_norms
 
     @property
     def output_bias(self) -> bool:
         """Bias of attention's output projection."""
-        fixed = self._facts.output_bias
+        fixed = self._form.output_bias
         return self.attention_bias if fixed is None else fixed
 
     @property
+    def rope(self) -> bool:
+        """Whether queries and keys are rotated by their position."""
+        return self._form.positions == "rope"
+
+    @property
     def learned_positions(self) -> int:
-        """The number of rows of the learned position embedding, 0 with RoPE."""
-        extra = self._facts.learned_rows
-        return 0 if extra is None else self.max_positions + extra
+        """The number of rows of the learned position embedding, 0 without one."""
+        return self.max_positions + self._form.extra_positions if self._form.positions == "learned" else 0
 
     # Widths
 
@@ -305,9 +348,13 @@ class ModelSpec(Value):
 
     @cached_property
     def replicated_layer_params(self) -> int:
-        """Parameters of one layer's norms and output biases, which every tensor-parallel rank holds whole."""
-        norms = 2 * self._norm_params + (2 * self.head_dim if self.qk_norm else 0)
-        return norms + (self.output_bias + self.mlp_bias) * self.hidden_size
+        """Parameters of one layer's norms, output biases and activation, whole on every tensor-parallel rank."""
+        form = self._form
+        normed = {"none": 0, "plain": 0, "head": 2 * self.head_dim}.get(form.qk_norm, self.q_size + self.kv_size)
+        norms = form.norms * self._norm_params + form.qk_norm_vectors * normed
+        if form.inner_norms:
+            norms += form.norm_vectors * (self.q_size + self.ffn_size)
+        return norms + (self.output_bias + self.mlp_bias) * self.hidden_size + form.activation_params
 
     @cached_property
     def layer_params(self) -> int:
@@ -327,8 +374,9 @@ class ModelSpec(Value):
 
     @cached_property
     def embedding_params(self) -> int:
-        """Parameters of token embedding, learned positions and the projection to hidden_size."""
-        return self.vocabulary_params + self.learned_positions * self.hidden_size + self._projection
+        """Parameters of token embedding, its norm, learned positions and the projection to hidden_size."""
+        beside = self.learned_positions * self.hidden_size + self._form.embedding_norm * self._norm_params
+        return self.vocabulary_params + beside + self._projection
 
     @property
     def final_norm_params(self) -> int:
@@ -337,9 +385,9 @@ class ModelSpec(Value):
 
     @cached_property
     def head_params(self) -> int:
-        """Parameters of the final norm, the projection from hidden_size and the LM head's own matrix, if untied."""
-        own = 0 if self.tied_embeddings else self.vocabulary_params
-        return self.final_norm_params + self._projection + own
+        """Parameters of the final norm, the projection from hidden_size, the LM head's bias and, if untied, matrix."""
+        matrix = 0 if self.tied_embeddings else self.vocabulary_params
+        return self.final_norm_params + self._projection + matrix + self._form.head_bias * self.vocab_size
 
     @property
     def num_params(self) -> int:
@@ -348,7 +396,7 @@ class ModelSpec(Value):
 
     @property
     def _norm_params(self) -> int:
-        return self.hidden_size * (2 if self.norm_bias else 1)
+        return self.hidden_size * self._form.norm_vectors
 
     @property
     def _projection(self) -> int:
@@ -395,6 +443,8 @@ class ModelSpec(Value):
     def to_dict(self) -> dict[str, Any]:
         """A `config.json` mapping of JSON values, from which the reader makes an equal `ModelSpec`."""
         out: dict[str, Any] = {"name": self.name, "model_type": self.architecture}
+        if self.form is not None:
+            out |= self.form.to_dict()
         for name, key in self._facts.keys.items():
             value = getattr(self, name)
             out[key] = float(value) if name in ("norm_eps", "rope_theta") else value

@@ -61,19 +61,27 @@ class Activations(Generic[Amount]):
         # products in FP8 read is kept in FP8; the head's is not.
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
-        statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
+        statistics = c.NORM_STATISTIC_BYTES * (2 if model.layer_norm else 1)
         head_reads = width if workload.loss_chunk_tokens is None else 0
         norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, head_reads))
-        # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
-        # where queries and keys are normed, what they were before. The output of attention over other tokens than the
-        # device's own is one of attention's internals; its own come back. In FP8 the projection keeps its own copy.
+        # A layer keeps those of its norms, q, k, v, the attention's output and the MLP's inner activations; and, where
+        # queries and keys are normed, what they were before. Of more than two norms, or behind attention and MLP, what
+        # they make is read by a sum, which keeps nothing, but the products then keep what they read themselves. The
+        # output of attention over other tokens than the device's own is one of attention's internals; its own come
+        # back. In FP8 the projection keeps its own copy.
         inner = float(((2 if model.gated_mlp else 1) * width + read) * shard.ffn)
         own_output = (1.0 if quantized else held.parted) * float(read * shard.heads * dim)
+        more = model.norms_per_layer - 2
         layer = 2.0 * norm + held.tokens * (inner + own_output)
+        if more:
+            layer = layer + (more * norm if more < 0 else held.between * more * (hidden * float(width) + statistics))
+        if model.inner_norms:
+            layer = layer + held.tokens * float(width * (shard.heads * dim + shard.ffn) + 2 * statistics)
         layer = layer + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
         if model.qk_norm:
             normed = shard.heads + shard.kv_heads
-            layer = layer + held.tokens * float((width * dim + statistics) * normed)
+            vectors = 2 if model.qk_norm == "whole" else normed
+            layer = layer + held.tokens * float(width * dim * normed + statistics * vectors)
         # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
         copies = held.attended * width * 2.0 * dim * held.copied_kv_heads
@@ -82,7 +90,7 @@ class Activations(Generic[Amount]):
         # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
         # cosines of all positions.
         buffers = held.tokens * width * 2.0 * hidden * held.gathered + held.between * width * 4.0 * hidden
-        if not model.learned_positions:
+        if model.rope:
             buffers = buffers + held.positions * (width * 2.0 * dim)
         # The loss keeps probabilities, in FP32; or, in chunks, the gradients of what the head reads and of the head.
         loss = held.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)

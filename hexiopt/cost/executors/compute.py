@@ -162,10 +162,13 @@ def dense_times(
     before_s, out_s, inward_s, last_s = (
         clock.gemm_s(2.0 * tokens * size) for size in (hidden * (q + 2 * kv), q * hidden, inward, shard.ffn * hidden)
     )
-    hidden_moved = c.LAYER_HIDDEN_PASSES * hidden / (shard.tp if framework.sequence_parallel else 1)
+    passes = c.LAYER_HIDDEN_PASSES + (model.norms_per_layer - 2) * c.NORM_PASSES
+    hidden_moved = passes * hidden / (shard.tp if framework.sequence_parallel else 1)
     turned = 2 * (q + kv)  # rotary positions
     moved = hidden_moved + turned + (3 if model.gated_mlp else 2) * shard.ffn
-    first_norm = hidden_moved * c.NORM_PASSES / c.LAYER_HIDDEN_PASSES
+    if model.inner_norms:
+        moved += c.NORM_PASSES * (q + shard.ffn)
+    first_norm = hidden_moved * c.NORM_PASSES / passes
     # What products read is cast: twice by norms, then by attention and activation.
     cast = 2 * hidden / (shard.tp if framework.sequence_parallel else 1) + q + shard.ffn
     cast_bytes = tokens * cast * framework.cast_bytes.get(workload.precision, 0.0)

@@ -1,0 +1,118 @@
+"""How the types of Hugging Face are described: a row of facts, each fixed or stated by a key of `config.json`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from hexiopt.problem.model import DECODER
+
+REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class Key:
+    """A fact that a key of `config.json` states: today's name first, then the other names that transformers takes.
+
+    Where the key is absent the fact is `default`; `then` maps what a switch says to the fact.
+    """
+
+    names: tuple[str, ...]
+    default: Any = REQUIRED
+    then: Mapping[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which layers attend to a window: those that `layer_types` names; where that is absent, all, none, or by a period.
+
+    `switch` is a key without whose truth there are none, `from_layer` one with the first layer that has the window.
+    Of each `period` layers, by one of `period_keys` if stated, the last attends fully, or the first.
+    """
+
+    key: Key
+    switch: str | None = None
+    from_layer: str | None = None
+    period: int | None = None
+    period_keys: tuple[str, ...] = ()
+    first_is_full: bool = False
+
+
+class Config(Protocol):
+    """What a function of a row may ask of the file; each is None, or the default, where the key is absent or null."""
+
+    def size(self, name: str, default: int | None = None) -> int | None:
+        """A whole number."""
+
+    def number(self, name: str, default: float) -> float:
+        """A number above 0."""
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A switch."""
+
+    def inner(self, name: str) -> Mapping[str, Any]:
+        """The mapping under a key; an empty one where it is absent."""
+
+    def refuse(self, name: str, rule: str) -> NoReturn:
+        """Refuse the value of a key."""
+
+
+Rule = Callable[[Config, dict[str, Any]], Any]
+"""A function of the file and the facts before."""
+
+Fact = Key | Rule | str | int | float | bool | None
+Row = dict[str, Fact]
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """How a `model_type` is read. `notes` say what the price leaves out."""
+
+    facts: Mapping[str, Fact]
+    windows: Windows | None = None
+    architecture: str = DECODER
+    notes: tuple[str, ...] = ()
+
+
+def key(*names: str, default: Any = REQUIRED) -> Key:
+    """The fact under the first of `names` that the file has."""
+    return Key(names, default)
+
+
+def switch(name: str, default: bool, on: Any, off: Any) -> Key:
+    """The fact `on` or `off` by a switch."""
+    return Key((name,), default, {True: on, False: off})
+
+
+def row(*bases: Mapping[str, Any], **facts: Fact) -> Row:
+    """The facts of `bases`, later ones first, and `facts` before all."""
+    return {name: fact for base in (*bases, facts) for name, fact in base.items()}
+
+
+def positions(default: int) -> Key:
+    """The key of max_positions."""
+    return key("max_position_embeddings", default=default)
+
+
+def activation(default: str) -> Key:
+    """The key of the activation."""
+    return key("hidden_act", default=default)
+
+
+def kv_heads(default: int) -> Key:
+    """The key of the key-value heads."""
+    return key("num_key_value_heads", default=default)
+
+
+def rms_eps(default: float) -> Key:
+    """The key of RMSNorm's epsilon."""
+    return key("rms_norm_eps", default=default)
+
+
+def theta(default: float) -> Key:
+    """The key of the rotary base."""
+    return key("rope_theta", default=default)
+
+
+LAYER_NORM_EPS = key("layer_norm_eps", default=1e-5)
+HEAD_DIM = key("head_dim", default=128)
+TIED = key("tie_word_embeddings", default=True)
