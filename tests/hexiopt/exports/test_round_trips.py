@@ -28,7 +28,8 @@ def read_back(name: str, problem: Problem, plan: Plan, own_model: bool) -> tuple
     text = next(iter(program.files.values()))
     model = problem.model if own_model else None
     default = Workload(global_batch=problem.workload.global_batch, gradient_bytes=problem.workload.gradient_bytes)
-    context = ImportContext(name, problem.cluster, devices, model, default, Space())
+    stated = frozenset({"gradient_bytes"})  # trainers have their own default
+    context = ImportContext(name, problem.cluster, devices, model, default, Space(), stated, table=True)
     assert trainer.read is not None
     found = trainer.read(text, context)
     return found.problem, found.plan
