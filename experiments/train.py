@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.app.cli import main
-from experiments.app.common import FailedError, Job, search, solver_of
+from experiments.app.common import FailedError, Job, StoppedError, interrupt, search, solver_of
+from experiments.app.own_files import typed
 from experiments.app.reports import show_plan, show_training, write_plan
 from experiments.app.verb_config import TrainConfig
 from experiments.replan import replanned
@@ -20,18 +21,21 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan
 from hexiopt.toolkit.profiled import on_profiled
+from hexiopt.toolkit.replan.changes import relaxations
 from hexiopt.toolkit.solution import PlacedPlan
 
 if TYPE_CHECKING:
     from runtime.data.rows import DatasetRows
     from runtime.training.preparation import Corpus
+    from runtime.training.session import Session
     from runtime.training.settings import TrainingRun
 
 _PATHS = ("tokenizer", "resume", "weights")
 
 
 def run(job: Job) -> float:
-    """Train; returns the last loss. Raises InputError before it starts any process, NoPlanError and FailedError."""
+    """Train; returns the last loss. Raises InputError before it starts any process, NoPlanError, FailedError and
+    StoppedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
     from hexiopt.report.progress import TokenisingProgress
@@ -45,32 +49,35 @@ def run(job: Job) -> float:
     if config.launch == "machine" and config.machine is not None:
         return _join(config.master, config.machine)
     check_loggers(config.loggers)
-    if job.config.plan:
-        replans = ("solver", "seed") if config.on_failure == "replan" else ()
-        plan, plan_file = Path(job.config.plan).absolute(), job.plan_file(*replans)
-    else:
-        check_problem(job.problem)
-        plan = _planned(job, job.problem, "plan.json")
-        plan_file = read_plan(plan)
-    check_trainable(plan, plan_file, document_masking=config.document_masking)
+    replans = ("solver", "seed") if config.on_failure == "replan" else ()
+    plan_file = job.plan_file(*replans) if job.config.plan else None
+    problem = job.problem if plan_file is None else plan_file.problem
+    if plan_file is None:
+        check_problem(problem)
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
+    resume, weights, corpus = paths["resume"], paths["weights"], _corpus(config, paths["tokenizer"])
+    corpus.check(folder)  # before the search, as all that can be
     seed, reached = job.config.seed if config.seed is None else config.seed, 0
-    if paths["resume"] is not None:
-        reached = resumed_progress(paths["resume"], plan_file.problem, seed, config.validation_share).step
+    if resume is not None:
+        reached = resumed_progress(resume, problem, seed, config.validation_share).step
         if reached >= config.steps:
-            done = f"{paths['resume']} is at step {reached} of train.steps={config.steps}"
+            done = f"{resume} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
             return float("nan")
-    _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
     if config.trace_steps and reached + TRACE_AFTER + config.trace_steps > config.steps:
         raise InputError(
             f"train.trace_steps: {config.trace_steps} after the first {TRACE_AFTER} are more than the "
             f"{config.steps - reached} steps of this run; trace fewer, or raise train.steps"
         )
+    plan = _planned(job, problem, "plan.json") if plan_file is None else Path(str(job.config.plan)).absolute()
+    if interrupt.pressed:  # the search, whose best plan is kept
+        return float("nan")
+    plan_file = plan_file or read_plan(plan)
+    check_trainable(plan, plan_file, document_masking=config.document_masking)
+    _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
     own = {"seed": seed, "separator": None, "validation_share": config.validation_share}
-    settings, corpus = Settings.of(vars(config) | own), _corpus(config, paths["tokenizer"])
+    settings = Settings.of(vars(config) | own)
     with TokenisingProgress(quiet=job.in_sweep) as on_tokens:
-        resume, weights = paths["resume"], paths["weights"]
         started = prepared_run(
             plan, plan_file.problem, folder, settings, corpus, resume=resume, weights=weights, on_tokens=on_tokens
         )
@@ -131,28 +138,51 @@ def _replanned(
     job: Job, problem: Problem, lost: Sequence[str], before: Path, checkpoint: Path | None, name: str
 ) -> Path:
     """The plan for `problem` without `lost` devices that reaches the last step first, after the plan `before` and from
-    `checkpoint`, which all devices read; written as `name`. Raises NoPlanError."""
+    `checkpoint`, which all devices read; written as `name`.
+
+    Constraints on its shape are dropped, with a note, where there is no plan that keeps them. Raises NoPlanLeftError
+    where there is none at all that can be trained, whatever the reason.
+    """
     from hexiopt.toolkit.replan.replanned import replanned_table
+    from runtime.launch.admission import check_trainable
+    from runtime.launch.head import NoPlanLeftError
     from runtime.training.session import step_of
 
-    left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
     file, reached = read_plan(before), 0 if checkpoint is None else step_of(checkpoint)
     steps = float(max(1, job.config.train.steps - reached))
-    found = replanned(job, PlacedPlan.of(file.problem, file.plan, file.solver), left, steps, restores=True)
-    best = found.best
-    job.write_json(name, plan_file_to_dict(left, best.plan, best.cost, best.plan.solver))
-    show_plan(job, left, best.plan, best.cost, best.plan.solver)
-    job.show("", replanned_table(found))
-    return job.folder.absolute() / name
+    why: Exception | None = None
+    for space, dropped in relaxations(problem.space.replace(exclude=(*problem.space.exclude, *lost))):
+        try:
+            left = replace(problem, space=space)
+            found = replanned(job, PlacedPlan.of(file.problem, file.plan, file.solver), left, steps, restores=True)
+            best = found.best
+            job.write_json(name, plan_file_to_dict(left, best.plan, best.cost, best.plan.solver))
+            path = job.folder.absolute() / name
+            check_trainable(path, read_plan(path), document_masking=job.config.train.document_masking)
+        except Exception as error:  # of a solver too: the run goes on in any case
+            why = error
+            continue
+        if dropped:
+            keys = " and ".join(f"constraints.{key}={getattr(problem.space, key)}" for key in dropped)
+            job.show(f"Note: planned without {keys}: {_one_line(why)}.")
+        show_plan(job, left, best.plan, best.cost, best.plan.solver)
+        job.show("", replanned_table(found))
+        return path
+    raise NoPlanLeftError(_one_line(why))
+
+
+def _one_line(error: Exception | None) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
-    """Be the head of a run, whose processes are on this machine or on those of the plan; returns the last loss."""
+    """Be the head of a run, whose processes are on this machine or on those of the plan; returns the last loss. Raises
+    FailedError and StoppedError."""
     from hexiopt.report.progress import TrainingProgress
     from runtime.launch.admission import admitted_device, ranks_on
-    from runtime.launch.head import AfterFaults, trained
+    from runtime.launch.head import AfterFaults, Stop, trained
     from runtime.launch.launch_file import launch_script, machines_of, meeting_address
-    from runtime.launch.meeting import MeetingPlace
+    from runtime.launch.meeting import MeetingPlace, TrainingFailedError
     from runtime.training.loggers import Loggers
     from runtime.training.session import Session
 
@@ -179,12 +209,35 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         (job.folder / "metrics.jsonl").open("a" if goes_on else "w", encoding="utf-8") as metrics,
         TrainingProgress(config.steps, quiet=job.in_sweep) as progress,
         closing(Loggers(config.loggers, job.folder.absolute(), run.run, asdict(config), progress.tell)) as loggers,
+        interrupt.caught(),
     ):
         session = Session(computing_on, metrics, progress.step, loggers.log, progress.tell)
         faults = AfterFaults(config.on_failure, replan, config.max_restarts)
-        session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force))
+        stop = Stop(lambda: interrupt.pressed, config.stop_s)
+        try:
+            session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force, stop=stop))
+        except KeyboardInterrupt:  # the second
+            raise StoppedError(_how_to_resume(run, session)) from None
+        except TrainingFailedError as error:
+            if not session.steps and started.resume is None:
+                raise
+            raise FailedError(f"{error}; ended {_how_to_resume(run, session)}") from None
     show_training(job, computing_on, read_plan(session.plan or started.plan).plan, session)
+    if interrupt.pressed:
+        raise StoppedError(_how_to_resume(run, session))
     return session.steps[-1].loss if session.steps else float("nan")
+
+
+def _how_to_resume(run: "TrainingRun", session: "Session") -> str:
+    """At which step a run is, and what goes on from there."""
+    from runtime.state.checkpoint import finished
+
+    written = finished(run.checkpoints)
+    last = written[-1] if written else run.resume
+    at = f"at step {session.steps[-1].step}" if session.steps else "before the first step"
+    if last is None:
+        return f"{at}, before the first checkpoint (train.checkpoint_every={run.settings.checkpoint_every})"
+    return f"{at}; resume with {typed('train.resume', last)}"
 
 
 if __name__ == "__main__":

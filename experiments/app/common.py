@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from experiments.app.compile import compile_once
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
@@ -60,6 +61,10 @@ class FailedError(Exception):
     """A process that the verb started ended too early; the message gives the reason in one line."""
 
 
+class StoppedError(Exception):
+    """Ctrl-C has ended the verb before its end; the message says in one line what goes on from there."""
+
+
 class RunOutcome(float):
     """The outcome of a job: its metric (step time in seconds, infinite without a plan), exit code and one-line message.
 
@@ -86,6 +91,8 @@ def failure(error: Exception) -> RunOutcome:
         return RunOutcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
         return RunOutcome(math.inf, 3, str(error))
+    if isinstance(error, StoppedError):
+        return RunOutcome(math.inf, INTERRUPTED, f"interrupted {error}")
     if isinstance(error, FailedError | InvalidPlanError):
         return RunOutcome(math.inf, 1, str(error))
     if os.environ.get("HEXIOPT_DEBUG") == "1":
@@ -296,8 +303,10 @@ def overlay(base: Any, over: Any) -> Any:
 
 
 def solver_of(job: Job) -> Refereed:
-    """The solver of the configuration. Raises InputError."""
-    return make_solver(job.config.solver.name, job.pricer_of, **job.config.solver.options())
+    """The solver of the configuration, compiled. Raises InputError."""
+    solver = make_solver(job.config.solver.name, job.pricer_of, **job.config.solver.options())
+    compile_once()
+    return solver
 
 
 def solvers_of(job: Job, names: Sequence[str]) -> list[Refereed]:
@@ -315,6 +324,7 @@ def solvers_of(job: Job, names: Sequence[str]) -> list[Refereed]:
     if left:
         option = min(left)
         raise InputError(f"solver.{option}: none of {', '.join(names)} accepts it; name one that does, or remove it")
+    compile_once()
     return made
 
 

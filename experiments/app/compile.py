@@ -3,8 +3,15 @@
 python -m experiments.app.compile
 """
 
+import os
+import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import hexiopt
+import solvers
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
@@ -14,6 +21,44 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
+
+SOURCES = (
+    "hexiopt/schedules/kernel.py",
+    "hexiopt/bounds/box_stages.py",
+    "hexiopt/bounds/kernel.py",
+    "solvers/heuristics/kernel.py",
+    "solvers/proof/joint.py",
+    "solvers/proof/kernels.py",
+    "solvers/proof/pipeline_search.py",
+    "solvers/proof/sums.py",
+)
+_ROOTS = {package.__name__: Path(package.__path__[0]).parent for package in (hexiopt, solvers)}
+_KERNEL = re.compile(r"^@numba\.njit\(.*cache=True.*\)\ndef (\w+)", re.MULTILINE)
+_WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot keep beside the sources
+
+
+def compile_once() -> None:
+    """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and next(missing(), None) is not None:
+        said = (
+            "compiling once, for about a minute, before the search and its time limit begin (make install does it too)"
+        )
+        print(f"hexiopt: {said}", file=sys.stderr, flush=True)
+        main()
+
+
+def missing() -> Iterator[str]:
+    """The kernels that numba would compile. Importing one compiles it, so this reads names and times of files."""
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    for source in SOURCES:
+        path = _ROOTS[source.partition("/")[0]] / source
+        text, changed_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
+        beside = path.parent / "__pycache__"
+        files = [*beside.glob("*.nbi"), *_WIDE.rglob("*.nbi")] if own is None else list(Path(own).rglob("*.nbi"))
+        there = {file.name.partition(".py3")[0] for file in files if file.stat().st_mtime >= changed_s}
+        for kernel in _KERNEL.finditer(text):
+            if f"{path.stem}.{kernel[1]}-{text.count(chr(10), 0, kernel.start()) + 1}" not in there:
+                yield f"{path.stem}.{kernel[1]}"
 
 
 def main() -> None:

@@ -39,10 +39,11 @@ from omegaconf.errors import (
 
 from experiments.app import solver_config, sweeps
 from experiments.app.common import INTERRUPTED, Job, RunOutcome, failure, run_verb, status_of
+from experiments.app.compile import compile_once
 from experiments.app.config import Config, register
 from experiments.app.own_files import FILE_CHOICES, with_own_files
 from experiments.app.terminal import plain_warnings
-from experiments.app.verb_help import keys_text, refuse_unread
+from experiments.app.verb_help import READS, keys_text, refuse_unread
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.sweep_files import STATUS_FILE
@@ -194,6 +195,8 @@ def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[
 
 def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
     began_s = time.time()
+    if "solver" in READS[verb]:
+        compile_once()  # here, not in each of a launcher's processes
     try:
         hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
     except KeyboardInterrupt:

@@ -2,7 +2,9 @@
 like names of configurations, and devices as keys, as in `slow={a:3: 0.7}`, whose colons look like those after keys.
 """
 
+import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +16,14 @@ FILE_CHOICES = {"cluster": "file", "model": "hf"}
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _BY_DEVICE = ("slow",)
+_PLAIN = re.compile(r"[\w./-]+")
 _DEVICE_KEY = re.compile(r"([A-Za-z0-9_.-]+):([0-9]+)\s*:")
+
+
+def typed(key: str, path: Path) -> str:
+    """An override that names a file, as it is typed in a shell: relative to the working directory."""
+    name = os.path.relpath(path)
+    return f"{key}={name}" if _PLAIN.fullmatch(name) else shlex.quote(f"{key}={_quoted(name)}")
 
 
 def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:

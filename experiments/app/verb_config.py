@@ -146,7 +146,10 @@ class TrainConfig:
 
     `on_failure` says what follows the loss or hang of a process or machine: `restart` resumes from the last checkpoint
     (and waits for a lost machine), `replan` does so with a plan without the lost devices, `stop` ends the run. The run
-    fails after `max_restarts` restarts in a row without a new checkpoint.
+    fails after `max_restarts` restarts in a row without a new checkpoint. `replan` drops constraints on a plan's shape
+    that the devices left cannot keep, and does what `restart` does where there is no plan without the lost ones.
+
+    Ctrl-C ends a run with a checkpoint, for which it waits at most `stop_s` seconds; a second Ctrl-C ends it at once.
 
     `launch`: `local` starts all processes on this machine. `machine` makes this process the head of a run on the
     machines of the plan, which meet at `master` (host:port of this machine, by default port 29500 of its host name);
@@ -195,6 +198,7 @@ class TrainConfig:
     on_failure: str = "restart"
     max_restarts: int = 3
     timeout_s: float = 60.0
+    stop_s: float = 120.0
     compile_layers: bool | None = None
     launch: str = "local"
     machine: str | None = None
@@ -220,6 +224,7 @@ class TrainConfig:
         section.text("lr_schedule", choices=CHOICES["train.lr_schedule"])
         section.number("max_norm", above=0, at_most=1e9, default=None)
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
+        section.number("stop_s", at_least=0, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=CHOICES["train.on_failure"])
         section.text("launch", choices=CHOICES["train.launch"])
         for name in self.loggers:

@@ -160,8 +160,9 @@ class StepLike(Protocol):
         """Of the whole batch."""
 
     @property
-    def mfu(self) -> float:
-        """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time."""
+    def mfu(self) -> float | None:
+        """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time; None where CPUs stand in
+        for them."""
 
 
 class ValidationLike(Protocol):
@@ -186,8 +187,9 @@ class TrainingProgress(LiveLine):
 
     def step(self, ended: StepLike) -> None:
         """Show a step."""
+        mfu = "" if ended.mfu is None else f" · MFU {small_percent(ended.mfu)}"
         self._change(
             f"step {ended.step} of {self._steps} · loss {ended.loss:.4f} · gradient norm {ended.norm:.3g} · "
-            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s · MFU {small_percent(ended.mfu)}",
+            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s{mfu}",
             completed=ended.step,
         )

@@ -21,7 +21,7 @@ class Batches:
     The tokens are cut into windows of seq_len + 1 with stride seq_len; the fewer than seq_len tokens left over at the
     end are not read. Every epoch visits each window once, in an order that depends on `seed` (from 0) and the epoch
     alone, and takes no memory. A batch may lie in several epochs. Documents end with the token `separator`, if any.
-    `part` is that of the windows, from one share of them to another.
+    `part` is that of the windows, from one share of them to another; `source` is what errors name instead of the file.
     Raises InputError where the file is no token file, or there is no window.
     """
 
@@ -30,20 +30,21 @@ class Batches:
     seed: int
     separator: int | None = None
     part: tuple[float, float] = (0.0, 1.0)
+    source: Path | str | None = None
 
     def __post_init__(self) -> None:
         assert self.seq_len >= 1
         assert self.seed >= 0
         if len(self._corpus) <= self.seq_len:
             raise InputError(
-                f"{self.tokens}: has {len(self._corpus)} tokens, and one window takes {self.seq_len + 1} "
-                "(seq_len + 1); give a longer corpus or lower seq_len"
+                f"{self.source or self.tokens}: has {len(self._corpus)} tokens, and one window takes "
+                f"{self.seq_len + 1} (workload.seq_len + 1); give a longer corpus or lower workload.seq_len"
             )
         if not self.num_windows:
             first, end = self.part
             raise InputError(
-                f"{self.tokens}: {end - first:.4g} of it has no window of {self.seq_len + 1} tokens (seq_len + 1); "
-                "give a longer corpus or hold out another share of it (train.validation)"
+                f"{self.source or self.tokens}: {end - first:.4g} of it has no window of {self.seq_len + 1} tokens "
+                "(workload.seq_len + 1); give a longer corpus or hold out another share of it (train.validation)"
             )
 
     @cached_property

@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from hexiopt.errors import InputError
 from hexiopt.reading import read_text, sha256_of
 from runtime.data.texts import TextFiles
-from runtime.data.tokens import TOKEN_SUFFIX, Tokens, check_tokens, checked, write_tokens
+from runtime.data.tokens import TOKEN_SUFFIX, Tokens, check_tokens, checked, open_tokens, write_tokens
 
 # Part of the name of cached token files: raise it when the same text would give other tokens.
 FORMAT = "hexiopt.tokens.1"
@@ -26,12 +26,16 @@ MAX_TOKENIZER_BYTES = 2**28
 PIECES = 64
 
 
+@runtime_checkable
 class Documents(Protocol):
     """Documents, one after another; None ends each."""
 
     @property
     def where(self) -> Path | str:
         """What errors name."""
+
+    def check(self) -> None:
+        """Raise InputError where they cannot be read, or there are none: at once, without reading all."""
 
     def stamps(self) -> list[Any]:
         """What changes when the texts do."""
@@ -41,6 +45,18 @@ class Documents(Protocol):
 
     def pieces(self) -> Iterator[str | None]:
         """Their text."""
+
+
+def check_source(
+    source: Path | Documents | None, tokenizer: Path | None, cache: Path, separator: int | None = None
+) -> None:
+    """Raise InputError where `prepare`, called alike, would find nothing that it can read: at once, as long before."""
+    if isinstance(source, Path) and source.suffix == TOKEN_SUFFIX:
+        open_tokens(source)
+    else:
+        texts = _documents(source)
+        if not _token_file(texts, _words(tokenizer), cache, separator).exists():
+            texts.check()
 
 
 def prepare(
@@ -67,10 +83,10 @@ def prepare(
             raise InputError(f"{source}: is tokenised already; leave out the tokenizer {tokenizer}")
         check_tokens(source, vocab_size, source)
         return source
-    texts = TextFiles(source) if source is None or isinstance(source, Path) else source
+    texts = _documents(source)
     where = tokenizer or texts.where
-    words = None if tokenizer is None else read_text(tokenizer, max_bytes=MAX_TOKENIZER_BYTES)
-    path = cache / f"tokens-{_fingerprint(texts, words, separator)}{TOKEN_SUFFIX}"
+    words = _words(tokenizer)
+    path = _token_file(texts, words, cache, separator)
     try:
         if path.exists():
             check_tokens(path, vocab_size, where)
@@ -101,10 +117,20 @@ def separator_token(stated: int | str | None, tokenizer: Path | None) -> int | N
     return number
 
 
-def _fingerprint(texts: Documents, tokenizer: str | None, separator: int | None) -> str:
-    """SHA-256 of what the tokens depend on."""
+def _documents(source: Path | Documents | None) -> Documents:
+    return TextFiles(source) if source is None or isinstance(source, Path) else source
+
+
+def _words(tokenizer: Path | None) -> str | None:
+    """The content of a tokenizer's file."""
+    return None if tokenizer is None else read_text(tokenizer, max_bytes=MAX_TOKENIZER_BYTES)
+
+
+def _token_file(texts: Documents, tokenizer: str | None, cache: Path, separator: int | None) -> Path:
+    """Where the tokens are kept, by a SHA-256 of what they depend on."""
     of_tokenizer = None if tokenizer is None else hashlib.sha256(tokenizer.encode()).hexdigest()
-    return sha256_of([FORMAT, texts.stamps(), of_tokenizer, *([] if separator is None else [separator])])
+    facts = [FORMAT, texts.stamps(), of_tokenizer, *([] if separator is None else [separator])]
+    return cache / f"tokens-{sha256_of(facts)}{TOKEN_SUFFIX}"
 
 
 def _counted(blocks: Iterable[Tokens], on_tokens: Callable[[int], None]) -> Iterator[Tokens]:

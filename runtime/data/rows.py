@@ -1,5 +1,6 @@
 """Documents in the rows of a dataset, read as a stream by Hugging Face's `datasets`."""
 
+import logging
 from collections.abc import Iterator
 from glob import glob
 from importlib.util import find_spec
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError
-from runtime.data.texts import file_stamps
+from runtime.data.hub import check_hub
+from runtime.data.texts import check_files, file_stamps
 
 HUB = "hf://"
 FORMATS = {".jsonl": "json", ".parquet": "parquet"}  # by the names of files, as `datasets` calls them
@@ -35,6 +37,15 @@ class DatasetRows:
         if find_spec("datasets") is None:
             raise InputError(f"{source}: needs the package datasets; install hexiopt[datasets]")
 
+    def check(self) -> None:
+        """Raise InputError where the first row cannot be read."""
+        if self._files:
+            check_files(self._files, self.where)
+        else:
+            check_hub(self._source.removeprefix(HUB))
+        if next(self.pieces(), None) is None:
+            raise InputError(f"{self._source}: has no row; give a dataset with texts{self._keys()}")
+
     def stamps(self) -> list[Any]:
         """What changes when the texts do; what is on the Hub is taken to stay."""
         return [self._source, self._column, self._split, self._subset, file_stamps(self._files)]
@@ -52,10 +63,20 @@ class DatasetRows:
         except InputError:
             raise
         except Exception as error:  # of any format and transport: they have no class in common
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{self._source}: cannot be read ({why}); check name, train.split and subset") from None
+            why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            what = f"check the name{self._keys()}" if not self._files else "check that each line, or file, is whole"
+            raise InputError(f"{self._source}: cannot be read ({why}); {what}") from None
+
+    def _keys(self) -> str:
+        """What else says which rows are read."""
+        if self._files:
+            return ""
+        subset = "null" if self._subset is None else self._subset
+        return f", train.data_split={self._split} and train.data_subset={subset}"
 
     def _opened(self) -> Any:
+        for name in ("datasets", "huggingface_hub", "httpx", "fsspec"):  # they log each attempt; the error says it all
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         from datasets import load_dataset  # only here, as few have it
 
         if not self._files:

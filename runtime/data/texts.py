@@ -31,6 +31,10 @@ class TextFiles:
         with reading(root):
             self.paths = _below(root) if root.is_dir() else [root]
 
+    def check(self) -> None:
+        """Raise InputError where a file cannot be read, or all are empty."""
+        check_files(self.paths, self.where)
+
     def stamps(self) -> list[Any]:
         """What changes when the texts do: their names, sizes and times. Raises InputError."""
         return file_stamps(self.paths)
@@ -51,6 +55,15 @@ class TextFiles:
                 while piece := file.read(PIECE) + file.readline(PIECE):
                     yield piece
             yield None
+
+
+def check_files(paths: list[Path], where: Path | str) -> None:
+    """Raise InputError where a file cannot be read, or all are empty."""
+    for path in paths:
+        with reading(path), path.open("rb"):
+            pass
+    if not any(size for _, size, _ in file_stamps(paths)):
+        raise InputError(f"{where}: is empty; give a text of one sequence at least (workload.seq_len)")
 
 
 def file_stamps(paths: list[Path]) -> list[Any]:

@@ -2,14 +2,14 @@
 
 Machines come to its meeting place, each with an agent. Whenever their processes have met, the head answers with a plan
 for those that came and the checkpoint to go on from, or lets them wait for the others. If its own machine dies, the run
-ends.
+ends. Asked to stop, it has all ranks write a checkpoint first.
 """
 
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,11 @@ _SETTLE_S = 1.0  # in which the cause may still be told after its consequences
 _GRACE_S = 10.0  # that `replan` waits for a machine which was there, and may only be slow to meet the others
 _LEAVE_S = 5.0  # in which agents hear that the run has ended
 _MOST_FAILURES = 100  # of processes that do not even meet
+_AS_RESTART = "going on as train.on_failure=restart does"
+
+
+class NoPlanLeftError(Exception):
+    """There is no plan without the lost devices; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class AfterFaults:
     """What follows the loss or hang of a process or machine: see `experiments.app.config.TrainConfig`.
 
     `replan(lost devices, plan so far, checkpoint)` writes a plan without them, to go on from the checkpoint if there is
-    one, and returns its path.
+    one, and returns its path. Where it raises NoPlanLeftError, the run goes on as after a `restart`.
     """
 
     on_failure: str
@@ -43,23 +48,39 @@ class AfterFaults:
     max_restarts: int
 
 
+@dataclass(frozen=True)
+class Stop:
+    """When a run is to stop, as `asked` says, and seconds that it then has for a last checkpoint."""
+
+    asked: Callable[[], bool] = lambda: False
+    limit_s: float = 0.0
+
+
 def trained(
-    run: TrainingRun, folder: Path, faults: AfterFaults, place: MeetingPlace | None = None, *, force: bool = False
+    run: TrainingRun,
+    folder: Path,
+    faults: AfterFaults,
+    place: MeetingPlace | None = None,
+    *,
+    force: bool = False,
+    stop: Stop | None = None,
 ) -> Iterator[Event]:
-    """The events of a run, which is written into `folder`, to its last step.
+    """The events of a run, which is written into `folder`, to its last step or until it is to `stop`.
 
     The machines of the plan come to `place`, and refuse, unless by `force`, what they cannot carry. By default, or if
     it is local, all processes are on this machine, which the caller has checked, as if it were all of them. More than
     `max_restarts` restarts in a row without a new checkpoint are a failure. Raises TrainingFailedError.
     """
     place = MeetingPlace() if place is None else place
-    head = _Head(place, run, folder, faults, force or place.is_local)
+    head, stop = _Head(place, run, folder, faults, force or place.is_local), stop or Stop()
     with tempfile.TemporaryFile("w+") as said:  # a pipe that nobody reads would fill up
         words = [sys.executable, "-m", "runtime.launch.agent", place.address, "--with-parent"]
         # In a session of its own: Ctrl-C is for the head, which ends the others.
         agent = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
         try:
             while not head.complete:
+                if stop.asked():
+                    yield from head.stop(stop.limit_s)
                 event = place.hear()
                 yield from head.wait() if event is None else head.hear(event)
                 if event is None and agent is not None and agent.poll() is not None:
@@ -107,12 +128,26 @@ class _Head:
         self._restarts, self._best = 0, run.resume
         self._agents: set[str | None] = set()
         self._said = ""
+        self._planless: list[frozenset[str]] = []  # devices without which there is no plan
+        self._stops_by: float | None = None  # once it is to stop
         run.write(folder / "run.json")
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks have done their last step."""
+        """Whether all ranks have done their last step, or there is nothing more to wait for before a stop."""
+        if self._stops_by is not None and (time.monotonic() > self._stops_by or self._troubles):
+            return True
         return self._training is not None and len(self._training.done) == len(self._training.ranks)
+
+    def stop(self, limit_s: float) -> Iterator[Event]:
+        """Have the ranks write a checkpoint, within `limit_s`, and end; at once where none trains."""
+        if self._stops_by is not None:
+            return
+        trains = self._training is not None and not self._troubles
+        self._stops_by = time.monotonic() + (limit_s if trains else 0.0)
+        if trains and limit_s:
+            self._place.ask_to_stop()
+            yield {"event": "note", "reason": f"stopping: a checkpoint is written first, within {limit_s:g} s"}
 
     def hear(self, event: Event) -> Iterator[Event]:
         """Take an event into account. Raises TrainingFailedError."""
@@ -228,38 +263,38 @@ class _Head:
             self._dead.add(cause["device"])
         missing = frozenset(self._all) - met.devices
         if missing:
-            away = " and ".join(sorted({_machine(name) for name in missing}))
             if before is not None and self._faults.on_failure == "stop":
-                raise TrainingFailedError(f"{away}: gone")
+                raise TrainingFailedError(f"{_away(missing)}: gone")
             if not replans or before is None:
-                yield from self._say(f"waiting for {away}")
+                yield from self._say(f"waiting for {_away(missing)}")
                 return
             if time.monotonic() - met.at < _GRACE_S:
                 return
-        yield from self._start(met, before, cause, frozenset(missing | self._dead) if replans else frozenset())
+        yield from self._start(met, before, cause, missing)
 
-    def _start(self, met: _Round, before: _Round | None, cause: Event | None, lost: frozenset[str]) -> Iterator[Event]:
+    def _start(
+        self, met: _Round, before: _Round | None, cause: Event | None, missing: frozenset[str]
+    ) -> Iterator[Event]:
+        """Let those that have met train, unless every plan takes devices that are missing."""
         joined = self._joined if before is not None else set()
-        gone = _machines(before) - _machines(met) if before is not None else set()
-        self._met, self._troubles, self._said, self._joined = None, [], "", set()
         written = finished(self._run.checkpoints)
         last = written[-1] if written else self._run.resume
-        told: Event | None = None
-        if cause is not None and (cause["event"] in ("lost", "hung") or not joined | gone):
-            told = {**cause, "reason": _reason(cause)}
-        elif joined:
-            told = {"reason": f"{' and '.join(sorted(joined))} joined"}
-        elif gone:
-            told = {"reason": f"{' and '.join(sorted(gone))} gone"}
-        elif before is not None:
-            told = {"reason": "the machines have met again"}
+        told, restarts = self._why(met, before, cause, joined), self._restarts
         if told is not None and not joined:
-            self._restarts = self._restarts + 1 if last == self._best else 1
-            self._best = last
-            if self._restarts > self._faults.max_restarts:
-                end = f"{self._faults.max_restarts} restarts brought no new checkpoint"
-                raise TrainingFailedError(f"{told['reason']}; {end}")
-        path, used = self._plan_for(lost, last)
+            restarts = self._restarts + 1 if last == self._best else 1
+            if restarts > self._faults.max_restarts:
+                yield from self._give_up(
+                    f"{told['reason']}; {self._faults.max_restarts} restarts brought no new checkpoint"
+                )
+                restarts = 1
+        chosen = yield from self._plan_without(missing, last)
+        if chosen is None:
+            yield from self._say(f"waiting for {_away(missing)}")
+            return
+        path, used = chosen
+        self._met, self._troubles, self._said, self._joined = None, [], "", set()
+        if told is not None and not joined:
+            self._restarts, self._best = restarts, last
         self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
         self._run.write(self._folder / "run.json")
         if told is not None:
@@ -270,14 +305,50 @@ class _Head:
         answer = {"round": met.token, "run": self._run.to_dict(), "plan": text, "ranks": met.ranks}
         self._place.answer(met.asked, answer)
 
-    def _plan_for(self, lost: frozenset[str], checkpoint: Path | None) -> tuple[Path, Sequence[str]]:
-        """A plan without these devices, and its own: of the plans that there are, the one made for the most devices."""
-        for known in sorted(self._plans, key=len):
-            if known <= lost and lost.isdisjoint(self._plans[known][1]):
-                return self._plans[known]
-        path = self._faults.replan(sorted(lost), self._run.plan, checkpoint)
-        self._plans[lost] = path, _read(path)[1]
-        return self._plans[lost]
+    def _why(self, met: _Round, before: _Round | None, cause: Event | None, joined: set[str]) -> Event | None:
+        """What has ended the round before, with a `reason`; None for the first one."""
+        gone = _machines(before) - _machines(met) if before is not None else set()
+        if cause is not None and (cause["event"] in ("lost", "hung") or not joined | gone):
+            return {**cause, "reason": _reason(cause)}
+        if joined:
+            return {"reason": f"{' and '.join(sorted(joined))} joined"}
+        if gone:
+            return {"reason": f"{' and '.join(sorted(gone))} gone"}
+        return None if before is None else {"reason": "the machines have met again"}
+
+    def _plan_without(
+        self, missing: frozenset[str], checkpoint: Path | None
+    ) -> Generator[Event, None, tuple[Path, Sequence[str]] | None]:
+        """A plan without the devices that are missing or have failed, and its own: of the plans that there are, the one
+        made for the most devices. Where there is none, as after a `restart`: failed devices, whose processes run again,
+        are taken back, and missing ones are waited for (None)."""
+        for lost in dict.fromkeys((frozenset(missing | self._dead), missing)):
+            for known in sorted(self._plans, key=len):
+                if known <= lost and lost.isdisjoint(self._plans[known][1]):
+                    return self._plans[known]
+            if any(less <= lost for less in self._planless):
+                self._dead.clear()
+                continue
+            try:
+                path = self._faults.replan(sorted(lost), self._run.plan, checkpoint)
+            except NoPlanLeftError as error:
+                self._planless.append(lost)
+                self._dead.clear()
+                yield {"event": "note", "reason": f"no plan without {', '.join(sorted(lost))}: {error}; {_AS_RESTART}"}
+                continue
+            self._plans[lost] = path, _read(path)[1]
+            return self._plans[lost]
+        return None
+
+    def _give_up(self, reason: str) -> Iterator[Event]:
+        """Do without the plan that keeps failing, if it was made after a fault. Raises TrainingFailedError."""
+        lost = next((lost for lost, (path, _) in self._plans.items() if lost and path == self._run.plan), None)
+        if lost is None:
+            raise TrainingFailedError(reason)
+        del self._plans[lost]
+        self._planless.append(lost)
+        self._dead.clear()
+        yield {"event": "note", "reason": f"{reason} of {self._run.plan}; {_AS_RESTART}"}
 
     def _say(self, line: str) -> Iterator[Event]:
         if line != self._said:
@@ -294,6 +365,10 @@ def _read(path: Path) -> tuple[Problem, tuple[str, ...]]:
 
 def _machine(device: str) -> str:
     return device.rpartition(":")[0]
+
+
+def _away(missing: frozenset[str]) -> str:
+    return " and ".join(sorted({_machine(name) for name in missing}))
 
 
 def _machines(one: _Round) -> set[str]:

@@ -16,7 +16,7 @@ from hexiopt.errors import InputError
 from runtime.events import Event
 
 DEFAULT_PORT = 29500
-_EVENTS, _END = "events", "end"
+_EVENTS, _END, _STOP = "events", "end", "stop"
 _READ = timedelta(seconds=30)  # that the store may take to answer, until the network is taken to be cut
 _CONNECT_S = 10.0
 _POLL_S = 0.05
@@ -76,6 +76,10 @@ class MeetingPlace:
         """Answer an event that asks."""
         self._store.set(event["token"], json.dumps(what))
 
+    def ask_to_stop(self) -> None:
+        """Ask all ranks to write a checkpoint and stop."""
+        self._store.set(_STOP, "")
+
     def end(self) -> None:
         """Tell all agents that the run has ended."""
         self._store.set(_END, "")
@@ -113,6 +117,11 @@ class MeetingClient:
         """Raise EndedError where the run has ended."""
         if self.store.check([_END]):
             raise EndedError
+
+    def asked_to_stop(self) -> bool:
+        """Whether the ranks are to write a checkpoint and stop."""
+        asked: bool = self.store.check([_STOP])
+        return asked
 
     def claim(self, name: str) -> Callable[[], bool]:
         """Take a name over from whoever has it; says whether it is still ours."""

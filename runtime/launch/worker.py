@@ -109,7 +109,8 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
         if event["event"] != "waiting" and (rank == 0 or event["event"] not in ("step", "validation", "checkpoint")):
             meeting.tell({**event, **about})
 
-    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell):
+    asked = meeting.asked_to_stop if rank == 0 else None  # of all ranks, one asks the head
+    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, asked):
         _idle()  # until the head has heard of all
 
 

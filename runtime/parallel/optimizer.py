@@ -94,14 +94,14 @@ class Optimizer:
         self._steps.fill_(step)
 
     @torch.no_grad()
-    def step(self, lr: float, own_loss: Tensor) -> Tensor:
+    def step(self, lr: float, own_loss: Tensor, *, stops: bool = False) -> Tensor:
         """Clip, step, and give every holder the new weights. The host waits for nothing.
 
         Returns, in float64, the sum of all ranks' `own_loss` (a scalar), the squared norm of all gradients before
-        clipping, and that of the gradients that this rank holds.
+        clipping, the number of ranks that asked for a stop, and the squared norm of the gradients that this rank holds.
         """
         counted, held = self._squares()
-        sums = torch.stack([own_loss.to(counted.dtype), counted])
+        sums = torch.stack([own_loss.to(counted.dtype), counted, torch.full_like(counted, float(stops))])
         if dist.get_world_size() > 1:
             dist.all_reduce(sums)
         most = self._settings.max_norm

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
-from runtime.data.corpus import Documents, prepare, separator_token
+from runtime.data.corpus import Documents, check_source, prepare, separator_token
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
 from runtime.state.weights import HuggingFaceWeights
 from runtime.training.settings import Settings, TrainingRun
+
+TOKENS = "tokens"  # the folder of token files
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,16 @@ class Corpus:
     tokenizer: Path | None = None
     separator: int | str | None = None
     document_masking: bool = False
+
+    def sources(self) -> list[Path | Documents | None]:
+        """The data, and the validation's if it has its own."""
+        return [self.data, *([] if self.validation is None else [self.validation])]
+
+    def check(self, folder: Path) -> None:
+        """Raise InputError where a text cannot be read, or is empty, whose tokens `folder` does not have: at once."""
+        separator = separator_token(self.separator, self.tokenizer)
+        for source in self.sources():
+            check_source(source, self.tokenizer, folder / TOKENS, separator)
 
 
 def resumed_progress(
@@ -80,22 +92,19 @@ def prepared_run(
     workload, separator = problem.workload, separator_token(corpus.separator, corpus.tokenizer)
     if weights is not None:
         HuggingFaceWeights(weights, problem.model)
-    tokens, validation = (
-        None
-        if source is None and not is_data
-        else prepare(
-            source, corpus.tokenizer, folder / "tokens", problem.model.vocab_size, separator, on_tokens
-        ).absolute()
-        for source, is_data in ((corpus.data, True), (corpus.validation, False))
+    tokens, *apart = (
+        prepare(source, corpus.tokenizer, folder / TOKENS, problem.model.vocab_size, separator, on_tokens).absolute()
+        for source in corpus.sources()
     )
-    assert tokens is not None
+    validation = apart[0] if apart else None
     checkpoints = folder / "checkpoints"
     settings = replace(settings, separator=separator if corpus.document_masking else None)
     found = TrainingRun(
         _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights
     )
-    found.batches(workload.seq_len)
-    held_out = found.validation_batches(workload.seq_len)
+    names = [source.where if isinstance(source, Documents) else source for source in corpus.sources()]
+    found.batches(workload.seq_len, names[0])
+    held_out = found.validation_batches(workload.seq_len, names[-1])
     if held_out is not None and held_out.num_windows < workload.global_batch:
         raise InputError(
             f"train.validation: has {held_out.num_windows} sequences, and a global batch {workload.global_batch}; "

@@ -38,12 +38,19 @@ class NotFinite(Exception):  # noqa: N818
 
 
 def run_rank(
-    run: TrainingRun, plan_file: PlanFile, rank: int, gpu: int, store: Store, tell: Callable[[Event], None]
+    run: TrainingRun,
+    plan_file: PlanFile,
+    rank: int,
+    gpu: int,
+    store: Store,
+    tell: Callable[[Event], None],
+    asked_to_stop: Callable[[], bool] | None = None,
 ) -> bool:
-    """Train. `tell` receives every step, and the reason if training ends before its last step; returns whether it did
-    not.
+    """Train. `tell` receives every step, and the reason if training ends before its last step, unless it was asked to
+    stop; returns whether it did not.
 
-    `gpu` is the number of its GPU on its machine, `store` one that all ranks of the run share.
+    `gpu` is the number of its GPU on its machine, `store` one that all ranks of the run share. Once `asked_to_stop` of
+    any rank says so, all write a checkpoint after the same step and end.
     """
     try:
         pace = None if run.paces is None else read_pace(run.paces, rank)
@@ -56,7 +63,7 @@ def run_rank(
         store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
         join_world(device, rank, world_size, timeout_s, store=store, interface=interface)
-        _train(run, plan_file, rank, device, pace, tell)
+        _train(run, plan_file, rank, device, pace, tell, asked_to_stop or (lambda: False))
         tell({"event": "done"})
         dist.destroy_process_group()
         return True
@@ -102,16 +109,21 @@ def _agree(run: TrainingRun, plan_file: PlanFile, read: Sequence[Batches], devic
 
 class _Reports:
     """Tells of steps in their order, but not of the last `ahead`, whose outcome the device may not have yet: all ranks
-    tell of the same steps."""
+    tell of the same steps, and so hear at the same one that any of them `stops`."""
 
     def __init__(self, trainee: Trainee, cluster: Cluster, ahead: int, tell: Callable[[Event], None]) -> None:
         self._trainee, self._cluster, self._ahead, self._tell = trainee, cluster, ahead, tell
         self._under_way = deque[tuple[int, StepOutcome]]()
+        self.stops = False
 
     def add(self, step: int, outcome: StepOutcome, *, is_last: bool) -> None:
         """A step has been enqueued; of the last one before a pause, and those before it, is told at once."""
         self._under_way.append((step, outcome))
-        while len(self._under_way) > (0 if is_last else self._ahead):
+        self.finish(0 if is_last else self._ahead)
+
+    def finish(self, left: int = 0) -> None:
+        """Tell of all steps but the last `left`."""
+        while len(self._under_way) > left:
             self._report(*self._under_way.popleft())
 
     def _report(self, step: int, outcome: StepOutcome) -> None:
@@ -122,6 +134,7 @@ class _Reports:
             where = ", ".join(f"rank {r} ({name_of(devices[r])})" for r in self._trainee.blamed(outcome))
             raise NotFinite(f"step {step}: {what}{' on ' if where else ''}{where}")
         self._tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": outcome.seconds})
+        self.stops = self.stops or outcome.stops
 
 
 def _train(
@@ -131,6 +144,7 @@ def _train(
     device: torch.device,
     pace: Pace | None,
     tell: Callable[[Event], None],
+    asked_to_stop: Callable[[], bool],
 ) -> None:
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
@@ -158,7 +172,7 @@ def _train(
         checkpoint = Checkpoint(run.resume)
         step, seen = checkpoint.progress.step, checkpoint.progress.sequences
         trainee.optimizer.load(checkpoint.fill, step)
-    tell({"event": "ready", "step": step})
+    tell({"event": "ready", "step": step, "device_type": device.type})
 
     def waiting() -> None:
         tell({"event": "waiting"})
@@ -172,14 +186,17 @@ def _train(
         loss = validation.loss(waiting)
         if step == 0:
             tell({"event": "validation", "step": step, "loss": loss})
-    while step < settings.steps:
+    while step < settings.steps and not reports.stops:
         trace.begin(step)
-        of_documents = borders.after(seen) if masks else None
-        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step), of_documents)
+        of_documents, stops = borders.after(seen) if masks else None, asked_to_stop()
+        outcome = trainee.begin_step(sequences.after(seen), settings.lr(step), of_documents, stops=stops)
         step, seen = step + 1, seen + workload.global_batch
         is_saved = step == settings.steps or step % settings.checkpoint_every == 0
         is_validated = validation is not None and validation.is_due(step)
         reports.add(step, outcome, is_last=is_saved or is_validated or trace.ends(step))
+        if reports.stops:
+            reports.finish()
+            is_saved, is_validated = True, False
         if trace.ends(step):
             tell({"event": "trace", "path": str(trace.written(step, rank))})
         if validation is not None and is_validated:

@@ -12,21 +12,21 @@ from runtime.events import Event
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step that has ended. `mfu` counts all devices of the plan's cluster, whatever the run computes on."""
+    """A step that has ended. `mfu` counts all devices of the plan's cluster; None where CPUs stand in for them."""
 
     step: int
     loss: float
     norm: float
     seconds: float
     tokens_per_s: float
-    mfu: float
+    mfu: float | None
 
     @classmethod
-    def of(cls, event: Event, problem: Problem) -> "TrainedStep":
+    def of(cls, event: Event, problem: Problem, *, on_its_devices: bool = True) -> "TrainedStep":
         """The step that an event reports."""
         seconds = event["seconds"]
-        rates = problem.workload.tokens / seconds, problem.mfu(seconds)
-        return cls(event["step"], event["loss"], event["norm"], seconds, *rates)
+        mfu = problem.mfu(seconds) if on_its_devices else None
+        return cls(event["step"], event["loss"], event["norm"], seconds, problem.workload.tokens / seconds, mfu)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Session:
     traces: list[Path] = field(default_factory=list)
     timelines: list[Event] = field(default_factory=list)
     plan: Path | None = None
+    _on_its_devices: bool = True
 
     def follow(self, events: Iterable[Event]) -> None:
         """Follow the run to its end. Raises what `events` raises."""
@@ -65,13 +66,16 @@ class Session:
                 case "timeline":
                     self.timelines.append(event)
                     event = {"event": "rank", "device": event["device"], "micro_batch_s": _micro_batch_s(event)}
+                case "ready":
+                    types = {gpu.type_name for gpu in self.problem.cluster.types}
+                    self._on_its_devices = event.get("device_type") != "cpu" or types == {"cpu"}
                 case "step":
-                    step = TrainedStep.of(event, self.problem)
+                    step = TrainedStep.of(event, self.problem, on_its_devices=self._on_its_devices)
                     self.steps.append(step)
                     values = asdict(step)
                     event = {"event": "step", **values}
                     self.on_step(step)
-                    self.log(values.pop("step"), values)
+                    self.log(values.pop("step"), {key: value for key, value in values.items() if value is not None})
                 case "validation":
                     validated = ValidatedStep(event["step"], event["loss"])
                     self.validations.append(validated)

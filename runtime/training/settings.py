@@ -91,19 +91,19 @@ class TrainingRun:
     float64: bool = False
     device: str = "cpu"
 
-    def batches(self, seq_len: int) -> Batches:
-        """What is trained on. Raises InputError."""
+    def batches(self, seq_len: int, source: Path | str | None = None) -> Batches:
+        """What is trained on. Raises InputError, which names the `source` of the tokens."""
         own = self.settings
-        return Batches(self.tokens, seq_len, own.seed, own.separator, (0.0, 1.0 - own.validation_share))
+        return Batches(self.tokens, seq_len, own.seed, own.separator, (0.0, 1.0 - own.validation_share), source)
 
-    def validation_batches(self, seq_len: int) -> Batches | None:
-        """What is not, if any. Raises InputError."""
+    def validation_batches(self, seq_len: int, source: Path | str | None = None) -> Batches | None:
+        """What is not, if any. Raises InputError, which names the `source` of the tokens."""
         own = self.settings
         if self.validation is not None:
-            return Batches(self.validation, seq_len, own.seed, own.separator)
+            return Batches(self.validation, seq_len, own.seed, own.separator, source=source)
         if not own.validation_share:
             return None
-        return Batches(self.tokens, seq_len, own.seed, own.separator, (1.0 - own.validation_share, 1.0))
+        return Batches(self.tokens, seq_len, own.seed, own.separator, (1.0 - own.validation_share, 1.0), source)
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain data."""

@@ -171,12 +171,14 @@ class Trainee:
     def _counted(self, own_loss: Tensor) -> Tensor:
         return own_loss if self._counts_loss else torch.zeros_like(own_loss)
 
-    def begin_step(self, sequences: Sequences, lr: float, borders: Borders | None = None) -> "StepOutcome":
+    def begin_step(
+        self, sequences: Sequences, lr: float, borders: Borders | None = None, *, stops: bool = False
+    ) -> "StepOutcome":
         """Enqueue one optimiser step; the host never waits for the device in here. With `borders`, attention keeps to
-        documents."""
+        documents. Every rank's outcome says whether any `stops`: all learn it after the same step."""
         began = self._clock.mark()
         own_loss = self.pipeline.step(sequences, self._tokens, borders)
-        sums = self.optimizer.step(lr, self._counted(own_loss))
+        sums = self.optimizer.step(lr, self._counted(own_loss), stops=stops)
         self._groups.step_ended()
         return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())
 
@@ -224,8 +226,8 @@ class Trainee:
 class StepOutcome:
     """What a step has found and how long it took, once the device is done with it; the first question waits for that.
 
-    The numbers on their way are the mean loss per token, the squared norm of all gradients, that of the gradients which
-    this rank holds, and the loss of its own tokens.
+    The numbers on their way are the mean loss per token, the squared norm of all gradients, how many ranks asked for a
+    stop, the squared norm of the gradients which this rank holds, and the loss of its own tokens.
     """
 
     def __init__(self, numbers: Reading, clock: DeviceClock, began: Any, ended: Any) -> None:
@@ -242,14 +244,19 @@ class StepOutcome:
         return self._clock.between_s(*self._marks)
 
     @property
+    def stops(self) -> bool:
+        """Whether a rank asked for a stop."""
+        return self._numbers.read()[2] > 0
+
+    @property
     def own_squares(self) -> float:
         """Of the gradients that this rank holds."""
-        return self._numbers.read()[2]
+        return self._numbers.read()[3]
 
     @property
     def own_loss(self) -> float:
         """Of this rank's tokens."""
-        return self._numbers.read()[3]
+        return self._numbers.read()[4]
 
 
 def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:

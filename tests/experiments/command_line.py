@@ -10,7 +10,8 @@ from typing import Any
 from tests.conftest import ROOT, Ran, Run
 
 SEARCHED = ("cluster=small_mixed", "model=tiny", "solver=random")
-TINY = (*SEARCHED, "solver.max_steps=40", "bound.time_limit_s=0.1")
+STEPS = (*SEARCHED, "solver.max_steps=40")
+TINY = (*STEPS, "bound.time_limit_s=0.1")
 QUICK = (*TINY, "report=false", "hydra.run.dir=out")
 
 V100 = "{name: v, gpu: v100_16gb_sxm, num_gpus: 2, intra_bandwidth_gb_per_s: 100}"

@@ -8,9 +8,39 @@ from pathlib import Path
 
 import pytest
 
+from experiments.app import compile as compiling
+from experiments.app.compile import SOURCES, compile_once, missing
 from tests.conftest import ROOT
 
 _COMPILED = re.compile(r"^@numba\.njit\(.*cache=True.*\)\ndef (\w+)", re.MULTILINE)
+
+
+def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [path for folder in ("hexiopt", "solvers") for path in (ROOT / folder).rglob("*.py")]
+    assert set(SOURCES) == {str(path.relative_to(ROOT)) for path in sources if _COMPILED.search(path.read_text())}
+    runs: list[int] = []
+    monkeypatch.setattr(compiling, "main", lambda: runs.append(1))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    kernels = list(missing())
+    assert {"kernel.ends_s", "kernel.fewest", "kernel.least_prices"} <= set(kernels)
+    compile_once()
+    assert (len(runs), capsys.readouterr().err.count("hexiopt: compiling once")) == (1, 1)
+    for path in (ROOT / source for source in SOURCES):
+        for line, text in enumerate(path.read_text().splitlines(), 1):
+            if text.startswith("@numba.njit"):
+                name = path.read_text().splitlines()[line].removeprefix("def ").partition("(")[0]
+                (tmp_path / f"{path.stem}.{name}-{line}.py311.nbi").touch()
+    assert not list(missing())
+    compile_once()
+    assert (len(runs), capsys.readouterr().err) == (1, "")
+    for old in tmp_path.glob("kernel.ends_s-*"):
+        os.utime(old, (1.0, 1.0))
+    assert list(missing()) == ["kernel.ends_s"]
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    compile_once()
+    assert len(runs) == 1
 
 
 @pytest.mark.slow

@@ -20,14 +20,15 @@ from tests.experiments.command_line import refused
 from tests.hexiopt.exports.launchers.test_torchrun_lines import free_port, machines_of, start_all
 from tests.slow import slow_but
 
-BUDGET = ("solver=portfolio", "solver.max_steps=40", "bound.time_limit_s=0.1", "report=false")
+BUDGET = ("solver=portfolio", "solver.max_steps=40", "report=false")
+QUICK = (*BUDGET, "bound.time_limit_s=0.1")
 WORK = ("workload.global_batch=12", "workload.seq_len=128", "workload.precision=bf16")
 CLUSTER = ("cluster=small_mixed", "model=tiny")
 UNEVEN = ("constraints.num_pipelines=2", "constraints.num_stages=2")  # on machines of 2 and 4
 
 
 def plan(hexiopt: Run, folder: str, *overrides: str) -> str:
-    ran = hexiopt("plan", *CLUSTER, *WORK, *BUDGET, *overrides, f"hydra.run.dir={folder}")
+    ran = hexiopt("plan", *CLUSTER, *WORK, *QUICK, *overrides, f"hydra.run.dir={folder}")
     assert ran.code == 0, ran.err
     return f"plan={folder}/plan.json"
 
@@ -133,7 +134,7 @@ def test_exported_lines_train_to_the_losses_of_a_local_run(hexiopt: Run, tmp_pat
     """Two machines of 2 and 4 processes, started by the exported launch.sh, against all processes started here."""
     pytest.importorskip("torch")
     ran = hexiopt(
-        *("plan", *CLUSTER, "workload=small", "workload.global_batch=6", "workload.seq_len=32", *BUDGET, *UNEVEN),
+        *("plan", *CLUSTER, "workload=small", "workload.global_batch=6", "workload.seq_len=32", *QUICK, *UNEVEN),
         *("workload.optimizer_sharding=1", "hydra.run.dir=p"),
     )
     assert ran.code == 0, ran.err
@@ -173,7 +174,7 @@ def test_somebodys_script_is_priced_and_drawn(hexiopt: Run, tmp_path: Path) -> N
     (tmp_path / "train.sh").write_text(EXAMPLE)
     ran = hexiopt(
         *("import", "format=megatron", "file=train.sh", "cluster=small_mixed", "solver.max_steps=10"),
-        *("bound.time_limit_s=0.1", "hydra.run.dir=out"),
+        "hydra.run.dir=out",
     )
     assert ran.code == 0, ran.err
     whole = json.loads((tmp_path / "out" / "plan.json").read_text())

@@ -16,7 +16,7 @@ from experiments.app.common import worst
 from experiments.app.verb_help import READS
 from experiments.app.verbs import VERBS
 from tests.conftest import ROOT, Ran, Run
-from tests.experiments.command_line import QUICK, TINY, in_process, interrupted, refused
+from tests.experiments.command_line import QUICK, STEPS, TINY, in_process, interrupted, refused
 from tests.slow import slow_but
 
 
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    process = in_process("explain", *TINY, cwd=tmp_path)
+    process = in_process("explain", *STEPS, cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None

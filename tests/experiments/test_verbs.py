@@ -14,7 +14,7 @@ from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.readers.plan_file import read_plan
 from tests.conftest import Run
-from tests.experiments.command_line import QUICK, RTX, TINY, edit, planned, refused
+from tests.experiments.command_line import QUICK, RTX, STEPS, TINY, edit, planned, refused
 
 
 def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> None:
@@ -113,13 +113,16 @@ def test_price_refuses_overrides_of_the_problem(hexiopt: Run, tmp_path: Path) ->
     path = planned(hexiopt, tmp_path)
     for override in ("model=tiny", "space.replicas=false", "seed=3", "constraints.max_tp=1"):
         message = refused(hexiopt("price", f"plan={path}", override))
-        assert override in message
-        assert "whole problem" in message
+        assert (
+            f"{override.partition('=')[0]}: price does not read it; hexiopt plan, compare, fit and others do" in message
+        )
+    message = refused(hexiopt("explain", f"plan={path}", "model=tiny"))
+    assert "model=tiny: does not apply to a plan file, which holds its whole problem" in message
 
 
 def test_explain_of_a_file_and_of_a_search(hexiopt: Run, tmp_path: Path) -> None:
     path = planned(hexiopt, tmp_path)
-    for ran in (hexiopt("explain", f"plan={path}"), hexiopt("explain", *TINY)):
+    for ran in (hexiopt("explain", f"plan={path}"), hexiopt("explain", *STEPS)):
         assert (ran.code, ran.err) == (0, "")
         for word in (
             "rtx_3090: bf16 peak",
@@ -183,8 +186,8 @@ def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
 
 @pytest.mark.parametrize("verb", ["compare", "emulate"])
 def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> None:
-    """Each named solver has the options that it takes: Espresso's money needs prices, which TINY's cluster lacks."""
-    command = (verb, *TINY, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
+    """Each named solver has the options that it takes: Espresso's money needs prices, which this cluster lacks."""
+    command = (verb, *STEPS, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
     ran = hexiopt(*command, "solver=espresso", "solver.objective=money", "solver.deadline_s=60")
     assert ran.code == 2
     assert "price_per_hour" in ran.err

@@ -90,8 +90,8 @@ def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
 def measured_table(
     problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank], whose: str = "the plan's GPUs"
 ) -> RenderableType:
-    """Forward plus backward time of a micro-batch and busy share of each stage, predicted (`whose`: for what) and
-    measured on these devices. A replicated stage is represented by its slowest replica, a TP group by its slowest rank.
+    """Forward plus backward time of a micro-batch and busy share of each stage, and of each of its replicas where it has
+    several, predicted (`whose`: for what) and measured on these devices. A TP group is represented by its slowest rank.
 
     Where ranks are GPUs, the peak memory of their tensors is shown too; the prediction excludes the reserve.
     """
@@ -104,19 +104,25 @@ def measured_table(
     on_gpus = any(rank.peak_bytes is not None for rank in ranks)
     for name in ("GiB predicted", "measured") if on_gpus else ():
         table.add_column(name, justify="right")
-    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        for s, stage_cost in enumerate(priced.stages):
-            own = [rank for rank in ranks if (rank.pipeline, rank.stage) == (p, s)]
-            if not own:
-                continue
-            predicted_s = stage_cost.forward_s + stage_cost.backward_s
+    numbers = {problem.cluster.device_name(device): number for number, device in enumerate(plan.devices())}
+    executors = [
+        (p, s, r, f"{p}·{s}" + (f".{r}" if len(stage_cost.executors) > 1 else ""), executor)
+        for p, priced in enumerate(cost.pipelines)
+        for s, stage_cost in enumerate(priced.stages)
+        for r, executor in enumerate(stage_cost.executors)
+    ]
+    for p, s, r, name, executor in executors:
+        own = [rank for rank in ranks if (rank.pipeline, rank.stage, rank.replica) == (p, s, r)]
+        if own:
+            pipeline = plan.pipelines[p]
+            predicted_s = executor.forward_s + executor.backward_s
             measured_s = max(rank.busy_s for rank in own) / pipeline.num_micro_batches
             whole = pipeline.num_micro_batches / cost.pipeline_s
-            tensors = stage_cost.memory.tensors
+            tensors = executor.memory.tensors
             peak = max(rank.peak_bytes or 0 for rank in own)
             table.add_row(
-                f"{p}·{s}",
-                ", ".join(rank.device for rank in own),
+                name,
+                ", ".join(sorted((rank.device for rank in own), key=numbers.__getitem__)),
                 milliseconds(predicted_s),
                 milliseconds(measured_s),
                 f"{100 * predicted_s * whole:.0f}",

@@ -27,7 +27,8 @@ def training_table(
         table.add_row("validation", f"{validated[0].loss:.4f} → {validated[-1].loss:.4f} nats per token")
     table.add_row("step", f"{seconds(usual.seconds)} (median); predicted for {whose}: {seconds(predicted_s)}")
     table.add_row("throughput", f"{usual.tokens_per_s:,.0f} tokens/s")
-    table.add_row("MFU", f"{small_percent(usual.mfu)} of the peak of {whose}")
+    if usual.mfu is not None:
+        table.add_row("MFU", f"{small_percent(usual.mfu)} of the peak of {whose}")
     return table
 
 

@@ -11,6 +11,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import MIN_SPEED
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
 from hexiopt.readers.machine_entries import gpus_from_section, machines_from_section
 from hexiopt.readers.training_files import read_rank_times
 from hexiopt.reading import Section, read_mapping
@@ -44,6 +45,18 @@ def changed(
             f"replan: {measured}nothing has changed; state lost=[machine:index], slow={{machine:index: 0.7}} or "
             "added=FILE, or override cluster"
         )
+    return found
+
+
+def relaxations(space: Space) -> list[tuple[Space, tuple[str, ...]]]:
+    """`space`, and spaces without constraints on the shape of a plan, which fewer devices may not be able to keep: each
+    with the names of those that are dropped, fewest first. Devices that are left out and memory that is left free stay.
+    """
+    found: list[tuple[Space, tuple[str, ...]]] = [(space, ())]
+    for names in (("num_pipelines", "num_stages"), ("num_pipelines", "num_stages", "max_tp")):
+        dropped = tuple(name for name in names if getattr(space, name) is not None)
+        if dropped != found[-1][1]:
+            found.append((space.replace(**dict.fromkeys(dropped)), dropped))
     return found
 
 

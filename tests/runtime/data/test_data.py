@@ -292,7 +292,9 @@ def test_too_short_for_one_window(tmp_path: Path, cache: Path, num_tokens: int) 
     text = tmp_path / "corpus.txt"
     text.write_text("a" * num_tokens)
     path = prepare(text, None, cache, 256)
-    refusal(lambda: Batches(path, 4, 0), str(path), f"has {num_tokens} tokens", "takes 5", "lower seq_len")
+    for source in (None, text):
+        named = f"{source or path}: has {num_tokens} tokens"
+        refusal(lambda source=source: Batches(path, 4, 0, source=source), named, "takes 5", "lower workload.seq_len")
     if num_tokens == 4:
         assert Batches(path, 3, 0).num_windows == 1
 

@@ -12,8 +12,8 @@ from tests.solvers.problems import cluster
 class Outcome:
     """Of a step that has the loss `loss`, of which rank 1 is to blame if it is no number."""
 
-    def __init__(self, loss: float) -> None:
-        self.loss, self.seconds = loss, 0.5
+    def __init__(self, loss: float, *, stops: bool = False) -> None:
+        self.loss, self.seconds, self.stops = loss, 0.5, stops
 
     def read(self) -> tuple[float, float]:
         return self.loss, 1.0
@@ -38,6 +38,18 @@ def test_how_many_are_told_after_each(ahead: int, expected: list[int]) -> None:
         seen.append(len(told))
     assert seen == expected
     assert [(one["step"], one["loss"]) for one in told] == [(n, float(n)) for n in range(1, seen[-1] + 1)]
+
+
+def test_a_stop_is_heard_of_with_the_step_that_it_was_asked_for_in() -> None:
+    told: list[Any] = []
+    reports = _Reports(cast("Trainee", Outcome.trainee), cluster(("a", "fast", 3)), 1, told.append)
+    heard = []
+    for step in range(1, 5):
+        reports.add(step, cast("StepOutcome", Outcome(1.0, stops=step == 2)), is_last=False)
+        heard.append(reports.stops)
+    assert heard == [False, False, True, True]
+    reports.finish()
+    assert [one["step"] for one in told] == [1, 2, 3, 4]
 
 
 def test_a_step_that_is_no_number_is_named_though_the_next_one_is_under_way() -> None:
