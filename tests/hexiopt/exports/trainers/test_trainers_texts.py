@@ -109,7 +109,11 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
         ("flagscale", "- a", "is not a mapping"),
         ("torchtitan", "import os; os.remove('x')", "assigns no"),
         ("torchtitan", "((", "neither a Python configuration nor TOML"),
-        ("torchtitan", "c.parallelism.tensor_parallel_degree = 3", "TP 3 times PP 1 .* do not divide 8 GPUs"),
+        (
+            "torchtitan",
+            "def f(c):\n  c.parallelism.tensor_parallel_degree = 3\n  return c",
+            "TP 3 times PP 1 .* do not divide 8 GPUs",
+        ),
         ("flashflex", "{}", "hetero_configs: is missing"),
         ("flashflex", '{"hetero_configs": [[4]], "layer_partitions": [[32]]}', "runs on 4 GPUs, and there are 8"),
         ("galvatron", '{"pp_deg": "x"}', "pp_deg"),
