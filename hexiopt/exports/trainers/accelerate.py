@@ -197,7 +197,7 @@ def _fsdp(settings: Settings, world: int) -> _Kind:
     wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
     if settings.get(wrap, "") != by_layer:
         settings.fault(f"{wrap} {settings.get(wrap, 'by default')}", f"does not shard by layer; take {by_layer}")
-    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, where both are priced alike",)
+    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, and both are priced as sent",)
     reshard = "fsdp_config.fsdp_reshard_after_forward"
     if version == 1:
         stage, groups = settings.word("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, "FULL_SHARD")
