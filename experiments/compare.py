@@ -42,9 +42,10 @@ def run(job: Job) -> float:
     job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
     if job.config.compare.operators:
         job.show("", operators_table(results))
-    job.show(*(Text(f"note: {note}", "yellow") for note in notes(problem)))
+    best = min(results, key=lambda result: result.objective)
+    job.show(*(Text(f"note: {note}", "yellow") for note in notes(problem, best.plan, best.cost)))
     job.show_files(*written)
-    return min(result.objective for result in results)
+    return best.objective
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ within what the same trainer can express, and without limits.
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, found, search, solver_of
@@ -21,6 +22,7 @@ from hexiopt.exports.formats import ImportedPlan, Trainer
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import AUTO
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, solver_to_dict
 from hexiopt.report.style import count, seconds
 
@@ -36,19 +38,19 @@ def run(job: Job) -> float:
     trainer, path = TRAINERS[config.format], Path(config.file)
     layout = _imported(job, trainer, path)
     problem, plan = layout.problem, layout.plan
-    made_by = {"name": f"{trainer.name} (imported)", "seed": job.config.seed}
+    made_by = {"name": f"{trainer.name} (imported)", "seed": job.config.seed, "notes": list(layout.notes)}
     cost = priced(PlanFile(problem, plan, made_by), str(path))
     job.write_json("plan.json", plan_file_to_dict(problem, plan, cost, made_by))
     pictures = plan_reports(job, problem, plan, cost, made_by) if job.pictures else []
-    show_plan(job, problem, plan, cost, made_by)
-    for note in layout.notes:
-        job.show(f"Note: {note}.")
-    written = ["plan.json", *pictures, *_better(job, trainer, problem, cost)]
+    first, *others = layout.notes
+    job.show(first, "")
+    show_plan(job, problem, plan, cost, {**made_by, "notes": others})
+    misfits = violations(problem, plan, cost)
+    written = ["plan.json", *pictures, *_better(job, trainer, layout, cost, bool(misfits))]
     job.show_files(*written)
-    short = violations(problem, plan, cost)
-    if short:
-        more = f" (and {count(len(short) - 1, 'more stage')})" if len(short) > 1 else ""
-        raise NoPlanError(f"{path}: {short[0]}{more}; if it runs all the same, state the GPUs' memory as measured")
+    if misfits:
+        more = f" (and {count(len(misfits) - 1, 'more stage')})" if len(misfits) > 1 else ""
+        raise NoPlanError(f"{path}: {misfits[0]}{more}; if it runs all the same, state the GPUs' memory as measured")
     return cost.step_time_s
 
 
@@ -56,37 +58,57 @@ def _imported(job: Job, trainer: Trainer, path: Path) -> ImportedPlan:
     config = job.config
     model = None if config.model is None else job.model
     workload, space = config.workload.workload(), config.plan_space()
+    return imported(trainer.name, path, job.cluster, model, workload, space, config.ranks, _stated(job))
+
+
+def _stated(job: Job) -> frozenset[str]:
+    """The keys of the workload that the command line states."""
     keys = (override.lstrip("+").partition("=")[0] for override in job.overrides)
-    stated = frozenset(key.removeprefix("workload.") for key in keys if key.startswith("workload."))
-    return imported(trainer.name, path, job.cluster, model, workload, space, config.ranks, stated)
+    return frozenset(key.removeprefix("workload.") for key in keys if key.startswith("workload."))
 
 
-def _better(job: Job, trainer: Trainer, problem: Problem, cost: Cost) -> list[str]:
-    """Plan within what the trainer expresses and without limits, say what either gives, and write the plans."""
-    written, lines = [], [f"This layout takes {seconds(cost.step_time_s)} a step."]
+def _better(job: Job, trainer: Trainer, layout: ImportedPlan, cost: Cost, misfits: bool) -> list[str]:
+    """Plan within what the trainer expresses and without limits, say what either gives, and write and draw the plans.
+
+    Where the layout does not fit, every plan that does is better.
+    """
+    from hexiopt.report.figure import draw_plan
+
+    own = seconds(cost.step_time_s)
+    lines = [
+        f"Yours does not fit ({own} a step if it did); these do:" if misfits else f"This layout takes {own} a step."
+    ]
+    written = []
     within = f"within what {trainer.name} expresses (space.preset={trainer.name})"
-    free = replace(problem, workload=replace(problem.workload, recompute="auto", schedule="auto"))
-    for name, said, restrict in (("better_same_trainer.json", within, True), ("better.json", "without limits", False)):
+    problem = _open_problem(job, layout.problem)
+    for name, where, restrict in (("better_same_trainer", within, True), ("better", "without limits", False)):
         try:
-            asked = restricted(free, trainer) if restrict else free
-        except InputError as error:
-            lines.append(f"No plan {within}: {error}")
-            continue
-        result = search(job, solver_of(job), asked)
-        try:
+            asked = restricted(problem, trainer) if restrict else problem
+            result = search(job, solver_of(job), asked)
             plan, best = found(result)
-        except NoPlanError as error:
-            lines.append(f"No plan {said}: {error}")
+        except (InputError, NoPlanError) as error:
+            lines.append(f"No plan {where}: {error}")
             continue
-        if best.step_time_s >= cost.step_time_s:
-            lines.append(f"The search found no better plan {said}; give it more time with solver.time_limit_s.")
+        if not misfits and best.step_time_s >= cost.step_time_s:
+            lines.append(f"The search found no better plan {where}; give it more time with solver.time_limit_s.")
             continue
-        ratio = cost.step_time_s / best.step_time_s
-        lines.append(f"The best plan found {said} takes {seconds(best.step_time_s)}: {ratio:.2f} × as fast.")
-        job.write_json(name, plan_file_to_dict(asked, plan, best, solver_to_dict(result)))
-        written.append(name)
+        ratio = f": {cost.step_time_s / best.step_time_s:.2f} × as fast" * (not misfits)
+        lines.append(f"The best plan found {where} takes {seconds(best.step_time_s)}{ratio}.")
+        job.write_json(f"{name}.json", plan_file_to_dict(asked, plan, best, solver_to_dict(result)))
+        written.append(f"{name}.json")
+        if job.pictures:
+            job.draw(f"{name}.png", lambda path, drawn=(asked, plan, best): draw_plan(*drawn, path))
+            written.append(f"{name}.png")
+    if misfits and not written:
+        lines[0] = f"Yours does not fit ({own} a step if it did)."
     job.show("", *lines)
     return written
+
+
+def _open_problem(job: Job, problem: Problem) -> Problem:
+    """The problem with the choices open that the file made, and not the user."""
+    choices: dict[str, Any] = {key: AUTO for key in ("recompute", "schedule") if key not in _stated(job)}
+    return replace(problem, workload=replace(problem.workload, **choices))
 
 
 if __name__ == "__main__":

@@ -53,14 +53,16 @@ class Vocabulary:
 class Ledger(Mapping[str, Any]):
     """The keys that a text states, as a mapping that remembers which of them were read.
 
-    `where` names the text in messages, and `label` is the form of a key there, such as `--{}`.
+    `where` names the text in messages, and `label` makes of a key what it is called there, such as `"--{}".format`.
     """
 
-    def __init__(self, where: str, values: Mapping[str, Any], vocabulary: Vocabulary, label: str = "{}") -> None:
+    def __init__(
+        self, where: str, values: Mapping[str, Any], vocabulary: Vocabulary, label: str | Callable[[str], str] = "{}"
+    ) -> None:
         self.where = where
         self._values = dict(values)
         self._vocabulary = vocabulary
-        self._label = label
+        self.label: Callable[[str], str] = label.format if isinstance(label, str) else label
         self._read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
@@ -80,7 +82,7 @@ class Ledger(Mapping[str, Any]):
     def wrong(self) -> list[tuple[str, str]]:
         """Every key that is refused, with its value, and the reason."""
         return [
-            (f"{self._label.format(name)}{self._shown(value)}", reason)
+            (f"{self.label(name)}{self._shown(value)}", reason)
             for name, value in self._values.items()
             if (reason := self._vocabulary.reason(name, value)) is not None
         ]
@@ -101,7 +103,7 @@ class Ledger(Mapping[str, Any]):
         """The keys that nobody read and that are neither harmless nor refusable, as the text has them."""
         vocabulary = self._vocabulary
         return [
-            self._label.format(name)
+            self.label(name)
             for name in self._values
             if name not in self._read and not vocabulary.is_harmless(name) and not vocabulary.refuses(name)
         ]

@@ -1,7 +1,7 @@
 """A plan in the files of other systems, and the layout of another system as a plan: formats by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hexiopt.errors import InputError, did_you_mean
@@ -9,6 +9,7 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, 
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
+from hexiopt.exports.reading_line import what_was_read
 from hexiopt.exports.trainers.registry import OWN, TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -85,7 +86,7 @@ def imported(
 ) -> ImportedPlan:
     """The layout in a trainer's `file`; the GPU of each rank is in the table `ranks`, or else ranks are the usable GPUs
     in order. `workload` has what the file does not state; its keys in `stated`, and those that are not at their
-    defaults, go before the file. Raises InputError."""
+    defaults, go before the file. The first of its notes is what was read. Raises InputError."""
     if format not in READ:
         raise InputError(f"format: {format!r} is not read; {did_you_mean(format, READ)}")
     if ranks is None:
@@ -97,4 +98,5 @@ def imported(
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
     read = TRAINERS[format].read
     assert read is not None, "only formats that are read"
-    return read(read_text(file), context)
+    layout = read(read_text(file), context)
+    return replace(layout, notes=(what_was_read(layout.problem, layout.plan), *layout.notes))

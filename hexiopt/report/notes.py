@@ -1,7 +1,12 @@
-"""What a user may have overlooked in a valid problem: notes of one line each."""
+"""What a user may have overlooked in a valid problem and its plan: notes of one line each."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.style import clipped, listed, rate
+from hexiopt.report.style import clipped, device_ranges, listed, percent, rate
 from hexiopt.units import GB
 
 FASTEST_NIC_GB_PER_S = 100.0
@@ -10,10 +15,48 @@ FASTEST_NIC_GB_PER_S = 100.0
 LONG_CONTEXT = 32_768
 """The sequence length in tokens from which sequence layouts are worth a try."""
 
+LEAST_BEYOND_PREDICTED, USUALLY_BEYOND_PREDICTED, MOST_BEYOND_PREDICTED = 0.015, 0.06, 0.16
+"""By how much torch's allocator held more than predicted, as a share of the prediction: the least, the median and the
+most of 31 published runs whose peaks are stated (docs/results/validation.md, SimuMax)."""
 
-def notes(problem: Problem) -> list[str]:
-    """Notes on implausible network rates, on sequences beyond the model's positions, and on sequence layouts."""
-    return [*_network(problem), *_positions(problem), *_long_context(problem)]
+_MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
+
+
+def notes(problem: Problem, plan: Plan | None = None, cost: Cost | None = None) -> list[str]:
+    """Notes on a problem: what its model's file says beside the shape, implausible network rates, sequences beyond the
+    model's positions, sequence layouts. With a plan for it and its price, on these too: memory filled to the last."""
+    of_problem = [*_model(problem), *_network(problem), *_positions(problem), *_long_context(problem)]
+    if plan is None or cost is None:
+        return of_problem
+    return [*of_problem, *_memory(problem, plan, cost)]
+
+
+def recorded_notes(solver: Mapping[str, Any] | None) -> list[str]:
+    """The notes that a plan file's object `solver` records, as importers write them; whatever else stands there is not
+    one."""
+    recorded = (solver or {}).get("notes")
+    texts = [note for note in recorded if isinstance(note, str)] if isinstance(recorded, list | tuple) else []
+    return [clipped(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
+
+
+def _model(problem: Problem) -> list[str]:
+    return list(getattr(problem.model, "notes", ()))
+
+
+def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
+    """Of the fullest device of a plan that fits: the share of a process's memory that is predicted to be taken, where
+    all measured runs took more than what is left."""
+    p, s = cost.binding_stage()
+    priced = cost.pipelines[p].stages[s]
+    share = priced.memory.total / priced.limit_bytes * (1.0 - problem.space.memory_headroom)
+    if not cost.fits or share * (1.0 + LEAST_BEYOND_PREDICTED) <= 1.0:
+        return []
+    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices()), 2)
+    return [
+        f"{share:.1%} of the memory of {where} is predicted to be taken, and in 31 published runs the allocator "
+        f"held {percent(LEAST_BEYOND_PREDICTED)} to {percent(MOST_BEYOND_PREDICTED)} more than predicted; "
+        f"constraints.memory_headroom={USUALLY_BEYOND_PREDICTED:g} leaves the median of that free"
+    ]
 
 
 def _network(problem: Problem) -> list[str]:

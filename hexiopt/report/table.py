@@ -13,7 +13,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.kinds import kinds_table
 from hexiopt.report.money import money
-from hexiopt.report.notes import notes
+from hexiopt.report.notes import notes, recorded_notes
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import (
@@ -186,7 +186,8 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
     unused = unused_devices(problem, plan)
     if unused:
         lines.append(Text(f"unused: {listed(device_ranges(problem.cluster, unused), 8)}", style="yellow"))
-    lines += [Text(f"note: {note}", style="yellow") for note in notes(problem)]
+    every = [*notes(problem, plan, cost), *recorded_notes(solver)]
+    lines += [Text(f"note: {note}", style="yellow") for note in every]
     return Group(*lines)
 
 

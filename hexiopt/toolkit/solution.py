@@ -16,7 +16,7 @@ from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
 from hexiopt.report.money import money
-from hexiopt.report.notes import notes
+from hexiopt.report.notes import notes, recorded_notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
 from hexiopt.result import Result
@@ -103,6 +103,11 @@ class PlacedPlan(Plan, Value):
         """The price by our own cost model. Raises InputError for a plan that it cannot price."""
         return PlanCost.of(self.problem, self, PlanPricer(self.problem).price(self))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may be overlooked in the problem and the plan, and what the plan file records: a line each."""
+        return (*notes(self.problem, self, self.cost), *recorded_notes(self.solver))
+
     def save(self, path: str | Path) -> None:
         """Write a `plan.json` for `hexiopt.load_plan` and the command line, atomically.
 
@@ -163,6 +168,11 @@ class Solution(Result, Value):
         """The result with its lower bound raised to `bound_s` seconds, if valid; optimal where that closes the gap."""
         return Solution.of(self.problem, super().above(bound_s), self.cost.pricer if self.cost else None)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may be overlooked in the problem and the plan: a line each, as the command line prints them."""
+        return tuple(notes(self.problem, self.plan, self.cost))
+
     def plot(self) -> "Figure":
         """A matplotlib figure of the plan: cluster, layers, timeline and memory. Raises InputError without a plan."""
         return self.found().plot()
@@ -196,7 +206,7 @@ class Solution(Result, Value):
             rows += [("", line) for line in _pipelines(problem, plan)]
             rows.append(("memory", _memory(problem, plan, cost)))
             rows += money(problem, plan, cost)
-        rows += [("note", note) for note in notes(problem)]
+        rows += [("note", note) for note in self.notes]
         title = f"{problem.model.name} on {problem.cluster.name}"
         return "\n".join([title, *(f"{name:12} {said}" for name, said in rows)])
 

@@ -1,6 +1,7 @@
 """The arguments of the training run that a shell script starts, and on how many GPUs."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,9 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     Raises InputError where the text is no script, where there is no such command, or more than one.
     """
     unknowns = Unknowns()
+    if (bare := _bare_list(text, unknowns, where)) is not None:
+        values, notes, _ = _read(bare, unknowns)
+        return Script(values, notes=tuple(notes))
     slurm = _slurm(text)
     evaluation = Evaluation(lambda own: _tree(own, where), unknowns, where)
     try:
@@ -45,7 +49,7 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     except RecursionError:
         raise InputError(f"{where}: is nested too deeply; write the command out") from None
     names = frozenset(core)
-    runs = [(path, [words for words in _commands(path) if names & _named(words)]) for path in paths]
+    runs = [(path, [words for words in path.commands if names & _named(words)]) for path in paths]
     runs = [(path, commands) for path, commands in runs if commands]
     if not runs:
         return _of_variables(paths, unknowns, where)
@@ -86,11 +90,16 @@ def _error_line(node: Node) -> int:
     return int(node.start_point[0]) + 1
 
 
-def _commands(path: Path) -> list[tuple[str, ...]]:
-    """The commands of a path; lines of arguments alone are one command."""
-    bare = [words for words in path.commands if words[0].startswith("--")]
-    others = [words for words in path.commands if not words[0].startswith("--")]
-    return [*others, *([tuple(word for words in bare for word in words)] if bare else [])]
+def _bare_list(text: str, unknowns: Unknowns, where: str) -> list[str] | None:
+    """The words of a text that begins with an argument, as text: no shell reads it. None where it begins otherwise."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not lines or not lines[0].lstrip().startswith("--"):
+        return None
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InputError(f"{where}: is no list of arguments ({error}); correct its quotes") from None
+    return [unknowns.mark(word, "is not set in the list") if "$" in word else word for word in words]
 
 
 def _named(words: Sequence[str]) -> set[str]:
@@ -144,7 +153,7 @@ def _agreed(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words
             continue
         shown = dict.fromkeys("absent" if own is None else " ".join(map(str, own)) or "stated" for own in stated)
         why = f"depends on {_dividing(read, name)}, which the script does not decide"
-        found[name] = [Unknown(" or ".join(shown), why)]
+        found[name] = [Unknown(" or ".join(shown), why, undecided=True)]
     return found
 
 

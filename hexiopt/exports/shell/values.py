@@ -34,10 +34,12 @@ _ARITHMETIC: Mapping[type, Any] = {
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that a script does not state: its `text` there, and `why` it is not known."""
+    """A value that a script does not state: its `text` there, and `why` it is not known; `undecided` where it is one of
+    several by a condition."""
 
     text: str
     why: str
+    undecided: bool = False
 
     def __str__(self) -> str:
         return self.text

@@ -6,6 +6,7 @@ by label (`flagscale/train/hetero/parallel_context.py`). Flags of recompute are 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -25,16 +26,12 @@ from hexiopt.exports.layout import (
     schedule_of,
     zero_stage,
 )
+from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.stated_jobs import imported_layout
-from hexiopt.exports.trainers.megatron import EVEN, words
-from hexiopt.exports.trainers.megatron_model import (
-    Arguments,
-    integer,
-    model_arguments,
-    read_model,
-    takes_tp,
-    unsuitable,
-)
+from hexiopt.exports.trainers.megatron import EVEN, stated_precision, words
+from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.megatron_layers import stated_recompute
+from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
@@ -45,6 +42,16 @@ FILE, ARGUMENTS = "flagscale.yaml", "flagscale.sh"
 _LABEL = "gpu"
 _PER_STAGE = "_per_stage_micro_batch"
 _FREE = {"space.uneven_tp"}
+_TAKEN = ("system", "model", "data")  # sections that become arguments
+# What the meshes and stages are read by, and settings of messages between meshes, which cost what links do.
+_HETEROGENEOUS = (
+    "enable_hetero",
+    "hetero_process_meshes",
+    "hetero_pipeline_layer_split",
+    "hetero_device_types",
+    "hetero_current_device_type",
+    *(f"recompute_{name}{_PER_STAGE}" for name in ("granularity", "method", "num_layers")),
+)
 Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have them
 
 
@@ -198,43 +205,81 @@ def _arguments(settings: Settings) -> Arguments:
 
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    settings = _flat(as_mapping(parse(text, context.where, as_json=False), context.where))
-    arguments: Arguments = {
-        key.replace("_", "-"): [] if value is True else [_text(value)]
-        for key, value in settings.items()
-        if value is not False and not isinstance(value, list)
-    }
-    model, notes = read_model(arguments, context)
+    data = as_mapping(parse(text, context.where, as_json=False), context.where)
+    settings = _flat(data, context)
+    arguments = MegatronArguments(
+        context,
+        {
+            key.replace("_", "-"): _words(value)
+            for key, value in settings.items()
+            if value is not False and value is not None
+        },
+        lambda name: name.replace("-", "_"),
+        (key.replace("_", "-") for key in _HETEROGENEOUS),
+    )
+    tp = int(_numbers(settings, "hetero_process_meshes", context)[0])
+    model, notes = read_model(arguments, context, tp)
     chain = _chain(settings, arguments, model.num_layers, context)
-    precision = next((name for name in ("bf16", "fp16") if settings.get(name) is True), "fp32")
+    ranks = sum(len(replica) for stage in chain.stages for replica in stage.replicas)
+    world = _world(data)
+    if world not in (None, ranks):
+        context.fail(f"experiment.runner: starts {world} GPUs, and its meshes have {ranks}; correct one of them")
+    precision, gradient_bytes = stated_precision(arguments, context)
     workload = {
         "global_batch": chain.global_batch,
-        "seq_len": integer(arguments, "seq-length", context, context.workload.seq_len),
+        "seq_len": arguments.whole("seq-length", context.workload.seq_len),
         "precision": precision,
-        "gradient_bytes": 4
-        if settings.get("accumulate_allreduce_grads_in_fp32") is True
-        else context.workload.gradient_bytes,
+        "gradient_bytes": gradient_bytes,
+        "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
     }
-    zero = 1 if settings.get("use_distributed_optimizer") is True else 0
-    return imported_layout(context, model, chain, ONE_F_ONE_B, zero, workload, notes)
+    zero = int(arguments.flag("use-distributed-optimizer"))
+    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "recompute-granularity"):
+        arguments.get(name)  # the meshes have them
+    layout = imported_layout(context, model, chain, ONE_F_ONE_B, zero, workload, notes)
+    return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 
-def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+def _words(value: Any) -> Words:
+    """A value of YAML as the words of an argument, as FlagScale's runner makes them."""
+    values = value if isinstance(value, list) else [] if value is True else [value]
+    return [str(int(v)) if isinstance(v, float) and v == int(v) and abs(v) >= 1 else str(v) for v in values]
 
 
-def _flat(data: Mapping[str, Any]) -> Settings:
-    """Keys of all levels together, as FlagScale's runner takes them."""
+def _flat(data: Mapping[str, Any], context: ImportContext) -> Settings:
+    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner takes them.
+
+    Raises InputError where two levels state a key with different values.
+    """
     found: Settings = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value)
-        else:
-            found[key] = value
+
+    def take(values: Mapping[str, Any], path: str) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                take(value, f"{path}{key}.")
+            elif found.setdefault(key, value) != value:
+                context.fail(f"{path}{key}: is {value!r}, and {found[key]!r} in another section; state it once")
+
+    nested = data.get("train")
+    for section in _TAKEN:
+        own = data.get(section, nested.get(section) if isinstance(nested, Mapping) else None)
+        if isinstance(own, Mapping):
+            take(own, f"{section}.")
+    if not found:
+        take({key: value for key, value in data.items() if key != "experiment"}, "")
     return found
 
 
-def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: ImportContext) -> Layout:
+def _world(data: Mapping[str, Any]) -> int | None:
+    """The number of ranks that the runner starts, where it states nodes and processes of each."""
+    experiment = data.get("experiment")
+    runner = experiment.get("runner") if isinstance(experiment, Mapping) else None
+    if not isinstance(runner, Mapping):
+        return None
+    nodes, each = runner.get("nnodes"), runner.get("nproc_per_node")
+    return nodes * each if type(nodes) is int and type(each) is int else None
+
+
+def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> Layout:
     split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
     stages = sum(pp for *_, pp in meshes)
     if len(split) != stages or sum(split) != num_layers:
@@ -242,18 +287,16 @@ def _chain(settings: Settings, arguments: Arguments, num_layers: int, context: I
             f"hetero_pipeline_layer_split has {len(split)} stages with {sum(split)} layers; the meshes have {stages} "
             f"stages, and the model {num_layers} layers"
         )
-    world = sum(tp * dp * pp for tp, dp, pp in meshes)
-    if world != len(context.devices):
-        context.fail(f"its meshes have {world} GPUs, not {len(context.devices)}; give ranks=ranks.tsv or the cluster")
-    size = integer(arguments, "micro-batch-size", context, 1) * meshes[0][1]
-    batch = integer(arguments, "global-batch-size", context, size)
+    ranks, _ = context.ranks_of(sum(tp * dp * pp for tp, dp, pp in meshes))
+    size = arguments.whole("micro-batch-size", 1) * meshes[0][1]
+    batch = arguments.whole("global-batch-size", size)
     if not size or batch % size or any(size % dp for _, dp, _ in meshes):
         context.fail(f"micro-batches of {size} sequences do not divide global_batch_size {batch}, or replicas them")
-    recompute = _stage_recompute(settings, stages, context)
+    recompute = _stage_recompute(settings, arguments, stages, context)
     found, rank, layer = [], 0, 0
     degrees = [(tp, dp) for tp, dp, pp in meshes for _ in range(pp)]
     for (tp, dp), count, own in zip(degrees, split, recompute, strict=True):
-        replicas = tuple(context.devices[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
+        replicas = tuple(ranks[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
         layers = ((layer, layer + count),)
         found.append(LayoutStage(replicas, layers, own.of(layers)))
         rank, layer = rank + tp * dp, layer + count
@@ -288,23 +331,27 @@ def _numbers(settings: Settings, key: str, context: ImportContext) -> list[int]:
     return list(values)
 
 
-def _stage_recompute(settings: Settings, stages: int, context: ImportContext) -> list[BlockRecompute]:
-    granularity = settings.get("recompute_granularity")
-    if granularity != "full":
-        return [BlockRecompute("selective" if granularity == "selective" else "none")] * stages
-    method, count = settings.get("recompute_method", "uniform"), settings.get("recompute_num_layers", 1)
+def _stage_recompute(
+    settings: Settings, arguments: MegatronArguments, stages: int, context: ImportContext
+) -> list[BlockRecompute]:
+    """The recompute of each stage: Megatron's where no stage has its own."""
+    named = ("granularity", "method", "num_layers")
+    rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in named}
+    if settings.get("recompute_granularity") != "full" or all(own is None for own in rows.values()):
+        return [stated_recompute(arguments)] * stages
+    count = arguments.whole("recompute-num-layers", 1)
+    block = arguments.word("recompute-method", "uniform", ("uniform", "block")) == "block"
 
     def each(name: str, default: int) -> list[int]:
-        rows = settings.get(f"recompute_{name}{_PER_STAGE}")
-        return [default] * stages if rows is None else _by_stage(rows, stages, f"recompute_{name}{_PER_STAGE}", context)
+        key = f"recompute_{name}{_PER_STAGE}"
+        return [default] * stages if rows[name] is None else _by_stage(rows[name], stages, key, context)
 
-    default = count if type(count) is int else 1
-    flags, blocks, counts = each("granularity", 1), each("method", int(method == "block")), each("num_layers", default)
     found = []
-    for s, (on, block, own) in enumerate(zip(flags, blocks, counts, strict=True)):
-        if on and not block and own > 1:
-            context.fail(f"stage {s} recomputes uniformly in groups of {own} layers, which is not modelled; take 1")
-        found.append(BlockRecompute("full", own) if on and block else BlockRecompute("full" if on else "none"))
+    choices = zip(each("granularity", 1), each("method", int(block)), each("num_layers", count), strict=True)
+    for s, (on, by_block, layers) in enumerate(choices):
+        if on and not by_block and layers > 1:
+            context.fail(f"stage {s} recomputes uniformly in groups of {layers} layers, which is not modelled; take 1")
+        found.append(BlockRecompute("full", layers) if on and by_block else BlockRecompute("full" if on else "none"))
     return found
 
 

@@ -5,12 +5,12 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 (`megatron/core/parallel_state.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
 from hexiopt.exports.layout import (
-    BlockRecompute,
     Layout,
     block_recompute,
     grid_of,
@@ -20,17 +20,12 @@ from hexiopt.exports.layout import (
     zero_stage,
 )
 from hexiopt.exports.rank_table import num_agents
+from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.stated_jobs import StatedJob, imported_job
-from hexiopt.exports.trainers.megatron_model import (
-    Arguments,
-    integer,
-    model_arguments,
-    read_model,
-    takes_tp,
-    unsuitable,
-)
-from hexiopt.exports.trainers.pipeline_layout import layout_text, read_layout
-from hexiopt.exports.trainers.shell_arguments import shell_arguments
+from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.megatron_layers import stated_parts, stated_recompute
+from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
+from hexiopt.exports.trainers.pipeline_layout import layout_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
@@ -38,7 +33,7 @@ from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 TARGET = "Megatron-LM with Megatron-Core 0.16 to 0.19"
 FILE = "megatron.sh"
 _PRECISIONS: dict[str, Arguments] = {"bf16": {"bf16": []}, "fp16": {"fp16": []}, "fp32": {}}
-_SHARDING = {"optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 EVEN = {
     "space.tp_degrees": ("powers_of_two",),
@@ -135,98 +130,105 @@ def words(arguments: Mapping[str, list[str]]) -> str:
 # ----------------------------------------------------------------------------- reading
 
 
+CORE = (
+    "num-layers",
+    "hidden-size",
+    "micro-batch-size",
+    "global-batch-size",
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+)
+"""Arguments by which a training run is known."""
+
+
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    return imported(shell_arguments(text, context.where), context)
+    script = read_script(text, context.where, CORE)
+    return imported(MegatronArguments(context, script.arguments), context, script.world, script.notes)
 
 
-def imported(arguments: Mapping[str, list[str]], context: ImportContext) -> ImportedPlan:
+def imported(
+    arguments: MegatronArguments, context: ImportContext, world: int | None, notes: Sequence[str] = ()
+) -> ImportedPlan:
     """The problem and plan of Megatron-LM arguments. Raises InputError for those that no plan of ours expresses."""
-
-    def whole(name: str, default: int | None = None) -> int:
-        return integer(arguments, name, context, default)
-
-    model, notes = read_model(arguments, context)
-    for name in ("context-parallel-size", "expert-model-parallel-size"):
-        if whole(name, 1) > 1:
-            context.fail(f"--{name} {whole(name)} is not modelled; import a layout without it")
-    stages = whole("pipeline-model-parallel-size", 1)
-    parts = _parts(arguments, context, model.num_layers, stages)
-    if "rampup-batch-size" in arguments:
-        notes.append("the batch size is that after --rampup-batch-size")
-    return imported_job(
-        context,
-        StatedJob(
-            model,
-            tp=whole("tensor-model-parallel-size", 1),
-            num_stages=stages,
-            parts=parts,
-            recompute=_recompute(arguments, context),
-            micro_batch_size=whole("micro-batch-size", 1),
-            global_batch=whole("global-batch-size", 0) or None,
-            schedule=INTERLEAVED if len(parts) > stages else ONE_F_ONE_B,
-            sharding=_sharding(arguments),
-            pipeline_major="use-tp-pp-dp-mapping" in arguments,
-            workload={
-                "seq_len": whole("seq-length", context.workload.seq_len),
-                "precision": next((name for name in ("bf16", "fp16") if name in arguments), "fp32"),
-                "gradient_bytes": 4
-                if "accumulate-allreduce-grads-in-fp32" in arguments
-                else context.workload.gradient_bytes,
-            },
-            notes=tuple(notes),
-        ),
+    tp = arguments.whole(_known(arguments, "tensor-model-parallel-size", "model-parallel-size"), 1)
+    stages = arguments.whole("pipeline-model-parallel-size", 1)
+    model, assumed = read_model(arguments, context, tp)
+    parts = stated_parts(arguments, model, stages)
+    precision, gradient_bytes = stated_precision(arguments, context)
+    if any(name in arguments for name in ("rampup-batch-size", "step-batch-size-schedule")):
+        assumed.append("the batch size is the last one of its ramp")
+    sharding, why = _sharding(arguments, precision)
+    job = StatedJob(
+        model,
+        tp=tp,
+        num_stages=stages,
+        parts=parts,
+        recompute=stated_recompute(arguments),
+        micro_batch_size=arguments.whole(_known(arguments, "micro-batch-size", "batch-size"), 1),
+        global_batch=arguments.whole("global-batch-size", 0) or None,
+        schedule=INTERLEAVED if len(parts) > stages else ONE_F_ONE_B,
+        sharding=sharding,
+        pipeline_major=arguments.flag("use-tp-pp-dp-mapping"),
+        world=world,
+        workload={
+            "seq_len": arguments.whole("seq-length", context.workload.seq_len),
+            "precision": precision,
+            "gradient_bytes": gradient_bytes,
+            "sequence_parallel": arguments.flag("sequence-parallel") or tp == 1,
+        },
+        labels={
+            "tp": arguments.label("tensor-model-parallel-size"),
+            "num_stages": arguments.label("pipeline-model-parallel-size"),
+            "micro_batch_size": arguments.label("micro-batch-size"),
+            "global_batch": arguments.label("global-batch-size"),
+        },
+        notes=(*notes, *assumed, *why),
     )
+    layout = imported_job(context, job)
+    return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 
-def _parts(arguments: Mapping[str, list[str]], context: ImportContext, num_layers: int, stages: int) -> list[int]:
-    """Layers of every virtual stage, in the order of the model."""
-    if "pipeline-model-parallel-layout" in arguments:
-        where = f"{context.where}: --pipeline-model-parallel-layout"
-        parts = read_layout("".join(arguments["pipeline-model-parallel-layout"]), where)
-        if len(parts) % stages or sum(parts) != num_layers:
-            context.fail(
-                f"the layout has {len(parts)} parts with {sum(parts)} layers, for {stages} stages and {num_layers} "
-                "layers; make parts a multiple of the stages, and layers the model's"
-            )
-        return parts
-    ends = [integer(arguments, f"decoder-{end}-pipeline-num-layers", context, 0) for end in ("first", "last")]
-    if any(ends):
-        middle = stages - sum(1 for end in ends if end)
-        rest = num_layers - sum(ends)
-        if (middle and rest % middle) or rest < middle or (not middle and rest):
-            context.fail(
-                f"{rest} layers are not divided by {middle} stages between first and last; correct the numbers"
-            )
-        each = rest // middle if middle else 0
-        first, last = ends[0] or each, ends[1] or each
-        return [first, *[each] * (stages - 2), last] if stages > 1 else [num_layers]
-    per = integer(arguments, "num-layers-per-virtual-pipeline-stage", context, 0)
-    chunks = integer(arguments, "num-virtual-stages-per-pipeline-rank", context, 0)
-    count = num_layers // per if per else stages * max(1, chunks)
-    if num_layers % count or count % stages:
-        context.fail(f"{num_layers} layers are not divided by {count} virtual stages of {stages} stages")
-    return [num_layers // count] * count
+def _known(arguments: MegatronArguments, name: str, earlier: str) -> str:
+    """The name by which a value is stated: today's, or an earlier one."""
+    return name if name in arguments or earlier not in arguments else earlier
 
 
-def _recompute(arguments: Mapping[str, list[str]], context: ImportContext) -> BlockRecompute:
-    granularity = arguments.get("recompute-granularity", [])
-    if "recompute-activations" in arguments or granularity == ["selective"]:
-        return BlockRecompute("selective")
-    if granularity != ["full"]:
-        return BlockRecompute("none")
-    count = integer(arguments, "recompute-num-layers", context, 1)
-    if arguments.get("recompute-method") == ["block"]:
-        return BlockRecompute("full", count)
-    if count > 1:
-        context.fail(f"--recompute-num-layers {count} with method uniform keeps one input in {count} layers; take 1")
-    return BlockRecompute("full")
+def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tuple[str, int]:
+    """The precision, and the bytes of a gradient element, which is reduced in FP32 by default beside bf16.
+
+    Raises InputError for recipes of FP8 and FP4 that are not known.
+    """
+    named = [name for name in ("bf16", "fp16") if arguments.flag(name)]
+    gradients = 4 if arguments.flag("accumulate-allreduce-grads-in-fp32") else context.workload.gradient_bytes
+    if "bf16" in named:
+        reduced = arguments.flag("grad-reduce-in-bf16") or arguments.word("main-grads-dtype", "fp32") == "bf16"
+        gradients = 2 if reduced else 4
+    precision = named[0] if named else "fp32"
+    if "fp8-format" in arguments or any([arguments.flag("fp8-hybrid"), arguments.flag("fp8-e4m3")]):
+        arguments.word("fp8-format", "hybrid", ("hybrid", "e4m3"))
+        recipe = arguments.word("fp8-recipe", "delayed", ("delayed", "tensorwise", "blockwise", "mxfp8"))
+        precision = "mxfp8" if recipe == "mxfp8" else "fp8"
+    if "fp4-format" in arguments:
+        arguments.word("fp4-format", choices=("e2m1",))
+        precision = arguments.word("fp4-recipe", "nvfp4", ("nvfp4",))
+    return precision, gradients
 
 
-def _sharding(arguments: Mapping[str, list[str]]) -> int:
-    if "use-megatron-fsdp" in arguments or "use-custom-fsdp" in arguments:
-        [strategy] = arguments.get("data-parallel-sharding-strategy", ["no_shard"])[:1] or ["no_shard"]
-        return int(_SHARDING.get(strategy, "0"))
-    return 1 if "use-distributed-optimizer" in arguments else 0
+def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[str, ...]]:
+    """The ZeRO stage, and a note where it is not that which is named."""
+    distributed = arguments.flag("use-distributed-optimizer")
+    if arguments.flag("use-torch-fsdp2"):
+        return 2 if arguments.flag("torch-fsdp2-no-reshard-after-forward") else 3, ()
+    if any([arguments.flag("use-megatron-fsdp"), arguments.flag("use-custom-fsdp")]):
+        return _SHARDING[arguments.word("data-parallel-sharding-strategy", "optim_grads_params", tuple(_SHARDING))], ()
+    if "deepspeed" in arguments:
+        stage = arguments.whole("zero-stage", 1)
+        if stage == 0 and precision == "bf16":
+            return 1, ("DeepSpeed's bf16 optimizer divides its states over replicas: ZeRO-1 for --zero-stage 0",)
+        if stage > 3:
+            arguments.fail("zero-stage", f"{stage} is not known; choose 0, 1, 2 or 3")
+        return stage, ()
+    return int(distributed), ()
 
 
 TRAINER = Trainer(

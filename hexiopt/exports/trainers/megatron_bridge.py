@@ -4,10 +4,20 @@ They are for `scripts/training/run_recipe.py` and other programs that take overr
 is the recipe's.
 """
 
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import note_lines
+from hexiopt.exports.shell.scripts import Words
+from hexiopt.exports.shell.values import Unknown
 from hexiopt.exports.trainers.megatron import PRESET, imported, plan_arguments
-from hexiopt.exports.trainers.megatron_model import Arguments, takes_tp, unsuitable
+from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.megatron_model import takes_tp, unsuitable
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -33,7 +43,42 @@ OVERRIDES = {
     "fp16": "model.fp16",
 }
 _LISTS = {"recompute-modules"}
+_MIXED = "mixed_precision"
 _VIRTUAL = "model.virtual_pipeline_model_parallel_size"
+# Other keys whose argument has another name.
+_OTHER_NAMES = {
+    _VIRTUAL: "num-virtual-stages-per-pipeline-rank",
+    "model.num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "model.num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
+    "model.num_moe_experts": "num-experts",
+    "model.fp8": "fp8-format",
+    "model.fp4": "fp4-format",
+    "model.vocab_size": "padded-vocab-size",
+    "dataset.seq_length": "seq-length",
+    "dataset.sequence_length": "seq-length",
+}
+_SECTIONS = ("model", "train", "ddp", "dist", "optimizer")
+# Sections that change nothing that is priced, but for the keys above.
+_HARMLESS = (
+    "checkpoint",
+    "logger",
+    "tokenizer",
+    "scheduler",
+    "rng",
+    "profiling",
+    "validation",
+    "straggler",
+    "ft",
+    "nvrx",
+)
+_LAYERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}
+_ASKED = (
+    "sequence-parallel",
+    "recompute-granularity",
+    "micro-batch-size",
+    "global-batch-size",
+    "use-distributed-optimizer",
+)
 
 
 def _write(problem: Problem, plan: Plan) -> Program:
@@ -49,6 +94,8 @@ def _write(problem: Problem, plan: Plan) -> Program:
         lines.append(f"{_VIRTUAL}={grid.num_chunks}")
     if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
         lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
+    if problem.workload.precision == "fp32":
+        lines.append(f"{OVERRIDES['bf16']}=false")  # as recipes have it
     if "use-distributed-optimizer" in arguments:
         lines.append("optimizer.use_distributed_optimizer=true")
     command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
@@ -69,19 +116,105 @@ def _value(name: str, values: list[str]) -> str:
 
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    """Overrides that are not of the layout, such as those of the optimizer, are left alone."""
-    names = {override: name for name, override in OVERRIDES.items()}
-    arguments: Arguments = {}
-    for line in text.splitlines():
-        key, equals, value = line.strip().partition("=")
-        value = value.strip("'\"")
-        if key in names and equals and value != "false":
-            name = names[key]
-            arguments[name] = [] if value == "true" else value.strip("[]").split(",") if name in _LISTS else [value]
-    if "tensor-model-parallel-size" not in arguments and "pipeline-model-parallel-size" not in arguments:
-        context.fail("has no override model.tensor_model_parallel_size=...; give one override a line")
+    values = _stated(text, context)
+    names = {key: _name(key) for key in values}
+    if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
+        context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
     context.stated_model("Megatron-Bridge")
-    return imported(arguments, context)
+    if adapters := [key for key in values if key.startswith("peft")]:
+        context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
+    arguments: dict[str, Words] = {}
+    for key, value in values.items():
+        name = names[key]
+        if name == _MIXED:
+            arguments |= _mixed(value, context)
+        elif name == "grad-reduce-in-fp32":
+            arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
+        elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
+            arguments[name] = _words(name, value)
+    if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
+        arguments[context.workload.precision] = []
+    if "global-batch-size" not in arguments:
+        arguments["global-batch-size"] = [str(context.workload.global_batch)]
+    absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
+    note = f"not stated: {', '.join(absent)}; what the recipe has is not read, and defaults are taken"
+    by_name = {name: key for key, name in reversed(names.items())}
+    ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
+    return imported(ledger, context, None, (note,) if absent else ())
+
+
+def _name(key: str) -> str:
+    """The argument of Megatron-LM that a key is."""
+    section, _, rest = key.partition(".")
+    own = {override: name for name, override in OVERRIDES.items()} | _OTHER_NAMES
+    return own.get(key, rest.replace("_", "-") if section in _SECTIONS and "." not in rest else key)
+
+
+def _words(name: str, value: Any) -> Words:
+    """A value of YAML or Python as the words of an argument."""
+    if name == "pipeline-model-parallel-layout" and isinstance(value, list):
+        value = "|".join("".join(_LAYERS.get(str(layer), "?") for layer in part) for part in value)
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    return [] if value is True else [value if isinstance(value, Unknown) else str(value)]
+
+
+def _mixed(value: Any, context: ImportContext) -> dict[str, Words]:
+    """The arguments that a recipe of mixed precision stands for, such as `bf16_with_mxfp8_mixed`."""
+    words = str(value).split("_")
+    if isinstance(value, Unknown) or words[0] not in ("bf16", "fp16") or words[-1] != "mixed":
+        context.fail(
+            f"{_MIXED}: {value} is not read; state bf16_mixed, fp16_mixed, or one with fp8 such as Bridge names it"
+        )
+    found: dict[str, Words] = {words[0]: []}
+    if "nvfp4" in words:
+        return found | {"fp4-format": ["e2m1"]}
+    if "mxfp8" in words:
+        return found | {"fp8-format": ["hybrid"], "fp8-recipe": ["mxfp8"]}
+    return found | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
+
+
+def _stated(text: str, context: ImportContext) -> dict[str, Any]:
+    """The values by key: of overrides, one a line, or those that a recipe in Python assigns; nothing is run."""
+    lines = [line.strip() for line in text.splitlines()]
+    overrides = [line for line in lines if line and not line.startswith("#")]
+    if all(re.match(r"\+{0,2}[A-Za-z_][\w.]*=[^=]", line) for line in overrides):
+        found: dict[str, Any] = {}
+        for line in overrides:
+            key, _, value = line.lstrip("+").partition("=")
+            try:
+                found[key] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                found[key] = value.strip("'\"")
+        return found
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        context.fail("is neither overrides, one a line, nor a recipe in Python; give one of them")
+    bodies = [node.body for node in tree.body if isinstance(node, ast.FunctionDef)] or [tree.body]
+    recipes = [own for body in bodies if (own := _assigned(body))]
+    if len(recipes) > 1:
+        context.fail(f"has {len(recipes)} recipes; keep the one that runs")
+    return recipes[0] if recipes else {}
+
+
+def _assigned(body: Sequence[ast.stmt]) -> dict[str, Any]:
+    """The literals that statements assign to attributes, `cfg.model.x = 2` by `model.x`; others are not known."""
+    found: dict[str, Any] = {}
+    for statement in body:
+        sure = isinstance(statement, ast.Assign)
+        for node in ast.walk(statement):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for target in (target for target in targets if isinstance(target, ast.Attribute)):
+                key, value = ast.unparse(target).partition(".")[2], node.value  # type: ignore[attr-defined]
+                try:
+                    found[key] = ast.literal_eval(value)
+                except (ValueError, TypeError):
+                    found[key] = Unknown(ast.unparse(value), "is not a literal in the recipe")
+                if not sure:
+                    line = ast.unparse(statement).splitlines()[0]
+                    found[key] = Unknown(ast.unparse(value), f"depends on {line}, which is not decided", undecided=True)
+    return found
 
 
 TRAINER = Trainer(

@@ -4,13 +4,22 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext
+from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 
 Arguments = dict[str, list[str]]  # by name without dashes; flags have no value
 
+_NORM_EPS = ("norm-epsilon", "layernorm-epsilon")  # today's name, and an earlier one
+_SHAPE = {
+    "num_layers": "num-layers",
+    "hidden_size": "hidden-size",
+    "num_heads": "num-attention-heads",
+    "num_kv_heads": "num-query-groups",
+    "head_dim": "kv-channels",
+    "ffn_size": "ffn-hidden-size",
+}
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 _ROPE_SCALING: dict[str, Arguments] = {"llama3": {"use-rope-scaling": []}, "default": {}}
 
@@ -66,66 +75,86 @@ def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
     return found
 
 
-def read_model(arguments: Mapping[str, list[str]], context: ImportContext) -> tuple[ModelSpec, list[str]]:
+def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[ModelSpec, list[str]]:
     """The model that arguments state, or that of the context where it is given, and what was assumed.
 
     Raises InputError where arguments and context disagree, or arguments state too little.
     """
-
-    def whole(name: str, default: int | None = None) -> int:
-        return integer(arguments, name, context, default)
-
-    heads, hidden = whole("num-attention-heads", 0), whole("hidden-size", 0)
-    if context.model is not None:
-        stated = {"num-layers": context.model.num_layers, "hidden-size": context.model.hidden_size}
-        stated |= {"num-attention-heads": context.model.num_heads}
-        for name, own in stated.items():
-            if name in arguments and whole(name) != own:
-                context.fail(
-                    f"--{name} {whole(name)} is not that of model {context.model.name} ({own}); give the model"
-                )
-        return context.model, []
-    gated, notes = "swiglu" in arguments, list[str]()
-    rotary = "use-rotary-position-embeddings" in arguments or arguments.get("position-embedding-type") == ["rope"]
-    norm = arguments.get("normalization", ["LayerNorm"])
-    if not gated == rotary == (norm == ["RMSNorm"]):
-        context.fail("its MLP, norm and positions are together no architecture known here; give model=config.json")
-    vocab, positions = whole("vocab-size", 0), whole("max-position-embeddings")
-    if not vocab:
-        vocab = 50257
-        notes.append("--vocab-size is not stated: 50257, that of GPT-2's tokenizer, is assumed; give model=config.json")
-    values: dict[str, Any] = {
-        "name": "imported",
-        "num_layers": whole("num-layers"),
+    hidden, heads = arguments.whole("hidden-size", 0), arguments.whole("num-attention-heads", 0)
+    grouped = arguments.flag("group-query-attention")
+    gated = arguments.flag("swiglu")
+    columns = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden  # Megatron-LM's own default
+    shape = {
+        "num_layers": arguments.whole("num-layers", 0),
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": whole("num-query-groups", heads) if "group-query-attention" in arguments else heads,
-        "head_dim": whole("kv-channels", hidden // max(1, heads)),
-        "ffn_size": whole("ffn-hidden-size", 4 * hidden),
-        "vocab_size": vocab,
-        "max_positions": positions,
-        "tied_embeddings": "untie-embeddings-and-output-weights" not in arguments,
+        "num_kv_heads": arguments.whole("num-query-groups", 1) if grouped else heads,
+        "head_dim": arguments.whole("kv-channels", hidden // max(1, heads)),
+        "ffn_size": arguments.whole("ffn-hidden-size", columns),
+        "tied_embeddings": not arguments.flag("untie-embeddings-and-output-weights"),
     }
+    norm = arguments.word("normalization", "LayerNorm")
+    position = arguments.word("position-embedding-type", "learned_absolute")
+    rotary = position == "rope" or arguments.flag("use-rotary-position-embeddings")
+    biased, qkv_bias = not arguments.flag("disable-bias-linear"), arguments.flag("add-qkv-bias")
+    qk_norm = arguments.flag("qk-layernorm")
+    values: dict[str, Any] = {
+        **shape,
+        "name": "imported",
+        "max_positions": arguments.whole("max-position-embeddings", 0),
+        "norm_eps": float(arguments.word(_NORM_EPS[0] if _NORM_EPS[0] in arguments else _NORM_EPS[1], "1e-5")),
+    }
+    theta = float(arguments.whole("rotary-base", 10000))
+    scaled = arguments.flag("use-rope-scaling")
+    vocab, notes = _vocabulary(arguments, context, tp)
+    if context.model is not None:
+        return context.model, _differences(arguments, context.model, shape)
+    for name in ("num-layers", "hidden-size", "num-attention-heads", "max-position-embeddings"):
+        arguments.whole(name)
+    if not gated == rotary == (norm == "RMSNorm") or (not gated and position != "learned_absolute"):
+        context.fail("its MLP, norm and positions are together no architecture known here; give model=config.json")
+    values["vocab_size"] = vocab
     if not gated:
-        if "disable-bias-linear" in arguments:
+        if not biased:
             context.fail("--disable-bias-linear without --swiglu is no architecture known here; give model=config.json")
         return ModelSpec(
             architecture="gpt2", attention_bias=True, mlp_bias=True, activation="gelu_new", **values
         ), notes
-    if "disable-bias-linear" not in arguments:
+    if biased:
         values |= {"attention_bias": True, "mlp_bias": True}
-    architecture = "qwen3" if "qk-layernorm" in arguments else "qwen2" if "add-qkv-bias" in arguments else "llama"
+    architecture = "qwen3" if qk_norm else "qwen2" if qkv_bias else "llama"
     values |= {"attention_bias": True} if architecture == "qwen2" else {}
-    return ModelSpec(architecture=architecture, rope_theta=float(whole("rotary-base", 10000)), **values), notes
+    values |= {"rope_type": "llama3"} if scaled else {}
+    return ModelSpec(architecture=architecture, rope_theta=theta, **values), notes
 
 
-def integer(arguments: Mapping[str, list[str]], name: str, context: ImportContext, default: int | None = None) -> int:
-    """The whole number of an argument. Raises InputError where it is no number, or missing without a default."""
-    if name not in arguments:
-        if default is None:
-            context.fail(f"--{name}: is missing; state it")
-        return default
-    values = arguments[name]
-    if len(values) != 1 or not values[0].isdecimal() or len(values[0]) > 9:
-        raise InputError(f"{context.where}: --{name}: {' '.join(values)!r} is not a whole number; write one out")
-    return int(values[0])
+def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[int, list[str]]:
+    """The rows of the embedding, padded as Megatron-LM does, and what was assumed."""
+    multiple = arguments.whole("make-vocab-size-divisible-by", 128) * tp
+    stated, padded = arguments.whole("vocab-size", 0), arguments.whole("padded-vocab-size", 0)
+    exact = any([arguments.flag("no-pad-vocab-size"), bool(padded)])
+    if not stated and not padded:
+        note = "--vocab-size is not stated: 50257, that of GPT-2's tokenizer, is assumed; give model=config.json"
+        return -(-50257 // multiple) * multiple, [note]
+    rows = padded or stated + arguments.whole("vocab-extra-ids", 0)
+    rows = rows if exact else -(-rows // multiple) * multiple
+    return rows, [f"the vocabulary is padded from {stated} to {rows}"] if rows != (padded or stated) else []
+
+
+def _differences(arguments: MegatronArguments, model: ModelSpec, shape: Mapping[str, Any]) -> list[str]:
+    """Notes on flags that the model has otherwise. Raises InputError where numbers are not those of the model."""
+    for name, key in _SHAPE.items():
+        if key in arguments and shape[name] != getattr(model, name):
+            what = f"{shape[name]} is not that of model {model.name} ({getattr(model, name)})"
+            arguments.fail(key, f"{what}; give the model that is trained")
+    if not all(key in arguments for key in ("num-layers", "hidden-size", "num-attention-heads")):
+        return []
+    flags = {"untie-embeddings-and-output-weights": not model.tied_embeddings, "swiglu": model.gated_mlp}
+    wrong = [
+        f"{arguments.label(flag)} is {'absent' if on else 'stated'}"
+        for flag, on in flags.items()
+        if on != (flag in arguments)
+    ]
+    return (
+        [f"{' and '.join(wrong)}, which model {model.name} has otherwise: that of the model is taken"] if wrong else []
+    )

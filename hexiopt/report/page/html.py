@@ -18,6 +18,7 @@ from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import style, table
 from hexiopt.report.machine_map import MAX_SQUARES, machine_kinds, machine_notes, most_telling, network_notes
 from hexiopt.report.money import money
+from hexiopt.report.notes import notes, recorded_notes
 from hexiopt.report.page.lanes import LANE, WIDTH, page_lanes, ticks
 from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
@@ -76,6 +77,7 @@ def report_html(
             headline=table.headline(problem),
             tiles=_tiles(problem, plan, cost, solver),
             does_not_fit="" if cost.fits else table.misfit(problem, plan, cost),
+            notes=[*notes(problem, plan, cost), *recorded_notes(solver)],
             unused=style.listed(style.device_ranges(problem.cluster, unused), 40),
             machine_map=[(problem.cluster.machines[members[0]], len(members), squares) for members, squares in shown],
             machines_left_out=sum(len(members) for members, _ in kinds) - sum(len(members) for members, _ in shown),

@@ -13,14 +13,14 @@ from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.report.compared.comparison import comparison_table, restricted_bounds
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.money import money
-from hexiopt.report.notes import notes
+from hexiopt.report.notes import notes, recorded_notes
 from hexiopt.report.page.html import report_html
 from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import breakdown_table, plan_table, summary_table
 from hexiopt.result import Point, RestrictedBound, Result, Status
-from hexiopt.toolkit.solution import Solution
+from hexiopt.toolkit.solution import PlacedPlan, Solution
 from tests.conftest import ROOT
 from tests.hexiopt.report.pictures import SOLVER, Case, printed
 
@@ -256,6 +256,48 @@ def test_notes_on_what_may_be_overlooked(small: Case) -> None:
     assert "space.sequence=true may find a faster plan" in said(model=model, workload=long)
     assert notes(problem.replace(model=model, workload=long, space=problem.space.replace(sequence=True))) == []
     assert notes(problem.replace(model=model, workload=long.replace(seq_len=32_767))) == []
+
+
+def filled(case: Case, share: float, headroom: float = 0.0) -> Case:
+    """The case on GPUs of whose memory the plan fills `share` on the fullest device; plans must leave `headroom`."""
+    problem, plan, cost = case
+    p, s = cost.binding_stage()
+    needed = cost.pipelines[p].stages[s].memory.total / share
+    machines = tuple(
+        machine.replace(gpu=replace(machine.gpu, process_memory_bytes=needed)) for machine in problem.cluster.machines
+    )
+    cluster, space = problem.cluster.replace(machines=machines), problem.space.replace(memory_headroom=headroom)
+    own = problem.replace(cluster=cluster, space=space)
+    return own, plan, PlanPricer(own).price(plan)
+
+
+def test_a_plan_that_fills_memory_beyond_what_any_measured_run_left_says_so(small: Case) -> None:
+    assert notes(*filled(small, 0.98)) == []
+    problem, plan, cost = full = filled(small, 0.997)
+    (note,) = notes(*full)
+    assert note.startswith("99.7% of the memory of new:0-1 is predicted to be taken")
+    assert "constraints.memory_headroom=0.06" in note
+    assert notes(problem) == [], "of the problem alone there is nothing to say"
+    assert note in " ".join(printed(summary_table(*full)).split())
+    assert note in report_html(*full)
+    result = Result("made", Status.FEASIBLE, 0, 0.0, 1, plan, cost)
+    assert Solution.of(problem, result).notes == (note,)
+    assert f"note         {note}" in str(Solution.of(problem, result))
+    # With a headroom the limit is lower, and full to that limit is no note; nor is a plan that does not fit at all.
+    assert notes(*filled(small, 0.93, headroom=0.06)) == []
+    assert not filled(small, 1.01)[2].fits
+    assert notes(*filled(small, 1.01)) == []
+
+
+def test_notes_that_a_plan_file_records_are_shown(small: Case) -> None:
+    solver = SOLVER | {"notes": ["not read: --odd", 7, "x" * 10_000]}
+    assert recorded_notes(solver)[0] == "not read: --odd"
+    assert [len(note) for note in recorded_notes(solver)] == [15, 500], "texts alone, and none without end"
+    assert "note: not read: --odd" in printed(summary_table(*small, solver))
+    assert "<p>not read: --odd</p>" in report_html(*small, solver=solver)
+    assert PlacedPlan.of(small[0], small[1], solver).notes[0] == "not read: --odd"
+    for nothing in (None, {}, SOLVER, {"notes": "text"}, {"notes": {"a": 1}}):
+        assert recorded_notes(nothing) == []
 
 
 def test_no_shipped_cluster_has_an_implausible_rate(small: Case) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext
+from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.trainers.pipeline_layout import layout_text, read_layout
 from hexiopt.exports.trainers.registry import TRAINERS
-from hexiopt.exports.trainers.shell_arguments import shell_arguments
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Space
@@ -68,7 +68,7 @@ def test_arguments_of_a_script() -> None:
     python x.py ${ARGS[@]} --seq-length ${LEN:-2048} --split 949,50,1 --micro-batch-size 1 \\
         --micro-batch-size 2 && echo --done | tee $LOG
     """
-    found = shell_arguments(text, "x.sh")
+    found = read_script(text, "x.sh", ["micro-batch-size"]).arguments
     assert found["tensor-model-parallel-size"] == ["4"]
     assert found["pipeline-model-parallel-size"] == ["2"]
     assert found["seq-length"] == ["2048"]
@@ -80,7 +80,7 @@ def test_arguments_of_a_script() -> None:
 @pytest.mark.parametrize("text", ["", "echo hello", "--x 'open"])
 def test_what_is_no_script_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"^x\.sh: "):
-        shell_arguments(text, "x.sh")
+        read_script(text, "x.sh", ["micro-batch-size"])
 
 
 def asked(model: ModelSpec | None = LLAMA_7B) -> ImportContext:
@@ -94,9 +94,9 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
     ("name", "text", "said"),
     [
         ("megatron", MEGATRON + "--tensor-model-parallel-size 3", "8 GPUs are not divided by TP 3 times PP 1"),
-        ("megatron", MEGATRON + "--tensor-model-parallel-size $TP", "is not a whole number"),
+        ("megatron", MEGATRON + "--tensor-model-parallel-size $TP", "is \\$TP, and that is not set in the list"),
         ("megatron", MEGATRON + "--context-parallel-size 2", "is not modelled"),
-        ("megatron", MEGATRON.replace("64", "12") + "--bf16", "is not divided by 8 pipelines"),
+        ("megatron", MEGATRON.replace("64", "12") + "--bf16", "12 is not divided by 8 pipelines"),
         ("megatron", MEGATRON.replace("32", "30"), "is not that of model llama-7b"),
         (
             "megatron",
@@ -105,7 +105,7 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
         ),
         ("megatron", MEGATRON + "--recompute-granularity full --recompute-num-layers 2", "keeps one input in 2 layers"),
         ("megatron_bridge", "a=b", "has no override"),
-        ("flagscale", "a: b", "hetero_pipeline_layer_split: is not a list"),
+        ("flagscale", "a: b", "hetero_process_meshes: is not a list"),
         ("flagscale", "- a", "is not a mapping"),
         ("torchtitan", "import os; os.remove('x')", "assigns no"),
         ("torchtitan", "((", "neither a Python configuration nor TOML"),

@@ -1,0 +1,37 @@
+"""What was read of another trainer's file, in one line."""
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+
+
+def what_was_read(problem: Problem, plan: Plan) -> str:
+    """The model, the degrees, the batch and the choices that an imported problem and its plan have."""
+    model, workload, first = problem.model, problem.workload, plan.pipelines[0]
+    degrees = {
+        "TP": [len(replica.devices) for p in plan.pipelines for stage in p.stages for replica in stage.replicas],
+        "PP": [len(pipeline.stages) for pipeline in plan.pipelines],
+        "VP": [pipeline.num_chunks for pipeline in plan.pipelines],
+        "DP": [sum(len(pipeline.stages[0].replicas) for pipeline in plan.pipelines)],
+        "micro-batch": [stage.samples(p.micro_batch_size)[0] for p in plan.pipelines for stage in p.stages],
+    }
+    shown = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
+    layers = " + ".join(str(stage.num_layers) for stage in first.stages)
+    same = len({stage.num_layers for stage in first.stages}) == 1
+    policies = sorted({policy for p in plan.pipelines for stage in p.stages for policy in stage.recompute})
+    gradients = f"gradients of {workload.stored_gradient_bytes} bytes"
+    parts = [
+        f"{model.name} of {model.num_params / 1e9:.2f} B parameters in {model.num_layers} layers",
+        *(f"{name} {shown[name]}" for name in ("TP", "PP", "VP", "DP")),
+        "EP 1",
+        "CP 1",
+        *([] if same else [f"stages of {layers} layers"]),
+        f"micro-batch {shown['micro-batch']}",
+        f"batch {workload.global_batch}",
+        f"sequence {workload.seq_len}",
+        f"recompute {' and '.join(policies)}",
+        f"{workload.precision} with {gradients}",
+        f"ZeRO-{plan.sharding.stage}",
+        f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}",
+        "no offload",
+    ]
+    return f"read: {', '.join(parts)}"

@@ -1,0 +1,135 @@
+"""How arguments of Megatron-LM divide layers over stages, and which of them they recompute."""
+
+from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute
+from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.pipeline_layout import read_layout
+from hexiopt.problem.model import ModelSpec
+
+_FIRST, _LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
+_EMBEDDING, _LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
+_LAYOUT, _METHOD = "pipeline-model-parallel-layout", "pp-partition-method"
+_PER_CHUNK, _CHUNKS = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"
+_BY_TYPE = ("type:transformer", "type:transformer|embedding")
+
+
+def stated_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> list[int]:
+    """The layers of every virtual stage, in the order of the model.
+
+    As `get_num_layers_to_build` of `megatron/core/transformer/transformer_block.py`, or by DeepSpeed's partition of
+    Megatron-DeepSpeed's list of layers. Raises InputError, naming the argument, where they do not divide.
+    """
+    layers = model.num_layers
+    if _LAYOUT in arguments:
+        text = "".join(arguments.words(_LAYOUT))
+        parts = read_layout(text, f"{arguments.where}: {arguments.label(_LAYOUT)}")
+        if len(parts) % stages or sum(parts) != layers:
+            arguments.fail(
+                _LAYOUT,
+                f"has {len(parts)} parts with {sum(parts)} layers, for {stages} stages and {layers} layers; make parts "
+                "a multiple of the stages, and layers the model's",
+            )
+        if (chunks := arguments.whole(_CHUNKS, len(parts) // stages)) != len(parts) // stages:
+            arguments.fail(_CHUNKS, f"{chunks} is not the layout's {len(parts) // stages}; correct one of them")
+        return parts
+    if "deepspeed" in arguments:
+        return _by_type(arguments, model, stages)
+    embedding, loss = arguments.flag(_EMBEDDING), arguments.flag(_LOSS)
+    chosen = [name for name, on in ((_EMBEDDING, embedding), (_LOSS, loss)) if on]
+    first, last = arguments.whole(_FIRST, 0), arguments.whole(_LAST, 0)
+    if first or last:
+        if chosen:
+            arguments.fail(
+                chosen[0], f"does not go with {arguments.label(_FIRST if first else _LAST)}; keep one of them"
+            )
+        return _chunked(arguments, _between(arguments, layers, stages, first, last))
+    total = layers + len(chosen)
+    if total % stages:
+        with_ends = f" and {' and '.join(map(arguments.label, chosen))}" if chosen else ""
+        arguments.fail("pipeline-model-parallel-size", f"{stages} stages do not divide {layers} layers{with_ends}")
+    parts = _chunked(arguments, [total // stages] * stages)
+    parts[0] -= embedding
+    parts[-1] -= loss
+    if 0 in parts:
+        arguments.fail(chosen[0], "leaves a stage without layers, which is not modelled; give it one")
+    return parts
+
+
+def _between(arguments: MegatronArguments, layers: int, stages: int, first: int, last: int) -> list[int]:
+    """Layers of each stage where those of the ends are stated."""
+    if stages == 1:
+        return [layers]
+    middle = stages - bool(first) - bool(last)
+    rest = layers - first - last
+    if rest < middle or (rest % middle if middle else rest):
+        arguments.fail(
+            _FIRST if first else _LAST,
+            f"leaves {rest} layers, which {middle} stages do not divide; correct the layers of the ends",
+        )
+    each = rest // middle if middle else 0
+    return [first or each, *[each] * (stages - 2), last or each]
+
+
+def _chunked(arguments: MegatronArguments, stages: list[int]) -> list[int]:
+    """Layers of every virtual stage where those of each stage are cut into equal chunks."""
+    per, chunks = arguments.whole(_PER_CHUNK, 0), arguments.whole(_CHUNKS, 0) or 1
+    if len(stages) == 1:
+        return stages
+    if per:
+        if stages[0] % per:
+            arguments.fail(_PER_CHUNK, f"{per} layers do not divide the {stages[0]} of a stage; correct one of them")
+        chunks = stages[0] // per
+    name = _PER_CHUNK if per else _CHUNKS
+    if any(count % chunks for count in stages):
+        arguments.fail(
+            name, f"{chunks} chunks do not divide stages of {' + '.join(map(str, stages))} layers; change one"
+        )
+    return [count // chunks for _ in range(chunks) for count in stages]
+
+
+def _by_type(arguments: MegatronArguments, model: ModelSpec, stages: int) -> list[int]:
+    """Megatron-DeepSpeed's layers: equally many of the types named, embeddings counted where they are.
+
+    The list has an embedding at its beginning, and a tied one at its end (`partition_balanced` of
+    `deepspeed/runtime/utils.py`, over weights of 1 for layers whose type is named).
+    """
+    method = arguments.word(_METHOD, _BY_TYPE[0]).lower()
+    if stages == 1:
+        return [model.num_layers]
+    if method not in _BY_TYPE:
+        arguments.fail(_METHOD, f"{method!r} is not read; state {' or '.join(_BY_TYPE)}")
+    ends = (1, int(model.tied_embeddings)) if method == _BY_TYPE[1] else (0, 0)
+    total = model.num_layers + sum(ends)
+    if total % stages:
+        counted = f" and {sum(ends)} embeddings" if any(ends) else ""
+        arguments.fail(_METHOD, f"{stages} stages do not divide {model.num_layers} layers{counted} equally")
+    parts = [total // stages] * stages
+    parts[0] -= ends[0]
+    parts[-1] -= ends[1]
+    return parts
+
+
+def stated_recompute(arguments: MegatronArguments) -> BlockRecompute:
+    """The layers that are recomputed, by today's arguments and by earlier ones. Raises InputError for other modules."""
+    granularity = arguments.word("recompute-granularity", "none", ("none", "full", "selective"))
+    method, count = "recompute-method", "recompute-num-layers"
+    if arguments.flag("checkpoint-activations"):
+        granularity, count = "full", "checkpoint-num-layers"
+    if "activations-checkpoint-method" in arguments:
+        granularity, method, count = "full", "activations-checkpoint-method", "activations-checkpoint-num-layers"
+    if arguments.flag("recompute-activations"):
+        granularity = "selective"
+    if granularity == "selective":
+        modules = arguments.words("recompute-modules") if "recompute-modules" in arguments else ["core_attn"]
+        if others := [module for module in modules if module != "core_attn"]:
+            arguments.fail(
+                "recompute-modules", f"{' '.join(others)}: is not modelled; recompute core_attn, or full layers"
+            )
+        return BlockRecompute("selective" if modules else "none")
+    if granularity == "none":
+        return NO_RECOMPUTE
+    way, layers = arguments.word(method, "uniform", ("uniform", "block")), arguments.whole(count, 1)
+    if way == "block":
+        return BlockRecompute("full", layers)
+    if layers > 1:
+        arguments.fail(count, f"{layers} with method uniform keeps one input in {layers} layers; take 1")
+    return BlockRecompute("full")
