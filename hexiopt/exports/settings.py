@@ -23,19 +23,29 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield name, value
 
 
+def unknown_key(name: str, known: frozenset[str]) -> str:
+    """Why a key that is not `known` is refused, with what may be meant."""
+    near = did_you_mean(name, known)
+    return f"is no key of the format; {near if near.startswith('did you mean') else 'take it out'}"
+
+
 class Settings(Ledger):
     """The settings of a file, with a default of the trainer's for each that is not stated.
 
     Getters do not raise: a value of the wrong kind becomes a fault, and the default is returned. `refuse` raises
-    InputError with all faults, `notes` say what was not read and which defaults were taken. In a `closed` format every
-    key that nobody read is a fault.
+    InputError with all faults, `notes` say what was not read and which defaults were taken. In a closed format, whose
+    keys are `known`, every other one is a fault.
     """
 
     def __init__(
-        self, context: ImportContext, values: Mapping[str, Any], vocabulary: Vocabulary, *, closed: bool = False
+        self,
+        context: ImportContext,
+        values: Mapping[str, Any],
+        vocabulary: Vocabulary,
+        known: frozenset[str] | None = None,
     ) -> None:
         super().__init__(context.where, values, vocabulary)
-        self._closed = closed
+        self._known = known
         self._wrong: list[tuple[str, str]] = []
         self._defaults: dict[str, Any] = {}
 
@@ -101,8 +111,12 @@ class Settings(Ledger):
 
     def wrong(self) -> list[tuple[str, str]]:
         """Every fault: what the vocabulary refuses, values of the wrong kind, and keys that a closed format lacks."""
-        unknown = [(name, "is no key of the format; remove it") for name in (self.unread() if self._closed else [])]
-        return [*super().wrong(), *self._wrong, *unknown]
+        return [*super().wrong(), *self._wrong, *self._unknown()]
+
+    def _unknown(self) -> list[tuple[str, str]]:
+        if self._known is None:
+            return []
+        return [(name, unknown_key(name, self._known)) for name in self.unread() if name not in self._known]
 
     def notes(self) -> list[str]:
         """What was not read, and the defaults that were taken."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hexiopt.errors import InputError, did_you_mean
+from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (
     BlockRecompute,
@@ -23,7 +23,7 @@ from hexiopt.exports.layout import (
     uniform_tp,
     zero_stage,
 )
-from hexiopt.exports.settings import Settings, flat, script_notes
+from hexiopt.exports.settings import Settings, flat, script_notes, unknown_key
 from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
 from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
@@ -135,7 +135,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     settings, model = Settings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
     for key in data:
         if key not in TOP and not key.startswith("tpu_"):
-            settings.fault(key, f"is no key of Accelerate, which refuses it too; {did_you_mean(key, TOP)}")
+            settings.fault(key, unknown_key(key, TOP))  # Accelerate refuses it too
     if settings.get("compute_environment") not in (None, "LOCAL_MACHINE"):
         settings.refuse_value("compute_environment", "is not read here; import a configuration of LOCAL_MACHINE")
     world = settings.whole("num_processes") if "num_processes" in settings else None
@@ -196,10 +196,8 @@ def _fsdp(settings: Settings, world: int) -> _Kind:
     policy = "full" if settings.flag("fsdp_config.fsdp_activation_checkpointing", default=False) else "none"
     wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
     if settings.get(wrap, "") != by_layer:
-        settings.fault(
-            f"{wrap} {settings.get(wrap, 'NO_WRAP by default')}", f"does not shard by layer; take {by_layer}"
-        )
-    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, where both are priced alike",)
+        settings.fault(f"{wrap} {settings.get(wrap, 'by default')}", f"does not shard by layer; take {by_layer}")
+    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, and both are priced as sent",)
     reshard = "fsdp_config.fsdp_reshard_after_forward"
     if version == 1:
         stage, groups = settings.word("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, "FULL_SHARD")

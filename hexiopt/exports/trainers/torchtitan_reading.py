@@ -60,6 +60,8 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if sharded:
         policies = {"default": stages == 1, "always": True, "never": False}
         reshard = settings.word("parallelism.fsdp_reshard_after_forward", policies, "default")
+        if schedule == INTERLEAVED and len(parts) > stages:
+            settings.fault("Interleaved1F1B", "is not modelled where parameters are sharded (FSDP); take 1F1B or GPipe")
     mixed = bases is not None or sharded or degrees.tp == stages == 1
     precision, assumed = _precision(settings, mixed)
     workload: dict[str, Any] = {
