@@ -104,8 +104,9 @@ class Stage:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Devices of the first executor: all devices, unless there are replicas."""
-        return self.parallelism.executors[0]
+        """Every device of the stage, executor by executor."""
+        executors = self.parallelism.executors
+        return executors[0] if len(executors) == 1 else tuple(chain.from_iterable(executors))
 
     @property
     def token_layouts(self) -> tuple[TokenLayout, ...]:
@@ -127,7 +128,7 @@ class Stage:
     @property
     def tp(self) -> int:
         """Devices of the first executor: the tensor-parallel degree, unless there is a sequence layout."""
-        return len(self.devices)
+        return len(self.parallelism.executors[0])
 
     @property
     def num_layers(self) -> int:
@@ -151,10 +152,6 @@ class Stage:
             found.append(each[at : at + end - first])
             at += end - first
         return tuple(found)
-
-    def all_devices(self) -> tuple[int, ...]:
-        """Every device of the stage."""
-        return tuple(d for devices in self.executors for d in devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +263,7 @@ class Sharding:
         """
         if not isinstance(self.groups, str):
             listed = Counter(device for group in self.groups for device in group)
-            for device in (d for pipeline in pipelines for stage in pipeline.stages for d in stage.all_devices()):
+            for device in (d for pipeline in pipelines for stage in pipeline.stages for d in stage.devices):
                 if listed[device] != 1:
                     return f"device {name(device)} is in {listed[device]} sharding groups; put it into exactly one"
         if self.stage < 2:
@@ -325,7 +322,7 @@ class Plan:
 
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""
-        return tuple(d for p in self.pipelines for s in p.stages for d in s.all_devices())
+        return tuple(d for p in self.pipelines for s in p.stages for d in s.devices)
 
 
 def broken_rule(

@@ -196,7 +196,7 @@ def _pipeline_row(
         elif stage_cost.memory.total > FULL_MEMORY * stage_cost.limit_bytes:
             binds.insert(0, "memory")
         last = index == len(pipeline.stages) - 1
-        devices = stage.all_devices()
+        devices = stage.devices
         rows.append(
             StageRow(
                 stage=index,

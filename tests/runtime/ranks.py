@@ -209,7 +209,7 @@ def random_sequence_plan(
     while True:
         plan, model, batch = random_plan(rng, max_ranks, most_layers)
         plain = [stage for pipeline in plan.pipelines for stage in pipeline.stages if len(stage.layers) == 1]
-        several = [stage for stage in plain if len(stage.all_devices()) > 1]
+        several = [stage for stage in plain if len(stage.devices) > 1]
         if len(several) >= wanted:
             break
     one = rng.choice(several)
@@ -217,9 +217,9 @@ def random_sequence_plan(
     def changed(stage: Stage) -> Stage:
         if len(stage.layers) > 1:
             return stage
-        if stage is not one and rng.random() < (0.9 if len(stage.all_devices()) == 1 else 0.5):
+        if stage is not one and rng.random() < (0.9 if len(stage.devices) == 1 else 0.5):
             return stage
-        return replace(stage, parallelism=random_sequence(rng, stage.all_devices(), seq_len, model.num_heads))
+        return replace(stage, parallelism=random_sequence(rng, stage.devices, seq_len, model.num_heads))
 
     pipelines = tuple(replace(p, stages=tuple(map(changed, p.stages))) for p in plan.pipelines)
     return replace(plan, pipelines=pipelines), model, batch
