@@ -10,7 +10,7 @@ from typing import Any
 
 from hexiopt.calibration.coefficients import FP8_BYTES
 from hexiopt.calibration.constants import constant, constant_values
-from hexiopt.errors import InputError, did_you_mean
+from hexiopt.errors import InputError, closest_of_many
 from hexiopt.reading import Section, read_mapping
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP, in_unit
 
@@ -365,4 +365,4 @@ def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:
     matching = sorted(gpu for gpu in known if words and set(words) <= set(gpu.split("_")))
     if "_".join(words) in matching:
         matching = ["_".join(words)]
-    return f"did you mean {' or '.join(matching)}?" if matching else did_you_mean("_".join(words), known)
+    return f"did you mean {' or '.join(matching)}?" if matching else closest_of_many("_".join(words), known)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hexiopt.calibration.gpus import Gpu, find_gpu
 from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.problem.linked import unlinked_pair
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,
     DEFAULT_INTRA_LATENCY_US,
@@ -203,6 +204,11 @@ class Cluster(Value):
             for index, _ in machine.slow:
                 found[self.first_device[m] + index] = number[machine.gpus[index]]
         return _frozen(found)
+
+    @cached_property
+    def is_linked(self) -> bool:
+        """Whether stated links join all pairs of machines, so that no rate of an interface matters."""
+        return unlinked_pair(self.machines, self._names, self.links) is None
 
     @cached_property
     def network(self) -> Network:

@@ -1,7 +1,8 @@
 """The cluster file: reads a cluster from the file format, and writes it so that reading gives an equal cluster."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from hexiopt.calibration.gpus import catalogue, gpu_to_dict
 from hexiopt.errors import InputError
 from hexiopt.problem.calibration import Calibration, calibration_of
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
-from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, Machine, machine_names, spec_spans
+from hexiopt.problem.linked import rates_of_links, unlinked_pair
+from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, MAX_BANDWIDTH_GB_PER_S, Machine, machine_names, spec_spans
 from hexiopt.problem.network import Group, Link, broken_end, broken_group
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
 from hexiopt.readers.calibration_file import calibration_from_section, calibration_to_dict
@@ -57,12 +59,10 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     inter_latency = latency_s(inter, "latency_us", DEFAULT_INTER_LATENCY_US * MICROSECOND)
     inter.finish()
     machines = machines_from_section(section, extra, inter_bandwidth, inter_latency)
-    if len(machines) > 1 and any(math.isinf(machine.nic_bandwidth_bytes_per_s) for machine in machines):
-        key = inter.at("bandwidth_gb_per_s")
-        raise InputError(f"{key}: is missing; state it, in GB/s per network interface and direction")
     names = machine_names(machines)
-    groups = _read_groups(section, machines, names)
     links = _read_links(section, machines, names)
+    machines = _with_interfaces(machines, names, links, inter.at("bandwidth_gb_per_s"))
+    groups = _read_groups(section, machines, names)
     slow = section.section("slow", optional=True)
     calibration, record = _read_calibration(section, folder), section.section("calibrated", optional=True)
     section.finish()
@@ -150,6 +150,29 @@ def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[
                 entry.fail(keys[0], "covers a pair of machines that already has a link; keep one link")
         links.append(link)
     return tuple(links)
+
+
+def _with_interfaces(
+    machines: tuple[Machine, ...], names: Mapping[str, range], links: Sequence[Link], where: str
+) -> tuple[Machine, ...]:
+    """The machines, where those whose network nothing states have interfaces that all their links fill together.
+
+    That suits the parts of one box, which links join in pairs. Raises InputError where a pair has no link.
+    """
+    if len(machines) == 1 or all(math.isfinite(machine.nic_bandwidth_bytes_per_s) for machine in machines):
+        return machines
+    pair = unlinked_pair(machines, names, links)
+    if pair is not None:
+        or_link = f", or the link from {pair[0]} to {pair[1]}" if links else ""
+        raise InputError(f"{where}: is missing; state it, in GB/s per network interface and direction{or_link}")
+    rates = rates_of_links(machines, names, links)
+    most = MAX_BANDWIDTH_GB_PER_S * GB
+    return tuple(
+        machine
+        if math.isfinite(machine.nic_bandwidth_bytes_per_s)
+        else replace(machine, nic_bandwidth_bytes_per_s=min(rates[machine.spec_name], most))
+        for machine in machines
+    )
 
 
 class _Covered:

@@ -61,7 +61,8 @@ def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
 
 def _network(problem: Problem) -> list[str]:
     fast: dict[float, dict[str, None]] = {}
-    for machine in problem.cluster.machines if len(problem.cluster.machines) > 1 else ():
+    cluster = problem.cluster
+    for machine in cluster.machines if len(cluster.machines) > 1 and not cluster.is_linked else ():
         if machine.nic_bandwidth_bytes_per_s > FASTEST_NIC_GB_PER_S * GB:
             fast.setdefault(machine.nic_bandwidth_bytes_per_s, {})[machine.spec_name] = None
     return [

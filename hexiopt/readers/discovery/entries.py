@@ -15,8 +15,8 @@ from hexiopt.readers.link_files import Channel
 from hexiopt.units import GB, GIB
 
 _MIG_NOTE = (
-    "MIG slices: no NVLink and no peer access between them, and NCCL takes one of a GPU; describe the slice under "
-    "gpus, with peer_to_peer: false"
+    "MIG slices, which have no NVLink and no peer access to each other: describe the slice under gpus, with "
+    "peer_to_peer: false"
 )
 
 
@@ -116,10 +116,13 @@ def _type_note(kind: Kind, matched: Match) -> str:
         return f"GPU type: {kind.product} names a series, not a product; state gpu"
     if not matched.choices:
         return f"GPU type: {kind.product}{memory} is not in the catalogue; describe it under gpus"
-    *some, last = [*matched.choices, *(f"{other} (not in the catalogue)" for other in matched.others or ())]
+    *some, last = matched.choices
     choices = f"{', '.join(some)} or {last}" if some else last
-    more = " or another product of that name" if matched.others is None else ""
-    return f"GPU type: {kind.product}{memory} may be {choices}{more}"
+    if matched.others is None:
+        choices += ", or another product of that name"
+    elif matched.others:
+        choices += f"; not in the catalogue: {', '.join(matched.others)}"
+    return f"GPU type: {kind.product}{memory} may be {choices}"
 
 
 def measure(entry: dict[str, Any], bus: Channel) -> str:

@@ -16,7 +16,7 @@ _READ = {"nodename", "name", "type", "file", "multiplefiles", "count", "autodete
 
 def is_gres_conf(text: Text) -> bool:
     """Whether the text has lines of gres.conf."""
-    return text.has(r"(?i)^\s*(AutoDetect=|([^#]*\s)?Name=\w+\s+([^#]*\s)?(Type|File|Count|Cores)=)")
+    return text.has(r"(?i)^\s*(AutoDetect=|([^#]*\s)?Name=\w+(\s|$))")
 
 
 def read_gres_conf(text: Text) -> Inventory:

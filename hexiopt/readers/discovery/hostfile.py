@@ -16,7 +16,7 @@ def is_hostfile(text: Text) -> bool:
     """Whether each line is of a host and words such as slots=8."""
     hosts = [words for line in text.lines if (words := _words(line))]
     return bool(hosts) and all(
-        re.fullmatch(r"[\w.-]+(:\w*)?", host) and all(re.fullmatch(r"[\w-]+=\S*", word) for word in words)
+        re.fullmatch(r"[\w.:-]+", host) and all(re.fullmatch(r"[\w-]+=\S*", word) for word in words)
         for host, *words in hosts
     )
 

@@ -97,11 +97,17 @@ class Faults:
             self._faults.append(str(error))
 
     def refuse(self) -> None:
-        """Raise InputError with the faults in one line, if there are any."""
-        if not self._faults:
+        """Raise InputError with the faults in one line, if there are any; equal ones of several lines are one."""
+        alike: dict[str, list[str]] = {}
+        for fault in self._faults:
+            place, _, rule = fault.removeprefix(self._path).removeprefix(", ").partition(": ")
+            alike.setdefault(rule, []).append(place)
+        named = [
+            f"{places[0]}: {rule}" + (f" (so {len(places) - 1} more)" if len(places) > 1 else "")
+            for rule, places in alike.items()
+        ]
+        if not named:
             return
-        first, *others = self._faults
-        stripped = [fault.removeprefix(self._path).removeprefix(", ").removeprefix(": ") for fault in others]
-        more = len(stripped) - _MOST_FAULTS
-        rest = stripped[:_MOST_FAULTS] + ([f"{more:,} more"] if more > 0 else [])
-        raise InputError("; also ".join([first, *rest]))
+        more = len(named) - _MOST_FAULTS
+        rest = [f"{more:,} more faults"] if more > 0 else []
+        raise InputError(f"{self._path}, " + "; also ".join(named[:_MOST_FAULTS] + rest))

@@ -15,7 +15,7 @@ from hexiopt.units import GIB
 _LEAST_MEMORY, _MOST_MEMORY = 0.9, 1.02
 # People write 192 GB for a B200 of 180 and a GB200 of 186; no two forms of a type are closer than an eighth.
 _SAME_MEMORY = 0.07
-_BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation", "amd", "instinct", "radeon", "oam", "ac"}
+_BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation", "amd", "instinct", "radeon", "oam", "ac", "mcm", "mba"}
 _EDITIONS = {"blackwell", "workstation", "server", "edition", "vf"}  # of an RTX PRO; vf: passed through to a VM
 _LINES = {"quadro", "ada", "pro"}  # which people leave out: an RTX 6000 is a Quadro, an Ada or a PRO
 _SXM_UNSAID = {"h200", "h800"}  # the driver states the form only of their PCIe cards
@@ -172,7 +172,7 @@ def _named(text: str) -> _Named:
     for word in re.findall(r"[a-z0-9]+", plain):
         if re.fullmatch(r"sxm\d?", word):
             form = "sxm"
-        elif re.fullmatch(r"pcie?", word):
+        elif re.fullmatch(r"pcie?|active", word):  # an A800 40GB Active is a card
             form = "pcie"
         elif word == "nvl":
             form = "nvl"

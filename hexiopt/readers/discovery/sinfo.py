@@ -62,7 +62,7 @@ def read_sinfo(text: Text) -> Inventory:
 def is_headerless(text: Text) -> bool:
     """Whether each line is of words, one of which is a GRES, as `sinfo -h` prints them."""
     rows = [line.text.split() for line in text.lines]
-    some = any(_has_gpus(word) for word in chain(*rows))
+    some = any(_is_certain_gres(word) for word in chain(*rows))
     return some and all(any(_is_gres(word) for word in row) for row in rows)
 
 
@@ -85,7 +85,7 @@ def read_headerless(text: Text) -> Inventory:
 
 
 def _kind_of(column: Sequence[str]) -> str:
-    if all(map(_is_gres, column)) and any(map(_has_gpus, column)):
+    if all(map(_is_gres, column)) and any(map(_is_certain_gres, column)):
         return _GRES
     if all(map(is_state, column)):
         return _STATE
@@ -96,8 +96,9 @@ def _is_gres(word: str) -> bool:
     return word in NONE or re.fullmatch(r"[a-z_]+(:[^\s]+)+", word) is not None
 
 
-def _has_gpus(word: str) -> bool:
-    return re.match(r"(.*,)?gpu:", word) is not None
+def _is_certain_gres(word: str) -> bool:
+    """Whether a word is certainly a GRES, of GPUs or of none."""
+    return word == "(null)" or re.match(r"(.*,)?gpu:", word) is not None
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ class _Record:
 
 
 def is_scontrol(text: Text) -> bool:
-    """Whether the text has the records that `scontrol show node` prints."""
-    return text.has(rf"(?i){_RECORD}") and text.has(r"(?i)\b(CPUAlloc|CPUTot|NodeHostName|CfgTRES|Arch|AllocTRES)=")
+    """Whether the text has the records that `scontrol show node` prints, by its keys or by records of several lines."""
+    keys = text.has(r"(?i)\b(CPUAlloc|CPUTot|NodeHostName|CfgTRES|Arch|AllocTRES)=")
+    return text.has(rf"(?i){_RECORD}") and (keys or (text.has(r"^[ \t]+\w+=") and not text.has(r"\\[ \t]*$")))
 
 
 def is_slurm_conf(text: Text) -> bool:

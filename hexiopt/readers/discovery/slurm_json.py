@@ -28,7 +28,9 @@ def read_slurm_json(text: Text) -> Inventory:
     for place, entry in _entries(data):
         with faults.collect():
             names, gres, features, state = _node(entry) if place == "nodes" else _row(entry)
-            line = Line(text.path, 0, gres, f"node {names or '?'}")
+            line = Line(text.path, 0, names, f"node {names or '?'}")
+            if gres is None:
+                line.refuse(f"has no GRES, so its GPUs are not stated; write it with {COMMAND}")
             gpus, more = read_gres(line, gres)
             others |= more
             node = Node(gpus, features or None, outage(state))
@@ -47,7 +49,7 @@ def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
             yield place, entry if isinstance(entry, Mapping) else {}
 
 
-def _node(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _node(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
     """Name, GRES, features and state of a node; versions differ in whether lists are lists or texts."""
     state = _joined(entry.get("state"), "+")
     flags = _joined(entry.get("state_flags"), "+")
@@ -55,7 +57,7 @@ def _node(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return _joined(entry.get("name"), ","), _gres(entry, "gres"), features, "+".join(filter(None, (state, flags)))
 
 
-def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _row(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
     """The same of a row of sinfo, which is of several nodes."""
     nodes, gres = _inner(entry, "nodes"), _inner(entry, "gres")
     state = _joined(_inner(entry, "node").get("state") or entry.get("state"), "+")
@@ -63,11 +65,9 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return _joined(nodes.get("nodes") or nodes.get("hostnames"), ","), _gres(gres, "total"), features, state
 
 
-def _gres(entry: Mapping[str, Any], key: str) -> str:
-    """The GRES under a key; what lacks the key states no GPUs, and is not taken to have none."""
-    if key not in entry:
-        raise InputError(f"a node has no {key!r}, so it does not state its GPUs; write it with {COMMAND}")
-    return _joined(entry[key], ",")
+def _gres(entry: Mapping[str, Any], key: str) -> str | None:
+    """The GRES under a key, '' where there is none; None where the key is lacking."""
+    return _joined(entry[key], ",") if key in entry else None
 
 
 def _inner(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -12,13 +12,13 @@ from hexiopt.readers.discovery.lines import Faults, Line, Text
 # ways), V100 (6 links, 300), A100 (12 links, 600) and H100 (18 links, 900), and HGX B200 datasheet (18 links, 1800).
 _NVLINK_GB_PER_S = {"nvlink1": 20.0, "nvlink2": 25.0, "nvlink3": 25.0, "nvlink4": 25.0, "nvlink5": 50.0}
 # Of cards that a bridge joins in pairs. NVLink 2: Turing architecture whitepaper (TU102 has two links of 25 GB/s each
-# way, 100 GB/s both ways; TU104 has one), Quadro GV100 datasheet (two bridges, 200 GB/s). NVLink 3 of GA102: its
-# whitepaper (four links of 14.0625 GB/s each way, 112.5 GB/s both ways), A40 and RTX A4500 to A6000 datasheets. GA100
-# and GH100: datasheets of A100 PCIe (three bridges, 12 links, 600 GB/s), A30 (4 links, 200 GB/s), A800 PCIe (8 links, 400
-# GB/s), H100 PCIe and NVL (12 links, 600 GB/s) and H200 NVL (18 links, 900 GB/s).
+# way, 100 GB/s both ways; TU104 has one). NVLink 3 of GA102: its whitepaper (four links of 14.0625 GB/s each way, 112.5
+# GB/s both ways), A40 and RTX A4500 to A6000 datasheets. GA100 and GH100: datasheets of A100 PCIe (three bridges, 12
+# links, 600 GB/s), A30 (4 links, 200 GB/s), A800 PCIe (8 links, 400 GB/s), H100 PCIe and NVL (12 links, 600 GB/s) and
+# H200 NVL (18 links, 900 GB/s).
 _BRIDGE_GB_PER_S = {
-    **dict.fromkeys(("rtx_2080", "rtx_2080_super", "rtx_2080_ti", "titan_rtx"), 25.0),
-    **dict.fromkeys(("quadro_rtx_5000", "quadro_rtx_6000", "quadro_rtx_8000", "quadro_gv100"), 25.0),
+    **dict.fromkeys(("rtx_2070_super", "rtx_2080", "rtx_2080_super", "rtx_2080_ti", "titan_rtx"), 25.0),
+    **dict.fromkeys(("quadro_rtx_5000", "quadro_rtx_6000", "quadro_rtx_8000"), 25.0),
     **dict.fromkeys(("rtx_3090", "rtx_3090_ti", "rtx_a4500", "rtx_a5000", "rtx_a5500", "rtx_a6000", "a40"), 14.0625),
     **dict.fromkeys(("a30", "a100_40gb_pcie", "a100_80gb_pcie", "a800_40gb_pcie", "a800_80gb_pcie"), 25.0),
     **dict.fromkeys(("h100_80gb_pcie", "h100_nvl", "h200_nvl"), 25.0),
@@ -34,7 +34,6 @@ _SELF = "X"
 _PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS", "PSB", "SOC")  # SOC is what old drivers call SYS
 _CELL = re.compile(rf"{_SELF}|NV[1-9][0-9]?|C2C|{'|'.join(_PCIE)}")
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,3})")
-_JOINED = re.compile(rf"(?:{_CELL.pattern}){{2,}}")
 _ROCM_CELL = re.compile(r"0|XGMI|PCIE")
 _COMMAND = "nvidia-smi topo -m"
 _ROCM_COMMAND = "rocm-smi --showtopo"
@@ -56,7 +55,7 @@ class Topology:
 
 def is_topology(text: Text) -> bool:
     """Whether the text has the matrix of nvidia-smi topo -m."""
-    return text.has(r"^\s*GPU0\s") and text.has(r"^GPU0\s+X(\s|$)")
+    return text.has(r"^[ \t]+GPU0(\s|$)") or text.has(r"^GPU0\s+X(\s|$)")
 
 
 def is_rocm_topology(text: Text) -> bool:
@@ -105,8 +104,7 @@ def _rows(
             index = int(named[1])
             if index >= num_gpus or index in rows:
                 line.refuse(f"is not one row for each GPU of the header; write it with {_COMMAND}", words[0])
-            rows[index] = words[1 : count + 1]
-            _check_cells(line, rows[index], index, count, cell, itself)
+            rows[index] = _cells(line, words[1:], index, count, cell, itself)
     faults.refuse()
     if len(rows) != num_gpus:
         lost = next(i for i in range(num_gpus) if i not in rows)
@@ -132,12 +130,16 @@ def _devices(header: Line) -> list[str]:
     return names
 
 
-def _check_cells(line: Line, cells: Sequence[str], index: int, count: int, cell: re.Pattern[str], itself: str) -> None:
-    joined = next((word for word in cells if not cell.fullmatch(word) and _JOINED.fullmatch(word)), None)
-    if joined is not None:
-        line.refuse(f"is two columns that run together; write it again with {_COMMAND}, without editing", joined)
+def _cells(line: Line, words: Sequence[str], index: int, count: int, cell: re.Pattern[str], itself: str) -> list[str]:
+    """The first `count` cells of a row, where columns that run together are told apart by what a cell may be."""
+    cells: list[str] = []
+    for word in words:
+        whole = re.fullmatch(rf"(?:{cell.pattern})+", word) is not None
+        cells += [found[0] for found in cell.finditer(word)] if whole else [word]
+    cells = cells[:count]
     if len(cells) < count:
         line.refuse(f"has {len(cells)} paths, the header {count} devices; write it with {_COMMAND}")
-    for k, word in enumerate(cells):
-        if not cell.fullmatch(word) or (word == itself) != (k == index):
-            line.refuse(f"is not a path such as NV4, PIX or SYS; write it with {_COMMAND}", word)
+    for k, path in enumerate(cells):
+        if not cell.fullmatch(path) or (path == itself) != (k == index):
+            line.refuse(f"is not a path such as NV4, PIX or SYS; write it with {_COMMAND}", path)
+    return cells

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hexiopt.readers.discovery.product import Match, match
+from hexiopt.readers.discovery.product import Match, match, mig_profile
 
 MIB = 2**20
 
@@ -41,6 +41,42 @@ DRIVER = [
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "rtx_pro_6000"),
     ("AMD Instinct MI300X OAM", 196592, "mi300x"),
     ("NVIDIA B200", 183359, "b200"),
+    ("Tesla P100-PCIE-16GB", 16280, "p100_16gb_pcie"),
+    ("Tesla P100-PCIE-12GB", 12198, "p100_12gb_pcie"),
+    ("Tesla V100-PCIE-32GB", 32510, "v100_32gb_pcie"),
+    ("Tesla V100S-PCIE-32GB", 32510, "v100s_32gb_pcie"),
+    ("Quadro RTX 8000", 49152, "quadro_rtx_8000"),
+    ("Quadro RTX 6000", 24576, "quadro_rtx_6000"),
+    ("Quadro RTX 5000", 16384, "quadro_rtx_5000"),
+    ("Quadro RTX 4000", 8192, "quadro_rtx_4000"),
+    ("NVIDIA RTX 5000 Ada Generation", 32760, "rtx_5000_ada"),
+    ("NVIDIA RTX 4500 Ada Generation", 24570, "rtx_4500_ada"),
+    ("NVIDIA RTX 4000 Ada Generation", 20475, "rtx_4000_ada"),
+    ("NVIDIA RTX A4500", 20470, "rtx_a4500"),
+    ("NVIDIA A16", 15356, "a16"),
+    ("NVIDIA A2", 15356, "a2"),
+    ("NVIDIA L20", 46068, "l20"),
+    ("NVIDIA A800 40GB Active", 40960, "a800_40gb_pcie"),
+    ("NVIDIA H800 PCIe", 81559, "h800_80gb_pcie"),
+    ("NVIDIA GH200 144G HBM3e", 147456, "gh200_144gb"),
+    ("AMD Instinct MI210", 65520, "mi210"),
+    ("AMD Instinct MI250X", 65520, "mi250x"),
+    ("AMD INSTINCT MI250 (MCM) OAM AC MBA", 65520, "mi250"),
+    ("AMD Instinct MI300A", 131072, "mi300a"),
+    ("AMD Instinct MI300X VF", 196592, "mi300x"),
+    ("NVIDIA GeForce RTX 5060 Ti", 16311, "rtx_5060_ti_16gb"),
+    ("NVIDIA GeForce RTX 5060 Ti", 8151, "rtx_5060_ti_8gb"),
+    ("NVIDIA GeForce RTX 5070", 12227, "rtx_5070"),
+    ("NVIDIA GeForce RTX 5070 Ti", 16303, "rtx_5070_ti"),
+    ("NVIDIA GeForce RTX 5080", 16303, "rtx_5080"),
+    ("NVIDIA GeForce RTX 4090 D", 24564, "rtx_4090_d"),
+    ("NVIDIA GeForce RTX 4080 SUPER", 16376, "rtx_4080_super"),
+    ("NVIDIA GeForce RTX 4070 Ti SUPER", 16376, "rtx_4070_ti_super"),
+    ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx_4060_ti_16gb"),
+    ("NVIDIA GeForce RTX 3080", 10240, "rtx_3080_10gb"),
+    ("NVIDIA GeForce RTX 3060", 12288, "rtx_3060_12gb"),
+    ("NVIDIA GeForce RTX 3060", 8192, "rtx_3060_8gb"),
+    ("NVIDIA GeForce RTX 2080 SUPER", 8192, "rtx_2080_super"),
 ]
 
 
@@ -52,17 +88,14 @@ def test_a_drivers_name_means_one_type(name: str, mib: int, gpu: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mib"),
     [
-        ("Tesla P100-PCIE-16GB", 16280),  # the catalogue's P100 is the module
-        ("Tesla V100-PCIE-32GB", 32510),
         ("Tesla V100-FHHL-16GB", 16160),
-        ("Quadro RTX 6000", 24576),
-        ("NVIDIA GeForce RTX 4090 D", 24564),
-        ("NVIDIA GeForce RTX 4080 SUPER", 16376),
         ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 16384),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887),
         ("NVIDIA H20", 143771),
-        ("NVIDIA GH200 144G HBM3e", 147456),
-        ("NVIDIA H800 PCIe", 81559),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 12282),  # a 4070 Ti's memory
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", 8188),
+        ("NVIDIA RTX 4000 SFF Ada Generation", 20475),
+        ("Quadro RTX 6000 with Max-Q Design", 24576),
         ("1g.5gb", None),
         ("a100_1g.5gb", None),
         ("gtx_1080", None),
@@ -73,19 +106,30 @@ def test_a_relative_of_a_type_is_not_the_type(name: str, mib: int | None) -> Non
     assert match(name, None if mib is None else mib * MIB) == Match(None, ())
 
 
+A100 = ("a100_40gb_pcie", "a100_40gb_sxm", "a100_80gb_pcie", "a100_80gb_sxm")
+V100 = ("v100_16gb_pcie", "v100_16gb_sxm", "v100_32gb_pcie", "v100_32gb_sxm", "v100s_32gb_pcie")
+
+
 @pytest.mark.parametrize(
-    ("name", "choices"),
+    ("name", "choices", "others"),
     [
-        ("a100", ("a100_40gb_pcie", "a100_40gb_sxm", "a100_80gb_pcie", "a100_80gb_sxm")),
-        ("a100_80gb", ("a100_80gb_pcie", "a100_80gb_sxm")),
-        ("A100-SXM4", ("a100_40gb_sxm", "a100_80gb_sxm")),
-        ("v100", ("v100_16gb_pcie", "v100_16gb_sxm", "v100_32gb_sxm")),
-        ("h200", ("h200_141gb_sxm",)),  # or the PCIe card, called NVL
-        ("p100", ("p100",)),  # or the PCIe card
+        ("a100", A100, ("A100-SXM-64GB",)),
+        ("a100_80gb", ("a100_80gb_pcie", "a100_80gb_sxm"), ()),
+        ("A100-SXM4", ("a100_40gb_sxm", "a100_80gb_sxm"), ("A100-SXM-64GB",)),
+        ("v100", V100, ("V100-FHHL-16GB", "V100-DGXS-16GB", "V100-DGXS-32GB")),
+        ("v100-32gb", ("v100_32gb_pcie", "v100_32gb_sxm", "v100s_32gb_pcie"), ("V100-DGXS-32GB",)),
+        ("h200", ("h200_141gb_sxm", "h200_nvl"), ()),
+        ("h100_80gb", ("h100_80gb_pcie", "h100_80gb_sxm"), ()),
+        ("p100", ("p100", "p100_12gb_pcie", "p100_16gb_pcie"), ()),
+        ("gh200", ("gh200_144gb", "gh200_96gb"), ()),
+        ("rtx6000", ("quadro_rtx_6000", "rtx_6000_ada", "rtx_pro_6000"), ("RTX PRO 6000 Blackwell Max-Q",)),
+        ("rtx4000", ("quadro_rtx_4000", "rtx_4000_ada"), ("RTX PRO 4000 Blackwell", "RTX 4000 SFF Ada Generation")),
+        ("rtx_5060_ti", ("rtx_5060_ti_16gb", "rtx_5060_ti_8gb"), ()),
     ],
 )
-def test_an_administrators_word_may_leave_choices(name: str, choices: tuple[str, ...]) -> None:
-    assert match(name) == Match(None, choices)
+def test_an_administrators_word_may_leave_choices(name: str, choices: tuple[str, ...], others: tuple[str, ...]) -> None:
+    """All products of that name are named: those of the catalogue, and those that it lacks."""
+    assert match(name) == Match(None, choices, others)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +147,10 @@ def test_an_administrators_word_may_leave_choices(name: str, choices: tuple[str,
         ("b200_192gb", "b200"),
         ("gb200_192gb", "gb200"),
         ("mi355x", "mi355x"),
+        ("rtx8000", "quadro_rtx_8000"),  # the only product of that name
+        ("4070ti", "rtx_4070_ti"),
+        ("4070tisuper", "rtx_4070_ti_super"),
+        ("nvidia-rtx-3090", "rtx_3090"),
     ],
 )
 def test_an_administrators_word_may_say_enough(name: str, gpu: str) -> None:
@@ -111,4 +159,20 @@ def test_an_administrators_word_may_say_enough(name: str, gpu: str) -> None:
 
 def test_memory_tells_types_of_one_name_apart() -> None:
     assert match("A100-SXM4", 40960 * MIB) == Match("a100_40gb_sxm")
-    assert match("NVIDIA H100", 97871 * MIB) == Match(None, ("h100_96gb_sxm",))
+    assert match("NVIDIA H100", 97871 * MIB) == Match(None, ("h100_96gb_sxm",), ("H100-SXM5-94GB", "H100-PCIE-96GB"))
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("a100_3g.20gb", "3g.20gb"),
+        ("nvidia_a100_80gb_pcie_1g.10gb", "1g.10gb"),
+        ("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb", "3g.20gb"),
+        ("1g.5gb", "1g.5gb"),
+        ("a100-80gb", None),
+        ("NVIDIA GH200 480GB", None),
+        ("rtx_3060_12gb", None),
+    ],
+)
+def test_slices_are_told_from_whole_gpus(name: str, profile: str | None) -> None:
+    assert mig_profile(name) == profile

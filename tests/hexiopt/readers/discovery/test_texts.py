@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.readers.discovery.hostfile import read_hostfile
-from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
-from hexiopt.readers.discovery.slurm import read_slurm
-from hexiopt.readers.discovery.topology import read_topology
+from hexiopt.readers.discovery.kinds import read
+from hexiopt.readers.discovery.nvidia_smi import SmiGpu
+from hexiopt.readers.discovery.topology import Topology
 from tests.hexiopt.readers.discovery.texts import (
     A100,
     A100_TOPOLOGY,
@@ -26,6 +25,32 @@ from tests.hexiopt.readers.discovery.texts import (
 )
 
 Reader = Callable[[str], Any]
+
+
+def read_nvidia_smi(path: str) -> tuple[SmiGpu, ...]:
+    return read("nvidia_smi", path).gpus  # type: ignore[no-any-return]
+
+
+def read_topology(path: str) -> Topology:
+    return read("topology", path)  # type: ignore[no-any-return]
+
+
+def gpus_of(option: str, path: str) -> dict[str, Any]:
+    """The products and counts of each node."""
+    nodes = read(option, path).nodes
+    return {name: tuple((group.product, group.count) for group in node.gpus) for name, node in nodes.items()}
+
+
+def read_slurm(path: str) -> dict[str, Any]:
+    return gpus_of("slurm", path)
+
+
+def read_kubernetes(path: str) -> dict[str, Any]:
+    return gpus_of("kubernetes", path)
+
+
+def read_hostfile(path: str) -> dict[str, Any]:
+    return gpus_of("hostfile", path)
 
 
 @pytest.fixture
@@ -76,13 +101,19 @@ def test_slurm(write: Callable[[str], str]) -> None:
 
 
 def test_hostfiles(write: Callable[[str], str]) -> None:
-    assert read_hostfile(write(HOSTFILE)) == {"a": 8, "b": 4, "c": 2, "10.0.0.7": None}
+    assert read_hostfile(write(HOSTFILE)) == {
+        "a": ((None, 8),),
+        "b": ((None, 4),),
+        "c": ((None, 2),),
+        "10.0.0.7": ((None, None),),
+    }
 
 
 BAD = [
     (read_nvidia_smi, "", "is empty"),
-    (read_nvidia_smi, "0, NVIDIA A10, 23028 MiB\n", "line 1: .*not a header with index, name, memory.total"),
-    (read_nvidia_smi, "index, name\n0, NVIDIA A10\n", "line 1: .*not a header with memory.total"),
+    (read_nvidia_smi, "index, memory.total [MiB]\n0, 23028 MiB\n", "line 1: .*is a header without name"),
+    (read_nvidia_smi, "0, NVIDIA A10\n1, NVIDIA A10, 23028 MiB\n", "no header, and lines of different lengths"),
+    (read_nvidia_smi, "NVIDIA A10, NVIDIA A10\n", "no header, and which column is the name is not certain"),
     (read_nvidia_smi, A100 + "4, NVIDIA A100-SXM4-80GB\n", "line 6: .*has 2 columns"),
     (read_nvidia_smi, A100 + "3, NVIDIA A100-SXM4-80GB, 81920\n", "line 6: '3' .*twice"),
     (read_nvidia_smi, A100 + "x, NVIDIA A100-SXM4-80GB, 81920\n", "line 6: 'x' is not a whole number"),
@@ -90,8 +121,8 @@ BAD = [
     (read_nvidia_smi, A100 + "4, , 81920\n", "line 6: '' is not a GPU's name"),
     (read_nvidia_smi, A100 + "7, NVIDIA A100-SXM4-80GB, 81920\n", "without gaps"),
     (read_nvidia_smi, "index, name, memory.total [MiB]\n", "names no GPU"),
-    (read_topology, "", "no header GPU0"),
-    (read_topology, LAB, "no header GPU0"),
+    (read_topology, "", "is empty; write it with nvidia-smi topo -m"),
+    (read_topology, LAB, "is CSV of nvidia-smi; give it as discover.nvidia_smi, not as discover.topology"),
     (read_topology, LAB_TOPOLOGY.replace("GPU2\tSYS\tSYS", "GPU2\tSYS\tPHB"), "SYS from GPU1 to GPU2 and PHB back"),
     (read_topology, LAB_TOPOLOGY.replace("GPU3\tSYS", "GPU9\tSYS"), "line 5: 'GPU9' is not one row for each"),
     (read_topology, LAB_TOPOLOGY.replace("PHB\t X", "FOO\t X"), "line 5: 'FOO' is not a path"),
@@ -99,17 +130,17 @@ BAD = [
     (read_topology, "\tGPU0\tGPU1\nGPU0\t X \nGPU1\tSYS\t X \n", "line 2: .*has 1 paths"),
     (read_topology, "\tGPU0\tGPU2\n", "line 1: .*without gaps"),
     (read_topology, "\tGPU0\tGPU0\n", "line 1: .*twice"),
-    (read_slurm, "", "names no node"),
-    (read_slurm, "Gres=gpu:2\nNodeName=a\n", "line 1: 'Gres=gpu:2' belongs to no node"),
+    (read_slurm, "", "is empty; write it with scontrol show node"),
+    (read_slurm, "Gres=gpu:2\nNodeName=a\n", "line 1: 'Gres=gpu:2' states Gres of no node"),
     (read_slurm, "NodeName=a Gres=gpu:1\nNodeName=a Gres=gpu:1\n", "line 2: 'a' is a node that appears twice"),
     (read_slurm, "NodeName=a[1-\n", "line 1: .*brackets"),
     (read_slurm, "NodeName=a/b Gres=gpu:1\n", "line 1: 'a/b' is not a name"),
     (read_slurm, "NODELIST GRES\na gpu:1\na gpu:2\n", "line 3: 'a' appears above with another GRES"),
-    (read_slurm, "NODELIST GRES\na\n", "line 2: 'a' is not a node and its GRES"),
+    (read_slurm, "NODELIST GRES\na\n", "line 2: 'a' has 1 columns, the header 2"),
     (read_slurm, "a gpu:a100:8:x:y\n", "line 1: .*is not a GRES"),
     (read_slurm, "a gpu:a100:99999\n", "line 1: .*is not a GRES of up to"),
     (read_slurm, "a gpu::8\n", "line 1: .*is not a GRES"),
-    (read_hostfile, "# none\n", "names no host"),
+    (read_hostfile, "# none\n", "is no text that discover.hostfile reads; give it one host per line"),
     (read_hostfile, "a slots=0\n", "line 1: '0' is not a number of slots"),
     (read_hostfile, "a slots=8\n\nb:x\n", "line 3: 'x' is not a number of slots"),
     (read_hostfile, "a:4 slots=4\n", "line 1: .*states slots twice"),
