@@ -12,8 +12,8 @@ LONG_CONTEXT = 32_768
 
 
 def notes(problem: Problem) -> list[str]:
-    """Notes on implausible network rates, on sequences beyond the model's positions, and on sequence layouts."""
-    return [*_network(problem), *_positions(problem), *_long_context(problem)]
+    """Notes on how the model was read, implausible network rates, sequences beyond its positions, sequence layouts."""
+    return [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
 
 
 def _network(problem: Problem) -> list[str]:
