@@ -14,16 +14,12 @@ from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.models.facts import Key
 from hexiopt.readers.models.types import TYPES
 from hexiopt.reading import Section
+from tests import model_types
+from tests.model_types import UNBUILT
 from tests.slow import slow_but
 
 QUICK = ("llama", "qwen3", "opt", "olmo2", "phi3", "stablelm", "cohere", "glm4", "falcon", "bloom", "apertus", "gptj")
 NAMES = sorted(set(TYPES) - {DECODER})
-# Transformers' configuration does not build a model as it stands.
-UNBUILT: dict[str, dict[str, Any]] = {
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "ministral": {"head_dim": 128},
-    "nemotron": {"num_key_value_heads": 48},
-}
 # Its output projection is as wide as the hidden size on both sides, or its norms are.
 SQUARE = ("helium", "bitnet", "stablelm")
 SWITCHES: dict[str, dict[str, tuple[Any, ...]]] = {  # that functions of a row read
@@ -147,3 +143,16 @@ def test_defaults_are_those_of_transformers() -> None:
                 and field in ("norm_eps", "activation", "max_positions")
             ):
                 assert config[fact.names[0]] == fact.default, (kind, field)
+
+
+@pytest.mark.parametrize("kind", [*QUICK, "mixtral", "gemma2", "bert", "mamba"])
+def test_the_page_of_models_has_the_type_as_it_is_read(kind: str) -> None:
+    assert model_types.row(kind)[1] in model_types.PAGE.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.slow
+def test_the_page_of_models_is_current_and_refuses_by_feature() -> None:
+    assert model_types.PAGE.read_text(encoding="utf-8") == model_types.page(), "run make reference"
+    outcomes = [model_types.row(kind)[0] for kind in model_types.kinds()]
+    assert outcomes.count("read") >= 50
+    assert "otherwise" not in outcomes
