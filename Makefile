@@ -54,9 +54,10 @@ lint: install
 golden: install
 	$(BIN)/python -m tests.golden.make
 
-# docs/api.md from docstrings, as its test asks.
+# docs/api.md from docstrings and docs/models.md from the types that are read, as their tests ask.
 reference: install
 	$(BIN)/python -m tests.api_reference
+	$(BIN)/python -m tests.model_types
 
 # Every notebook again, with its outputs: about ten minutes on two cores. NOTEBOOKS="01 05" executes only those.
 notebooks: install

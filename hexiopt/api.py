@@ -112,10 +112,10 @@ def cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
 
 def model(source: Any) -> ModelSpec:
     """The model with a shipped name, from a Hugging Face `config.json` or its folder, or a YAML file or a mapping with
-    the same keys, or from a configuration object of transformers.
+    the same keys, from the Hub by its name ORG/NAME, or from a configuration object of transformers.
 
-    A shipped name takes precedence over a file; write "./NAME" or a Path for the file. Raises InputError naming file
-    and key.
+    A shipped name takes precedence over a file; write "./NAME" or a Path for the file. The Hub is asked where neither a
+    file nor its local cache has the name. Raises InputError naming file and key.
     """
     if isinstance(source, ModelSpec):
         return source

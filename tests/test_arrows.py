@@ -26,6 +26,7 @@ FURTHER = {
     "hexiopt/schedules/kernel.py": {"numba"},
     "solvers/heuristics/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
+    "hexiopt/readers/hub.py": {"huggingface_hub"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
 FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no law, and no solver, imports it

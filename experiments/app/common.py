@@ -31,7 +31,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
-from hexiopt.readers.huggingface import config_file, model_from_config, name_of_file
+from hexiopt.readers.huggingface import config_file, model_from_config, name_of_file, read_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
 from hexiopt.readers.sweep_files import status_to_dict
@@ -213,7 +213,8 @@ class Job:
             raise InputError(f"{group}.path: {path!r} is not a path; state {group}.path=FILE")
         file = config_file(path) if group == "model" else path
         over = {key: value for key, value in data.items() if key != "path"}
-        return Section(overlay(read_mapping(file), over), str(file))
+        read = read_config if group == "model" else read_mapping
+        return Section(overlay(read(file), over), str(file))
 
     def _profile_folder(self) -> Path:
         """The folder that paths in the cluster file are relative to: the file's, unless an override gives one."""

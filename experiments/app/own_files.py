@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from hexiopt.readers.hub import is_hub_name
 from hexiopt.readers.shipped import shipped_names
 
 FILE_CHOICES = {"cluster": "file", "model": "hf"}
@@ -27,7 +28,8 @@ def typed(key: str, path: Path) -> str:
 
 
 def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    """`overrides` with `cluster=my.yaml` as `cluster=file` and `cluster.path=my.yaml`, and so for `model`.
+    """`overrides` with `cluster=my.yaml` as `cluster=file` and `cluster.path=my.yaml`, and so for `model`, which may be
+    a name ORG/NAME on the Hub too.
 
     A value is a file or folder if it exists or looks like a path, and names no configuration, shipped or in
     `config_dir`. A sweep may list several. Raises InputError for a file that does not exist, and for a list of both
@@ -53,6 +55,8 @@ def _rewritten(override: str, config_dir: str | None) -> Iterator[str]:
         name = next(part for part in listed if part not in files)
         raise InputError(f"{override}: {name!r} is a name and {files[0]!r} a file; sweep over names or over files")
     for file in files:
+        if group == "model" and is_hub_name(_unquoted(file)):
+            continue
         if not (path := Path(_unquoted(file)).expanduser()).exists():
             raise InputError(f"{group}={file}: the file {str(path)!r} does not exist; check the path")
     yield f"{group}={FILE_CHOICES[group]}"

@@ -77,9 +77,7 @@ def _cluster(row: Mapping[str, Any]) -> Cluster:
 
 def tightness(problem: Problem) -> float:
     """Model states of one copy, unsharded, over the usable memory of all devices."""
-    workload = problem.workload
-    per_param = workload.element_bytes + workload.stored_gradient_bytes + workload.master_bytes
-    states = problem.model.num_params * (per_param + workload.optimizer_bytes)
+    states = problem.model.num_params * problem.workload.state_bytes
     return states / sum(machine.num_gpus * machine.gpu.usable_memory_bytes for machine in problem.cluster.machines)
 
 

@@ -72,12 +72,10 @@ class Form:
 
     def in_words(self) -> str:
         """The form in one line."""
-        norm = {"rms": "RMSNorm", "layer": "LayerNorm"}[self.norm]
-        norm += {
-            0: " without weights",
-            1: " without bias" * (self.norm == "layer"),
-            2: " with bias" * (self.norm == "rms"),
-        }[self.norm_vectors]
+        norm = {"rms": "RMSNorm", "layer": "LayerNorm"}[self.norm] + "s" * (self.norms > 1)
+        usual = {"rms": 1, "layer": 2}[self.norm]
+        if self.norm_vectors != usual:
+            norm += (" without weights", " without bias", " with bias")[self.norm_vectors]
         queries = {
             "plain": "queries and keys normed without weights",
             "head": "queries and keys normed by head",
@@ -87,7 +85,7 @@ class Form:
         positions = {"rope": "rotary", "learned": "learned", "none": "unlearned"}[self.positions]
         words = (
             f"{'gated' if self.gated_mlp else 'plain'} MLP",
-            f"{self.norms} {norm}{'s' * (self.norms > 1 and not norm.endswith(('s', 'bias')))} a layer",
+            f"{self.norms} {norm} a layer",
             queries.get(self.qk_norm),
             "norms inside attention and MLP" if self.inner_norms else None,
             f"{positions} positions",

@@ -107,6 +107,9 @@ _BY_NAME = (
 )
 _LEARNED = replace(GPT, positions="learned")
 
+LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""What the runtime trains."""
+
 DECODER = "decoder"
 """The architecture of all models that are described by their form, whatever Hugging Face calls their type."""
 

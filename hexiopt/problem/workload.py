@@ -64,6 +64,11 @@ class Workload(Value):
         return 8
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a parameter's weight, gradient, master weight and optimiser, unsharded."""
+        return self.element_bytes + self.stored_gradient_bytes + self.master_bytes + self.optimizer_bytes
+
+    @property
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.global_batch * self.seq_len

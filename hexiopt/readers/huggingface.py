@@ -15,13 +15,13 @@ from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.ledger import OFF, Ledger
 from hexiopt.problem.form import Form
 from hexiopt.problem.model import DECODER, MAX_NAME, MAX_NORM_EPS, MAX_ROPE_THETA, RANGES, ModelSpec
+from hexiopt.readers.hub import CONFIG_FILE, hub_config, is_hub_name
 from hexiopt.readers.models.facts import REQUIRED, Fact, Key
 from hexiopt.readers.models.features import feature_of_type, features, vocabulary
 from hexiopt.readers.models.types import TYPES
 from hexiopt.readers.models.windows import attention_window, gpt_neo_alternates
 from hexiopt.reading import Section, read_mapping
 
-CONFIG_FILE = "config.json"
 _FORM = tuple(field.name for field in fields(Form))
 _COUNTS = ("norms", "norm_vectors", "qk_norm_vectors", "activation_params", "extra_positions")
 _WORDS = ("activation", "norm", "qk_norm", "positions")
@@ -29,9 +29,10 @@ _MISSPELT = 0.88  # likeness from which an unknown key is taken for another one
 
 
 def read_model(path: str | Path) -> ModelSpec:
-    """The model of a `config.json`, of the folder with it, or of a YAML file with the same keys. Raises InputError.
+    """The model of a `config.json`, of the folder with it, of a YAML file with the same keys, or of a name on the Hub.
 
-    A model whose file states no name has the file's, or for a `config.json` its folder's.
+    A model whose file states no name has the file's, for a `config.json` its folder's, or that on the Hub. Raises
+    InputError.
     """
     file = config_file(path)
     return model_from_config(Section(read_config(file), str(file)), name_of_file(path))
@@ -43,13 +44,20 @@ def read_config(file: str | Path) -> dict[str, Any]:
 
 
 def config_file(path: str | Path) -> Path:
-    """The file of a model: `path`, or the `config.json` in the folder `path`."""
+    """The file of a model: `path`, the `config.json` in the folder `path`, or that of the name ORG/NAME on the Hub.
+
+    Raises InputError where the Hub does not give it.
+    """
+    if isinstance(path, str) and is_hub_name(path):
+        return hub_config(path)
     path = Path(path)
     return path / CONFIG_FILE if path.is_dir() else path
 
 
 def name_of_file(path: str | Path) -> str | None:
     """The name for a model whose file states none; None where the file's and its folder's have no usable name."""
+    if isinstance(path, str) and is_hub_name(path):
+        return path
     file = config_file(path)
     name = file.absolute().parent.resolve().name if file.name == CONFIG_FILE else file.stem
     return name if _usable(name) else None
@@ -68,11 +76,11 @@ def model_from_config(section: Section, name: str | None = None) -> ModelSpec:
     refused, kind = features(config), config.get("model_type")
     faults = [f"{key}: {text}" for key, text in refused.items()]
     if kind is None:
-        section.refuse_missing("model_type", f"state one of {', '.join(TYPES)}")
+        section.refuse_missing("model_type", "state it, as llama; docs/models.md lists those that are read")
     if not isinstance(kind, str):
         section.fail("model_type", "is not text; write a word")
     if kind not in TYPES:
-        raise InputError(f"{section.where}: {'; also '.join(faults or [_why_unread(kind, config)])}")
+        raise _refusal(section.where, faults or [_why_unread(kind, config)])
     return _Reader(section.where, config, kind, refused).model(name, faults)
 
 
@@ -86,6 +94,11 @@ def _why_unread(kind: str, config: Mapping[str, Any]) -> str:
         f"model_type: {quoted(kind)} is not known{hint}; if its layers are alike, describe them by their fields, as "
         f"model_type {DECODER} (docs/models.md)"
     )
+
+
+def _refusal(where: str, faults: list[str]) -> InputError:
+    """All faults in one line, each of which begins with its key."""
+    return InputError(f"{where}{'.' if ': ' in where else ': '}{'; also '.join(dict.fromkeys(faults))}")
 
 
 class _Reader:
@@ -118,7 +131,7 @@ class _Reader:
         self._own_code()
         self._unread()
         if self._faults:
-            raise InputError(f"{self._where}: {'; also '.join(dict.fromkeys(self._faults))}")
+            raise _refusal(self._where, self._faults)
         architecture, form = self._type.architecture, None
         with self._section.blamed():
             if architecture == DECODER:
@@ -288,7 +301,7 @@ class _Reader:
             self._faults.append(f"{unread[0]}: unknown key{hint}; remove it if it does not change the model's shape")
         elif unread:
             named = ", ".join(f"{name} ({near[name]})" if name in near else name for name in unread)
-            self._faults.append(f"unknown keys {named}; remove those that do not change the model's shape")
+            self._faults.append(f"{named}: unknown keys; remove those that do not change the model's shape")
 
 
 def _number(section: Section, key: str, at_most: float, default: float) -> float:

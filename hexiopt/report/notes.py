@@ -25,7 +25,7 @@ _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 def notes(problem: Problem, plan: Plan | None = None, cost: Cost | None = None) -> list[str]:
     """Notes on a problem: what its model's file says beside the shape, implausible network rates, sequences beyond the
     model's positions, sequence layouts. With a plan for it and its price, on these too: memory filled to the last."""
-    of_problem = [*_model(problem), *_network(problem), *_positions(problem), *_long_context(problem)]
+    of_problem = [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
     if plan is None or cost is None:
         return of_problem
     return [*of_problem, *_memory(problem, plan, cost)]
@@ -37,10 +37,6 @@ def recorded_notes(solver: Mapping[str, Any] | None) -> list[str]:
     recorded = (solver or {}).get("notes")
     texts = [note for note in recorded if isinstance(note, str)] if isinstance(recorded, list | tuple) else []
     return [clipped(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
-
-
-def _model(problem: Problem) -> list[str]:
-    return list(getattr(problem.model, "notes", ()))
 
 
 def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[str]:

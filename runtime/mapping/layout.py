@@ -19,7 +19,7 @@ from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParalle
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
@@ -216,8 +216,9 @@ def untrainable(
     model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
 ) -> str | None:
     """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
-    if not model.gated_mlp:
-        return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
+    if model.architecture not in LLAMA_FAMILY:
+        known = ", ".join(LLAMA_FAMILY)
+        return f"model {model.name}: {model.architecture} cannot be trained, only planned; take one of {known}"
     if model.rope_type != "default":
         return f"model {model.name}: rope_type {model.rope_type} cannot be trained; take default"
     if model.activation != "silu":

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hexiopt.errors import InputError, quoted
-from hexiopt.problem.model import ARCHITECTURES, ModelSpec
+from hexiopt.problem.model import ARCHITECTURES, LLAMA_FAMILY, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, whole_parts
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
@@ -27,7 +27,7 @@ SUFFIX = ".safetensors"
 MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
-_CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in ("llama", "mistral", "qwen2", "qwen3")}
+_CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in LLAMA_FAMILY}
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 

@@ -50,7 +50,7 @@ def conclude(search: Search) -> Result:
         return replace(result, reason=search.reason)
     proof = _memory_proof(search)
     if proof is not None:
-        reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
+        reason = f"no plan fits: {proof}; {nearest_change(search.problem)}; {_states(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
     met = _closest_to_fitting(search)
@@ -63,6 +63,19 @@ def conclude(search: Search) -> Result:
     if remedy is None and search.our_model is not None:
         remedy = nearest_change(search.problem)
     return replace(result, reason="; ".join(filter(None, (f"no plan found in {search.steps} steps: {met}", remedy))))
+
+
+def _states(problem: Problem) -> str:
+    """In words: the states of the model next to the memory of all devices, and what tells a model that fits."""
+    model, each = problem.model, problem.workload.state_bytes
+    memory = sum(
+        len(devices) * problem.cluster.machines[machine].gpu.usable_memory_bytes
+        for machine, devices in problem.usable_by_machine.items()
+    )
+    return (
+        f"states of {each} B a parameter × {model.num_params / 1e9:.3g} B = {each * model.num_params / GIB:.4g} GiB of "
+        f"{memory / GIB:.4g} GiB; hexiopt fit says what does"
+    )
 
 
 def _more(search: Search) -> str:

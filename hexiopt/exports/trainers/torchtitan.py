@@ -15,6 +15,7 @@ from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import LLAMA_FAMILY
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
@@ -32,11 +33,10 @@ PRESET = EVEN | {
 
 def _unsuitable(problem: Problem) -> str | None:
     model = problem.model
-    if model.gated_mlp:
+    if model.architecture in LLAMA_FAMILY:
         return None
-    return (
-        f"model {model.name}: {model.architecture} has no family in torchtitan; take a llama, mistral, qwen2 or qwen3"
-    )
+    known = ", ".join(LLAMA_FAMILY)
+    return f"model {model.name}: {model.architecture} has no family in torchtitan; take one of {known}"
 
 
 def _write(problem: Problem, plan: Plan) -> Program:

@@ -104,8 +104,15 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, Counter[str]]:
     return "", Counter()
 
 
+def _modalities(config: Mapping[str, Any]) -> str:
+    known = {"vision": "vision", "image": "vision", "vq": "vision", "audio": "audio"}
+    stated = [key for key, value in config.items() if not _is_off(value)]
+    named = sorted({modality for word, modality in known.items() if any(key.startswith(word) for key in stated)})
+    return "a modality beside text" + (f" ({', '.join(named)})" if named else "")
+
+
 def _several(kinds: Counter[str]) -> str:
-    return f"layers of kinds that are not modelled ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
+    return f"layers of other kinds ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
 
 
 def _recurrent(config: Mapping[str, Any]) -> str:
@@ -140,7 +147,7 @@ FEATURES = (
             *("vision_config", "audio_config", "text_config", "audio_encoder_config", "vq_config", "audio_processor"),
             *("perception_config", "text_decoder_config"),
         ),
-        "a modality beside text",
+        _modalities,
         "use the config.json of the text model alone",
     ),
     Feature(("patcher_config",), "bytes in patches, by several models", "use a model of tokens"),
@@ -247,7 +254,7 @@ def features(config: Mapping[str, Any]) -> dict[str, str]:
             out[sign] = f"{text}: not modelled; {feature.remedy}"
     name, kinds = _kinds(config)
     if any(kind not in _ATTENDING for kind in kinds) and not any(_several(kinds) in text for text in out.values()):
-        out[name] = f"{_several(kinds)}; use a model whose layers all attend"
+        out[name] = f"{_several(kinds)}: not modelled; use a model whose layers all attend"
     return out
 
 

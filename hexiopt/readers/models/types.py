@@ -118,6 +118,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             activation_params=_xielu_params,
             max_positions=positions(65_536),
             rope_theta=theta(12e6),
+            rope_type="llama3",
         )
     ),
     "arcee": ModelType(row(LLAMA_LIKE, gated_mlp=False, activation=activation("relu2"), max_positions=positions(4096))),
@@ -176,6 +177,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             head_dim=HEAD_DIM,
             max_positions=positions(131_072),
             rope_theta=theta(1e6),
+            rope_type="llama3",
         ),
         _alternating(4, "window_pattern", window=8192, first_is_full=True),
     ),
@@ -248,6 +250,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             BASE,
             attention_bias=key("attention_bias", "qkv_bias", default=False),
             mlp_bias=key("mlp_bias", "bias", default=False),
+            output_bias=key("mlp_bias", "bias", default=False),
             num_kv_heads=kv_heads(2),
             head_dim=HEAD_DIM,
             max_positions=positions(32_768),
@@ -282,7 +285,14 @@ _BY_FIELDS: dict[str, ModelType] = {
         row(BASE, num_kv_heads=kv_heads(8), max_positions=positions(131_072), norm_eps=rms_eps(1e-6)), _sliding(4096)
     ),
     "ministral3": ModelType(
-        row(BASE, num_kv_heads=kv_heads(8), head_dim=HEAD_DIM, max_positions=positions(262_144), rope_theta=theta(1e6)),
+        row(
+            BASE,
+            num_kv_heads=kv_heads(8),
+            head_dim=HEAD_DIM,
+            max_positions=positions(262_144),
+            rope_theta=theta(1e6),
+            rope_type="yarn",
+        ),
         _sliding(),
     ),
     "mpt": ModelType(
@@ -320,6 +330,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             ALL_BIASED,
             LEARNED,
             final_norm=False,
+            ffn_size=None,
             max_positions=key("n_positions", "max_position_embeddings", default=512),
             activation=key("afn", default="gelu"),
             tied_embeddings=TIED,
@@ -341,6 +352,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             PLAIN,
             ALL_BIASED,
             norms=1,
+            head_dim=None,
             head_bias=True,
             qk_norm=switch("qk_layernorm", False, "head", "none"),
             qk_norm_vectors=2,

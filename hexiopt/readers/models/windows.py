@@ -21,7 +21,7 @@ def attention_window(
     kinds = _layer_types(section, num_layers)
     if windows is None:
         if "sliding_attention" in kinds:
-            section.fail("layer_types", "has windows, which the layers of this type have not; use full_attention")
+            section.fail("layer_types", "has windows, but layers of this type have full attention alone; state that")
         return None
     on = windows.switch is None or _is_on(section, windows.switch)
     full = _full_layers(section, windows, num_layers)
@@ -29,10 +29,10 @@ def attention_window(
     if not on or window is None or full == num_layers:
         return None
     if full and window < max_positions:
+        key = "layer_types" if kinds else windows.from_layer or windows.key.names[0]
         raise InputError(
-            f"{section.at('layer_types' if kinds else windows.key.names[0])}: alternating windows "
-            f"({num_layers - full} of {num_layers} layers attend to {window:,} tokens, the others to all): "
-            "not modelled; use a model whose layers are alike"
+            f"{section.at(key)}: alternating windows ({num_layers - full} of {num_layers} layers attend to "
+            f"{window:,} tokens, the others to all): not modelled; use a model whose layers are alike"
         )
     return window
 

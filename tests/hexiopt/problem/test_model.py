@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
+from hexiopt.problem.form import QK_NORMS, Form
 from hexiopt.problem.model import ARCHITECTURES, ModelSpec
 from hexiopt.readers.huggingface import model_from_config, read_model
 from hexiopt.reading import Section
@@ -69,6 +70,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     grouped = "num_kv_heads" in facts.keys
     attention_bias = draw(st.booleans()) if "attention_bias" in facts.keys else facts.attention_bias
     mlp_bias = attention_bias if facts.mlp_bias is None else facts.mlp_bias
+    form = None if facts.form is not None else draw(forms())
     hidden_size = draw(size) if grouped else num_heads * head_dim
     values: dict[str, Any] = {
         "num_layers": draw(st.integers(2, 100)),
@@ -97,7 +99,27 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         num_heads=num_heads,
         head_dim=head_dim,
         attention_bias=attention_bias,
+        form=form,
         **values,
+    )
+
+
+def forms() -> st.SearchStrategy[Form]:
+    return st.builds(
+        Form,
+        gated_mlp=st.booleans(),
+        norm=st.sampled_from(["rms", "layer"]),
+        norm_vectors=st.integers(0, 2),
+        norms=st.integers(1, 4),
+        qk_norm=st.sampled_from(QK_NORMS),
+        qk_norm_vectors=st.integers(1, 2),
+        inner_norms=st.booleans(),
+        output_bias=st.none() | st.booleans(),
+        activation_params=st.integers(0, 2),
+        positions=st.sampled_from(["rope", "learned", "none"]),
+        extra_positions=st.integers(0, 2),
+        embedding_norm=st.booleans(),
+        head_bias=st.booleans(),
     )
 
 
@@ -126,7 +148,8 @@ def test_parts_sum_to_the_layer_and_layers_to_the_model(model: ModelSpec) -> Non
         model.mlp_params,
         model.replicated_layer_params,
     )
-    assert all(part > 0 for part in parts)
+    assert all(part > 0 for part in parts[:-1])
+    assert parts[-1] >= 0
     assert sum(parts) == model.layer_params
     assert model.embedding_params + model.num_layers * model.layer_params + model.head_params == model.num_params
 
@@ -145,7 +168,12 @@ def test_layer_equals_its_tensors(model: ModelSpec) -> None:
     }
     tensors = [rows * columns for rows, columns in matrices.values()]
     tensors += [columns for name, (_, columns) in matrices.items() if biased[name]]
-    tensors += [h, h] * (2 if model.norm_bias else 1) + [model.head_dim] * (2 if model.qk_norm else 0)
+    form = model.form or ARCHITECTURES[model.architecture].form
+    assert form is not None
+    tensors += [h] * form.norms * form.norm_vectors + [1] * form.activation_params
+    normed = {"head": [model.head_dim] * 2, "heads": [model.head_dim] * (model.num_heads + model.num_kv_heads)}
+    tensors += (normed | {"whole": [q, kv]}).get(form.qk_norm, []) * form.qk_norm_vectors
+    tensors += [q, f] * form.norm_vectors if form.inner_norms else []
     assert model.layer_params == sum(tensors)
     assert model.layer_gemm_flops_per_token == 2 * sum(rows * columns for rows, columns in matrices.values())
 

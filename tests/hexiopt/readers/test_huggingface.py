@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ARCHITECTURES, ModelSpec
-from hexiopt.readers.huggingface import _EXTRA, _IGNORED, _REFUSED, model_from_config, read_model
+from hexiopt.readers.huggingface import model_from_config, read_model
+from hexiopt.readers.models.features import FEATURES, HARMLESS
 from hexiopt.reading import Section
 
 LLAMA = {
@@ -36,6 +37,7 @@ OPT = {
     "ffn_dim": 256,
     "vocab_size": 100,
 }
+SIGNS = [key for feature in FEATURES for key in feature.signs]
 ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, OPT)
 
 
@@ -110,11 +112,11 @@ DEFAULTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         LLAMA,
         {"num_kv_heads": 4, "head_dim": 16, "tied_embeddings": False, "max_positions": 2048}
         | {"activation": "silu", "norm_eps": 1e-6, "rope_theta": 1e4, "gated_mlp": True, "norm_bias": False}
-        | {"attention_bias": False, "output_bias": False, "mlp_bias": False, "qk_norm": False},
+        | {"attention_bias": False, "output_bias": False, "mlp_bias": False, "qk_norm": None},
     ),
     (MISTRAL, {"num_kv_heads": 8, "attention_window": 4096, "max_positions": 131_072}),
     (QWEN2, {"num_kv_heads": 32, "attention_bias": True, "output_bias": False, "attention_window": None}),
-    (QWEN3, {"head_dim": 128, "qk_norm": True, "attention_bias": False, "max_positions": 32_768}),
+    (QWEN3, {"head_dim": 128, "qk_norm": "head", "attention_bias": False, "max_positions": 32_768}),
     (
         GPT2,
         {"ffn_size": 256, "learned_positions": 1024, "tied_embeddings": True, "gated_mlp": False}
@@ -174,10 +176,10 @@ def test_windows() -> None:
     assert read(windowed, max_window_layers=0).attention_window == 512
     assert read(windowed, max_window_layers=2).attention_window is None
     assert read(windowed).attention_window is None  # 28 layers of full attention come first
-    assert "max_window_layers: 1 of 2 layers" in refusal(windowed, max_window_layers=1)
+    assert "max_window_layers: alternating windows (1 of 2 layers" in refusal(windowed, max_window_layers=1)
     assert read(windowed, layer_types=["sliding_attention"] * 2).attention_window == 512
     assert read(MISTRAL, layer_types=["full_attention"] * 2).attention_window is None
-    assert "a mixture" in refusal(windowed, layer_types=["sliding_attention", "full_attention"])
+    assert "alternating windows" in refusal(windowed, layer_types=["sliding_attention", "full_attention"])
     assert "3 entries for 2 layers" in refusal(windowed, layer_types=["full_attention"] * 3)
     assert "linear_attention" in refusal(QWEN3, layer_types=["linear_attention"] * 2, use_sliding_window=True)
     assert "full attention" in refusal(LLAMA, layer_types=["sliding_attention"] * 2)
@@ -205,14 +207,14 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("base", ALL, ids=lambda base: str(base["model_type"]))
 def test_irrelevant_keys_are_ignored_and_harmless_announcements_accepted(base: dict[str, Any]) -> None:
-    noise = {key: {"any": ["value"]} for key in _IGNORED if key not in base}
+    noise = {key: {"any": ["value"]} for key in HARMLESS - {"max_window_layers"} if key not in base}
     assert read(base | noise) == read(base)
     nothing: list[Any] = [None, False, 0, {}, []]
     for empty in nothing:
-        assert read(base | dict.fromkeys(_REFUSED, empty)) == read(base)
+        assert read(base | dict.fromkeys(SIGNS, empty)) == read(base)
 
 
-@pytest.mark.parametrize("key", sorted(_REFUSED))
+@pytest.mark.parametrize("key", sorted(SIGNS))
 def test_unmodelled_shapes_are_refused(key: str) -> None:
     text = refusal(LLAMA, **{key: {"some": 1} if key.endswith("config") else 8})
     assert text.startswith(f"config.json: {key}: ")
@@ -232,8 +234,8 @@ def test_each_size_must_be_stated(base: dict[str, Any]) -> None:
     [
         (
             LLAMA,
-            {"model_type": "mixtral"},
-            "known: llama, mistral, qwen2, qwen3, gpt2, gpt_neo, gpt_neox, nemotron, opt",
+            {"model_type": "lama"},
+            "model_type: 'lama' is not known; did you mean llama",
         ),
         (LLAMA, {"model_type": 3}, "model_type"),
         (LLAMA, {"num_key_value_head": 2}, "did you mean num_key_value_heads?; remove it if"),
@@ -278,8 +280,8 @@ def test_reads_json_and_yaml_files(tmp_path: Path) -> None:
 
 KEYS = sorted(
     {key for facts in ARCHITECTURES.values() for key in facts.keys.values()}
-    | {key for keys in _EXTRA.values() for key in keys}
-    | set(_REFUSED)
+    | {"layer_types", "attention_types", "attention_layers", "use_sliding_window", "max_window_layers"}
+    | set(SIGNS)
     | {"rope_scaling", "rope_parameters", "name", "_name_or_path", "model_type"}
 )
 LEAVES = (
