@@ -11,7 +11,7 @@ from typing import Any
 
 from hexiopt.errors import InputError, did_you_mean, quoted
 
-OFF = (None, False, 0, 0.0, "", "0", "false", "False", "none", "None", "null", (), [], {})
+OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "0", "false", "False", "none", "None", "null", (), [], {})
 """Values by which a key states that its feature is not used."""
 
 Reason = str | Callable[[Any], str | None]
@@ -79,13 +79,20 @@ class Ledger(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def faults(self) -> list[str]:
-        """Every key that is refused, with its value and the reason."""
+    def wrong(self) -> list[tuple[str, str]]:
+        """Every key that is refused, with its value, and the reason."""
         return [
-            f"{self.label(name)}{self._shown(value)}: {reason}"
+            (f"{self.label(name)}{self._shown(value)}", reason)
             for name, value in self._values.items()
             if (reason := self._vocabulary.reason(name, value)) is not None
         ]
+
+    def faults(self) -> list[str]:
+        """Every key that is refused, with its value and the reason, which keys may share."""
+        by_reason: dict[str, list[str]] = {}
+        for what, reason in self.wrong():
+            by_reason.setdefault(reason, []).append(what)
+        return [f"{', '.join(whats)}: {reason}" for reason, whats in by_reason.items()]
 
     def refuse(self) -> None:
         """Raise InputError with all faults of the text in one line, if it has any."""

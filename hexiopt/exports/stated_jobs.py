@@ -14,8 +14,10 @@ from hexiopt.exports.layout import (
     ranges_of,
     rank_groups,
 )
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Recompute
 from hexiopt.problem.workload import AUTO
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, schedule_named
 from hexiopt.schedules.schedule import Schedule
@@ -106,38 +108,74 @@ def imported_layout(
     workload: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> ImportedPlan:
-    """The problem and the plan of a layout, with what the user states instead of the file.
+    """The problem and the plan of a layout; see `imported_plan`."""
+    schedule = ONE_F_ONE_B if schedule == INTERLEAVED and layout.num_chunks == 1 else schedule
+    return imported_plan(context, model, plan_of_layout(layout, schedule, sharding), workload, notes)
+
+
+def imported_plan(
+    context: ImportContext, model: ModelSpec, plan: Plan, workload: Mapping[str, Any], notes: Sequence[str] = ()
+) -> ImportedPlan:
+    """The problem of a plan, and the plan with what the user states instead of the file.
 
     `workload` has the values that the file states, `global_batch` among them. Raises InputError as the classes of a
     plan and of a problem do.
     """
     notes = list(notes)
-    schedule = ONE_F_ONE_B if schedule == INTERLEAVED and layout.num_chunks == 1 else schedule
     stated, overrules = context.workload_of(**workload)
-    if stated.global_batch != layout.global_batch:
-        if stated.global_batch % layout.micro_batch_size:
-            context.fail(
-                f"workload.global_batch={stated.global_batch} is not divided by the {layout.micro_batch_size} "
-                "sequences of a micro-batch of all pipelines; state a multiple"
-            )
-        layout = replace(layout, num_micro_batches=stated.global_batch // layout.micro_batch_size)
+    if stated.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
+        plan = _with_batch(context, plan, stated.global_batch)
     chosen = {key: word for key in ("recompute", "schedule", "optimizer_sharding") if (word := _choice(context, key))}
     if "recompute" in chosen:
-        policies = sorted({policy for stage in layout.stages for policy in stage.recompute})
+        policies = sorted({policy for pipeline in plan.pipelines for s in pipeline.stages for policy in s.recompute})
         notes += [context.overruled("recompute", " and ".join(policies))] * (policies != [chosen["recompute"]])
-        stages = tuple(replace(stage, recompute=(chosen["recompute"],)) for stage in layout.stages)
-        layout = replace(layout, stages=stages)
-    if chosen.get("schedule", str(schedule)) != str(schedule):
-        notes.append(context.overruled("schedule", schedule))
-        schedule = schedule_named(chosen["schedule"])
-    if chosen.get("optimizer_sharding", str(sharding)) != str(sharding):
-        notes.append(context.overruled("optimizer_sharding", sharding))
-        sharding = int(chosen["optimizer_sharding"])
+        plan = _with_recompute(plan, (chosen["recompute"],))
+    if chosen.get("schedule", str(plan.schedule)) != str(plan.schedule):
+        notes.append(context.overruled("schedule", plan.schedule))
+        plan = replace(plan, schedule=schedule_named(chosen["schedule"]))
+    if chosen.get("optimizer_sharding", str(plan.sharding.stage)) != str(plan.sharding.stage):
+        notes.append(context.overruled("optimizer_sharding", plan.sharding.stage))
+        plan = replace(plan, sharding=replace(plan.sharding, stage=int(chosen["optimizer_sharding"])))
     problem = Problem(context.cluster, model, stated, context.space)
-    return ImportedPlan(problem, plan_of_layout(layout, schedule, sharding), (*notes, *overrules))
+    return ImportedPlan(problem, plan, (*notes, *overrules))
+
+
+def _with_batch(context: ImportContext, plan: Plan, batch: int) -> Plan:
+    """The plan with equally many micro-batches more or fewer in all pipelines, whose sequences are `batch`."""
+    size = sum(pipeline.micro_batch_size for pipeline in plan.pipelines)
+    if len({pipeline.num_micro_batches for pipeline in plan.pipelines}) > 1:
+        context.fail(f"workload.global_batch={batch} is not its own, of unequally many micro-batches; leave it out")
+    if batch % size:
+        context.fail(
+            f"workload.global_batch={batch} is not divided by the {size} sequences of a micro-batch of all pipelines; "
+            "state a multiple"
+        )
+    return replace(plan, pipelines=tuple(replace(p, num_micro_batches=batch // size) for p in plan.pipelines))
+
+
+def _with_recompute(plan: Plan, recompute: Recompute) -> Plan:
+    pipelines = (
+        replace(pipeline, stages=tuple(replace(stage, recompute=recompute) for stage in pipeline.stages))
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def _choice(context: ImportContext, key: str) -> str | None:
     """The user's choice for the whole plan; None where it is left open."""
     word: str = getattr(context.workload, key)
     return word if key in context.stated and word != AUTO else None
+
+
+def sharded_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
+    """The layout with its parameters sharded within each of a number of groups of consecutive pipelines, or within
+    what `Sharding.groups` names."""
+    stated: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
+    pipelines = layout.plan.pipelines
+    if isinstance(groups, int):
+        each = len(pipelines) // groups
+        stated = tuple(
+            tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.all_devices())
+            for k in range(0, len(pipelines), each)
+        )
+    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, stated)))

@@ -1,13 +1,18 @@
-"""Hugging Face Accelerate with FSDP2: a template of its YAML configuration, for plans without pipeline parallelism.
+"""Hugging Face Accelerate: a template of its YAML configuration, for plans without pipeline parallelism.
 
 `accelerate launch` takes equal machines alone, so ranks are started by torchrun. The batch is the training script's:
-the numbers stand in a comment and are read from there. Ranks are t + T·p.
+the numbers stand in a comment and are read from there. Ranks are t + T·p. FSDP of both versions, DDP, and what it hands
+to DeepSpeed and Megatron-LM are read.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
+from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (
     BlockRecompute,
@@ -18,17 +23,29 @@ from hexiopt.exports.layout import (
     uniform_tp,
     zero_stage,
 )
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.settings import Settings, flat, script_notes, unknown_key
+from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
+from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import Section, as_mapping, parse
+from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "Accelerate 1.15"
 FILE = "accelerate.yaml"
 _LAYERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _BATCH = re.compile(r"(per_device_train_batch_size|gradient_accumulation_steps)=(\d{1,7})\b")
+_PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+_NO_SEQUENCE_PARALLELISM = "TP of transformers has no sequence parallelism, with which the plan was priced"
+# Of FSDP 1, by name and number: the ZeRO stage, and the groups within which it shards.
+_STRATEGIES = {
+    **dict.fromkeys(("FULL_SHARD", "1"), (3, "all")),
+    **dict.fromkeys(("SHARD_GRAD_OP", "2"), (2, "all")),
+    **dict.fromkeys(("NO_SHARD", "3"), (0, "all")),
+    **dict.fromkeys(("HYBRID_SHARD", "4"), (3, "machine")),
+    **dict.fromkeys(("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2", "5"), (2, "machine")),
+}
 PRESET = EVEN | {
     "space.uneven_layers": (False,),
     "constraints.num_stages": (1,),
@@ -53,10 +70,14 @@ def _write(problem: Problem, plan: Plan) -> Program:
     grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
     tp, policy = uniform_tp(problem, grid, divides_model, refuse), uniform_policy(grid, refuse)
     devices = grid.stage_major()
+    if problem.workload.precision not in ("bf16", "fp16", "fp32"):
+        raise InputError(
+            "export.format: accelerate is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
+        )
     document = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
-        "mixed_precision": problem.workload.precision if problem.workload.precision in ("bf16", "fp16") else "no",
+        "mixed_precision": "no" if problem.workload.precision == "fp32" else problem.workload.precision,
         "num_machines": 1,
         "num_processes": len(devices),
         "machine_rank": 0,
@@ -77,6 +98,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     }
     notes = (
         *grid.notes(),
+        *(_NO_SEQUENCE_PARALLELISM,) * (tp > 1 and problem.workload.sequence_parallel),
         "the batch is your script's: give its TrainingArguments per_device_train_batch_size="
         f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}",
     )
@@ -90,39 +112,155 @@ def _write(problem: Problem, plan: Plan) -> Program:
 # ----------------------------------------------------------------------------- reading
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What a `distributed_type` makes of the job."""
+
+    tp: int = 1
+    stages: int = 1
+    sharding: int = 0
+    groups: str = "all"
+    replicas: int = 1  # groups of pipelines that shard within themselves
+    recompute: str | None = None  # None: the training script's
+    accumulation: int | None = None
+    gradient_bytes: int = 2
+    sequence_parallel: bool = False
+    notes: tuple[str, ...] = ()
+
+
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    section = Section(as_mapping(parse(text, context.where, as_json=False), context.where), context.where)
-    model, world = context.stated_model("Accelerate"), len(context.devices)
-    fsdp, sizes = section.section("fsdp_config"), section.section("parallelism_config", optional=True)
-
-    def degree(name: str, default: int) -> int:
-        found: int = sizes.integer(f"parallelism_config_{name}_size", at_least=1, at_most=10**5, default=default)
-        return found
-
-    tp = degree("tp", 1)
-    replicate, shard = degree("dp_replicate", 1), degree("dp_shard", max(1, world // tp))
-    if degree("cp", 1) > 1 or replicate > 1:
-        context.fail("parallelism_config: context parallelism and replicated shards are not modelled; set both to 1")
-    if tp * shard != world:
-        context.fail(f"parallelism_config: takes {tp * shard} GPUs, not {world}; give ranks=ranks.tsv or the cluster")
-    stated = {name: int(value) for name, value in _BATCH.findall(text)}
-    size = stated.get("per_device_train_batch_size", 1)
-    named = section.text("mixed_precision", default="no")
-    return imported_job(
+    data = as_mapping(parse(text, context.where, as_json=False), context.where)
+    if isinstance(data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
+        data["fsdp_config"] = {k if k.startswith("fsdp") else f"fsdp_{k}": v for k, v in data["fsdp_config"].items()}
+    settings, model = Settings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
+    for key in data:
+        if key not in TOP and not key.startswith("tpu_"):
+            settings.fault(key, unknown_key(key, TOP))  # Accelerate refuses it too
+    if settings.get("compute_environment") not in (None, "LOCAL_MACHINE"):
+        settings.refuse_value("compute_environment", "is not read here; import a configuration of LOCAL_MACHINE")
+    world = settings.whole("num_processes") if "num_processes" in settings else None
+    if "distributed_type" not in settings:
+        settings.fault("distributed_type", "is missing; state it")
+    read_kind = settings.word("distributed_type", _KINDS, "MULTI_GPU")
+    kind = read_kind(settings, world or len(context.devices))
+    precision = _precision(settings)
+    settings.refuse()
+    comment = {name: int(value) for name, value in _BATCH.findall(text)}
+    size = comment.get("per_device_train_batch_size", 1)
+    count = kind.accumulation or comment.get("gradient_accumulation_steps")
+    assumed: dict[str, Any] = {"seq_len": context.workload.seq_len}
+    if count is None:
+        pipelines = max(1, len(context.devices) // (kind.tp * kind.stages))
+        count = max(1, context.workload.global_batch // (pipelines * size))
+        assumed["global_batch"] = count * pipelines * size
+    if kind.recompute is None:
+        assumed["recompute"] = "none"
+    workload = {"precision": precision, "gradient_bytes": kind.gradient_bytes}
+    if kind.tp > 1:  # that of transformers has none
+        workload["sequence_parallel"] = kind.sequence_parallel
+    sizes = "the batch is the training script's: micro-batches of one sequence are assumed"
+    layout = imported_job(
         context,
         StatedJob(
             model,
-            tp=tp,
-            recompute=BlockRecompute("full" if fsdp.raw("fsdp_activation_checkpointing", False) is True else "none"),
+            tp=kind.tp,
+            num_stages=kind.stages,
+            recompute=BlockRecompute(kind.recompute or "none"),
             micro_batch_size=size,
-            num_micro_batches=stated.get(
-                "gradient_accumulation_steps", max(1, context.workload.global_batch // (shard * size))
+            num_micro_batches=count,
+            sharding=kind.sharding,
+            world=world,
+            workload=workload,
+            notes=(
+                *([] if "per_device_train_batch_size" in comment else [sizes]),
+                *script_notes(context, **assumed),
+                *(kind.notes if precision != "fp32" else ()),
+                *settings.notes(),
             ),
-            sharding=3 if fsdp.raw("fsdp_reshard_after_forward", True) is True else 2,
-            workload={"precision": named if named in ("bf16", "fp16") else "fp32"},
-            notes=("the batch is not stated: micro-batches of one sequence are assumed",) * (not stated),
         ),
     )
+    return sharded_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
+
+
+def _precision(settings: Settings) -> str:
+    default = "fp16" if "fp16" in settings and settings.flag("fp16", default=False) else "no"  # its name until 0.6
+    precision = settings.word("mixed_precision", _PRECISIONS, default)
+    if precision == "fp8":
+        backend = settings.stated("fp8_config.backend", "fp8_config.fp8_backend")
+        settings.word(backend, {"TE": "te", "AO": "ao"}, "TE")
+    return precision
+
+
+def _fsdp(settings: Settings, world: int) -> _Kind:
+    version = settings.whole("fsdp_config.fsdp_version", 1)
+    policy = "full" if settings.flag("fsdp_config.fsdp_activation_checkpointing", default=False) else "none"
+    wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
+    if settings.get(wrap, "") != by_layer:
+        settings.fault(f"{wrap} {settings.get(wrap, 'by default')}", f"does not shard by layer; take {by_layer}")
+    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, where both are priced alike",)
+    reshard = "fsdp_config.fsdp_reshard_after_forward"
+    if version == 1:
+        stage, groups = settings.word("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, "FULL_SHARD")
+        meant = _STRATEGIES.get(str(settings.get(reshard, "FULL_SHARD")).upper())
+        if "fsdp_config.fsdp_sharding_strategy" not in settings and meant not in (None, (stage, groups)):
+            settings.refuse_value(reshard, "is not what FSDP 1 goes by; state fsdp_sharding_strategy, which is")
+        return _Kind(sharding=stage, groups=groups, recompute=policy, notes=notes)
+    if version != 2:
+        settings.refuse_value("fsdp_config.fsdp_version", "is not known; take 1 or 2")
+    stage = 3 if settings.flag(reshard, default=True) else 2
+    if not any(name.startswith("parallelism_config.") for name in settings):
+        return _Kind(sharding=stage, recompute=policy, notes=notes)
+    tp, replicas, shard = (
+        settings.whole(f"parallelism_config.parallelism_config_{name}_size", 1)
+        for name in ("tp", "dp_replicate", "dp_shard")
+    )
+    if tp * replicas * shard != world:
+        settings.fault("parallelism_config", f"takes {tp * replicas * shard} GPUs of {world}; correct its sizes")
+    return _Kind(tp, 1, stage if shard > 1 else 0, replicas=replicas if shard > 1 else 1, recompute=policy, notes=notes)
+
+
+def _ddp(settings: Settings, world: int) -> _Kind:
+    return _Kind(gradient_bytes=4)
+
+
+def _lone(settings: Settings, world: int) -> _Kind:
+    if world != 1:
+        settings.refuse_value("distributed_type", f"is of one GPU, not {world}; take MULTI_GPU, or num_processes 1")
+    return _Kind(gradient_bytes=4)
+
+
+def _deepspeed(settings: Settings, world: int) -> _Kind:
+    stage = settings.whole("deepspeed_config.zero_stage", 2, at_least=0)
+    if stage > 3:
+        settings.refuse_value("deepspeed_config.zero_stage", "is not 0, 1, 2 or 3; take one")
+    steps = "deepspeed_config.gradient_accumulation_steps"
+    return _Kind(sharding=stage, accumulation=settings.whole(steps) if steps in settings else None)
+
+
+def _megatron(settings: Settings, world: int) -> _Kind:
+    def name(key: str) -> str:
+        return f"megatron_lm_config.megatron_lm_{key}"
+
+    tp, stages = settings.whole(name("tp_degree"), 1), settings.whole(name("pp_degree"), 1)
+    sequence_parallel = tp > 1 and settings.flag(name("sequence_parallelism"), default=False)
+    return _Kind(
+        tp,
+        stages,
+        sharding=int(settings.flag(name("use_distributed_optimizer"), default=False)),
+        recompute="selective" if settings.flag(name("recompute_activations"), default=False) else "none",
+        accumulation=settings.whole(name("num_micro_batches"), 1),
+        gradient_bytes=4,
+        sequence_parallel=sequence_parallel,
+    )
+
+
+_KINDS: dict[str, Callable[[Settings, int], _Kind]] = {
+    "FSDP": _fsdp,
+    "MULTI_GPU": _ddp,
+    "NO": _lone,
+    "DEEPSPEED": _deepspeed,
+    "MEGATRON_LM": _megatron,
+}
 
 
 TRAINER = Trainer(
@@ -134,4 +272,5 @@ TRAINER = Trainer(
     write=_write,
     read=_read,
     unsuitable=_unsuitable,
+    optional_sequence_parallelism=True,
 )

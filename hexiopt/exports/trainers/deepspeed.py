@@ -7,18 +7,23 @@ the embedding, the decoder layers, and the final norm with the head. Ranks are t
 
 import json
 from itertools import accumulate, pairwise
+from typing import Any
 
+from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
+from hexiopt.exports.settings import Settings, flat, script_notes
 from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import Section, as_mapping, parse
+from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import ONE_F_ONE_B
 
 TARGET = "DeepSpeed 0.19"
 FILE = "deepspeed.json"
+_FP32_GRADIENTS: dict[str, Any] = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
 _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 PRESET = EVEN | {
     "space.uneven_layers": (False,),
@@ -37,6 +42,12 @@ def _write(problem: Problem, plan: Plan) -> Program:
     schedule_of(plan, (ONE_F_ONE_B,), refuse)
     grid, zero = grid_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
     tp, policy = uniform_tp(problem, grid, _takes_tp, refuse), uniform_policy(grid, refuse)
+    workload = problem.workload
+    if workload.precision not in ("bf16", "fp16", "fp32"):
+        raise InputError(
+            "export.format: deepspeed is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
+        )
+    mixed = workload.precision != "fp32"
     bounds = [0, *(end + 1 for end in accumulate(grid.parts))]
     bounds[-1] += 1
     notes = (
@@ -49,10 +60,18 @@ def _write(problem: Problem, plan: Plan) -> Program:
         "train_batch_size": grid.global_batch,
         "train_micro_batch_size_per_gpu": grid.samples,
         "gradient_accumulation_steps": grid.num_micro_batches,
-        **({problem.workload.precision: {"enabled": True}} if problem.workload.precision in ("bf16", "fp16") else {}),
+        **({workload.precision: {"enabled": True}} if mixed else {}),
+        **(_FP32_GRADIENTS if mixed and workload.gradient_bytes == 4 else {}),
         "zero_optimization": {"stage": zero},
         "pipeline": {"activation_checkpoint_interval": int(policy == "full")},
-        _OWN: {"target": TARGET, "pipe": grid.num_stages, "model": tp, "parts": bounds, "notes": list(notes)},
+        _OWN: {
+            "target": TARGET,
+            "pipe": grid.num_stages,
+            "model": tp,
+            "sequence_parallel": workload.sequence_parallel,
+            "parts": bounds,
+            "notes": list(notes),
+        },
     }
     command = f'"${{TRAIN:-train.py}}" --deepspeed --deepspeed_config "$HERE/{FILE}"'
     return Program(grid.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
@@ -62,44 +81,112 @@ def _write(problem: Problem, plan: Plan) -> Program:
 
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    section = Section(as_mapping(parse(text, context.where, as_json=True), context.where), context.where)
-    own = section.section(_OWN, optional=True)
-    size = section.integer("train_micro_batch_size_per_gpu", at_least=1, at_most=10**7)
-    count = section.integer("gradient_accumulation_steps", at_least=1, at_most=10**7, default=1)
-    batch = section.integer("train_batch_size", at_least=1, at_most=10**7, default=None)
-    stages = own.integer("pipe", at_least=1, at_most=1024, default=1)
-    bounds = own.items("parts", optional=True)
-    parts = [b - a for a, b in pairwise(bounds)] or None
-    if parts:
+    data = as_mapping(parse(text, context.where, as_json=True), context.where)
+    settings, model = Settings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
+    exported = any(name.startswith(f"{_OWN}.") for name in settings)
+    stages = settings.whole("hexiopt.pipe", 1) if exported else 1
+    of_tp = settings.stated("hexiopt.model", "tensor_parallel.autotp_size")
+    tp = max(1, settings.whole(of_tp, 1, at_least=0)) if exported or of_tp in settings else 1
+    bounds = settings.get("hexiopt.parts")
+    parts = None
+    if bounds is not None:
+        whole = isinstance(bounds, list) and len(bounds) == stages + 1 and all(type(bound) is int for bound in bounds)
+        settings.require(whole, "hexiopt.parts", f"is not a list of {stages + 1} bounds; write them as exported")
+        parts = [b - a for a, b in pairwise(bounds)]
         parts[0] -= 1  # the embedding
         parts[-1] -= 1  # norm and head
-    interval = section.section("pipeline", optional=True).integer(
-        "activation_checkpoint_interval", at_least=0, at_most=10**6, default=0
-    )
+    size, count, world = _batch(settings, len(context.devices), tp * stages)
+    stage = settings.get("zero_optimization")
+    zero = int(stage) if isinstance(stage, bool) else settings.whole("zero_optimization.stage", 0, at_least=0)
+    if zero > 3:
+        settings.refuse_value("zero_optimization.stage", "is not 0, 1, 2 or 3; take one")
+    interval = settings.whole("pipeline.activation_checkpoint_interval", 0, at_least=0)
     if interval > 1:
-        context.fail(f"activation_checkpoint_interval {interval} keeps one input in {interval} layers; take 0 or 1")
-    on = [name for name in ("bf16", "fp16") if section.section(name, optional=True).raw("enabled", False) is True]
-    assumed = () if own.keys() else ("stages and TP are not in the file: data parallelism alone is assumed",)
-    layout = imported_job(
+        settings.refuse_value(
+            "pipeline.activation_checkpoint_interval",
+            f"keeps one input in {interval} layers, which is not modelled; take 0 or 1",
+        )
+    workload = _workload(settings, context)
+    if tp > 1:  # AutoTP has none
+        workload["sequence_parallel"] = exported and settings.flag("hexiopt.sequence_parallel", default=True)
+    settings.refuse()
+    assumed = {"seq_len": context.workload.seq_len} | ({} if interval else {"recompute": "none"})
+    notes = [*script_notes(context, **assumed), *settings.notes()]
+    if not exported and of_tp not in settings:
+        notes.insert(0, "stages and TP are not in the file: data parallelism alone is assumed")
+    return imported_job(
         context,
         StatedJob(
-            context.stated_model("DeepSpeed"),
-            tp=own.integer("model", at_least=1, at_most=1024, default=1),
+            model,
+            tp=tp,
             num_stages=stages,
             parts=parts,
             recompute=BlockRecompute("full" if interval else "none"),
             micro_batch_size=size,
             num_micro_batches=count,
-            sharding=section.section("zero_optimization", optional=True).integer(
-                "stage", at_least=0, at_most=3, default=0
-            ),
-            workload={"precision": on[0] if on else "fp32"},
-            notes=assumed,
+            sharding=zero,
+            world=world,
+            workload=workload,
+            notes=tuple(notes),
         ),
     )
-    if batch is not None and batch != layout.problem.workload.global_batch:
-        context.fail(f"train_batch_size {batch} is not {size} × {count} × the pipelines; give ranks=ranks.tsv")
-    return layout
+
+
+def _batch(settings: Settings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
+    """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs, where the batch tells it.
+
+    Of the batch, the micro-batch and their number, DeepSpeed takes what is missing from the others
+    (`deepspeed/runtime/config.py`, `_set_batch_related_parameters`).
+    """
+    names = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+    batch, size, count = (settings.whole(name) if name in settings else None for name in names)
+    if batch is None and size is None:
+        settings.fault(names[1], f"is missing; state it, or {names[0]}")
+    if batch is None or (size is not None and count is not None):
+        if count is None:
+            settings.by_default(names[2], count := 1)
+        size = size or 1
+        world, rest = divmod((batch or size * count) * gpus_a_pipeline, size * count)
+        if rest:
+            settings.refuse_value(names[0], f"is not divided by {size} × {count}; correct one of the three")
+        return size, count, None if batch is None else world
+    pipelines = max(1, num_gpus // gpus_a_pipeline)
+    known = size or count or 1
+    derived, rest = divmod(batch, pipelines * known)
+    if rest or not derived:
+        settings.refuse_value(
+            names[0], f"is not divided by {known} × {pipelines} pipelines; correct it, or give ranks=ranks.tsv"
+        )
+    if size is None:
+        settings.by_default(names[1], derived)
+        if count is None:
+            settings.by_default(names[2], 1)
+        return max(1, derived), known, None
+    settings.by_default(names[2], derived)
+    return size, max(1, derived), None
+
+
+def _workload(settings: Settings, context: ImportContext) -> dict[str, Any]:
+    """Precision and the width of gradients: by default they are kept and sent in the precision of the weights."""
+    on = [
+        precision
+        for precision, name in (("bf16", settings.stated("bf16.enabled", "bfloat16.enabled")), ("fp16", "fp16.enabled"))
+        if settings.flag(name, default=False)
+    ]
+    if len(on) > 1:
+        settings.fault("bf16.enabled and fp16.enabled", "are both true; keep one")
+    precision = on[0] if on else "fp32"
+    widths = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+    found = [
+        settings.word(name, widths, precision) for name in ("data_types.grad_accum_dtype", "communication_data_type")
+    ]
+    if len(set(found)) > 1 and "gradient_bytes" not in context.stated:
+        settings.fault(
+            "data_types.grad_accum_dtype and communication_data_type",
+            "gradients are kept and sent in different widths, "
+            "which is not modelled; state both as one, or workload.gradient_bytes=2 or 4",
+        )
+    return {"precision": precision} | ({"gradient_bytes": found[0]} if on else {})
 
 
 TRAINER = Trainer(

@@ -5,15 +5,17 @@ Ranks go through pipelines, stages and TP ranks. It trains four Llama shapes in 
 """
 
 import json
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
+from hexiopt.exports.settings import Settings, flat, script_notes
+from hexiopt.exports.stated_jobs import imported_plan
+from hexiopt.ledger import Vocabulary
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import Section, as_mapping, parse
+from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 
 TARGET = "FlashFlex 5ee1726"
@@ -112,50 +114,95 @@ def _arguments(problem: Problem, document: dict[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------- reading
 
+_KEYS = frozenset(
+    {"devices_id", "hetero_configs", "layer_partitions"}
+    | {f"{_OWN}.{key}" for key in ("chunks", "global_bsz_size", "pipeline_type", "recompute")}
+)
+_VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
+
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    section = Section(as_mapping(parse(text, context.where, as_json=True), context.where), context.where)
-    model, notes = context.stated_model("FlashFlex"), list[str]()
-    degrees, layers = _lists(section, "hetero_configs"), _lists(section, "layer_partitions")
-    if [len(own) for own in degrees] != [len(own) for own in layers]:
-        context.fail("hetero_configs and layer_partitions differ in stages; give both as many")
-    if any(sum(own) != model.num_layers for own in layers):
-        context.fail(f"layer_partitions: do not all sum to the {model.num_layers} layers of {model.name}")
-    if sum(map(sum, degrees)) != len(context.devices):
-        context.fail(f"its stages have {sum(map(sum, degrees))} GPUs, not {len(context.devices)}; give ranks=ranks.tsv")
-    own = section.section(_OWN, optional=True)
-    chunks, sequences = (own.raw(key, None) for key in ("chunks", "global_bsz_size"))
-    if not _fit(chunks, len(degrees)) or not _fit(sequences, len(degrees)):
-        each, rest = divmod(context.workload.global_batch, len(degrees))
-        sequences = chunks = [each + (p < rest) for p in range(len(degrees))]
-        notes.append("micro-batches are arguments of the run: equal ones of one sequence are assumed")
-    if any(total % count for total, count in zip(sequences, chunks, strict=True)):
-        context.fail("chunks: do not divide global_bsz_size; give micro-batches of whole sequences")
-    policy = own.text("recompute", choices=("none", "full"), default="full")
-    named = own.text("pipeline_type", choices=tuple(_SCHEDULES.values()), default="Gpipe")
-    schedule = next(mine for mine, theirs in _SCHEDULES.items() if theirs == named)
+    data = as_mapping(parse(text, context.where, as_json=True), context.where)
+    settings, model = Settings(context, dict(flat(data)), _VOCABULARY, _KEYS), context.stated_model("FlashFlex")
+    degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
+    if list(map(len, degrees)) != list(map(len, layers)):
+        settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")
+    if any(sum(counts) != model.num_layers for counts in layers):
+        settings.fault(
+            "layer_partitions", f"do not all sum to the {model.num_layers} layers of {model.name}; correct it"
+        )
+    settings.refuse()
+    devices, of_ranks = context.ranks_of(sum(map(sum, degrees)))
+    _check_machines(settings, context, degrees)
+    chunks, sequences, assumed = _batch(settings, context, len(degrees))
+    policy = settings.word(f"{_OWN}.recompute", {"none": "none", "full": "full"}, "full")
+    schedule = settings.word(f"{_OWN}.pipeline_type", {theirs: own for own, theirs in _SCHEDULES.items()}, "Gpipe")
+    settings.refuse()
     pipelines, rank = [], 0
     for p, (tps, counts) in enumerate(zip(degrees, layers, strict=True)):
-        ends, stages = [0, *accumulate(counts)], []
-        for tp, (first, end) in zip(tps, pairwise(ends), strict=True):
-            stages.append(Stage.of(tuple(context.devices[rank : rank + tp]), first, end, policy))
+        stages = []
+        for tp, (first, end) in zip(tps, pairwise([0, *accumulate(counts)]), strict=True):
+            stages.append(Stage.of(devices[rank : rank + tp], first, end, policy))
             rank += tp
         pipelines.append(Pipeline(tuple(stages), chunks[p], sequences[p] // chunks[p]))
-    workload = replace(context.workload, global_batch=sum(sequences), precision="fp16", seq_len=SEQ_LEN)
-    problem = Problem(context.cluster, model, workload, context.space)
-    return ImportedPlan(problem, Plan(tuple(pipelines), schedule, Sharding(0)), tuple(notes))
+    workload = {"global_batch": sum(sequences), "precision": "fp16", "seq_len": SEQ_LEN}
+    of_tp = {"sequence_parallel": context.workload.sequence_parallel} if max(map(max, degrees)) > 1 else {}
+    notes = (*of_ranks, *assumed, *script_notes(context, **of_tp), *settings.notes())
+    return imported_plan(context, model, Plan(tuple(pipelines), schedule, Sharding(0)), workload, notes)
+
+
+def _check_machines(settings: Settings, context: ImportContext, degrees: list[list[int]]) -> None:
+    """Refuse ranks that stand on other machines than the file's, whose numbers are its own."""
+    named = settings.get("devices_id")
+    if named is None:
+        settings.by_default("devices_id", "the ranks in order")
+        return
+    counts = [[len(stage) for stage in pipeline] for pipeline in named] if _nested(named) else None
+    settings.require(
+        counts == degrees, "devices_id", "does not list a machine for every GPU of hetero_configs; correct it"
+    )
+    theirs = [machine for pipeline in named for stage in pipeline for machine in stage]
+    ours = [int(context.cluster.machine_of[device]) for device in context.devices]
+    if len(set(zip(theirs, ours, strict=True))) != len(set(ours)) or len(set(theirs)) != len(set(ours)):
+        settings.fault("devices_id", "puts ranks on other machines than the cluster's order does; give ranks=ranks.tsv")
+
+
+def _nested(named: Any) -> bool:
+    return isinstance(named, list) and all(
+        isinstance(pipeline, list) and all(isinstance(stage, list) for stage in pipeline) for pipeline in named
+    )
+
+
+def _batch(settings: Settings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
+    """Micro-batches and sequences of each pipeline, and notes: arguments of the run, which the exporter states too."""
+    keys = f"{_OWN}.chunks", f"{_OWN}.global_bsz_size"
+    if not any(key in settings for key in keys):
+        each, rest = divmod(context.workload.global_batch, count)
+        ones = [each + (p < rest) for p in range(count)]
+        return ones, ones, ["micro-batches are arguments of the run: equal ones of one sequence are assumed"]
+    chunks, sequences = (settings.get(key, ()) for key in keys)
+    for key, values in zip(keys, (chunks, sequences), strict=True):
+        settings.require(_fit(values, count), key, f"is not a list of {count} whole numbers from 1; state it")
+    if any(total % number for total, number in zip(sequences, chunks, strict=True)):
+        settings.fault(keys[0], f"do not divide {keys[1]}; give micro-batches of whole sequences")
+    return list(chunks), list(sequences), []
 
 
 def _fit(values: Any, count: int) -> bool:
     return isinstance(values, list) and len(values) == count and all(type(v) is int and v > 0 for v in values)
 
 
-def _lists(section: Section, key: str) -> list[list[int]]:
-    found = section.items(key)
-    for own in found:
-        if not isinstance(own, list) or not own or not _fit(own, len(own)):
-            section.fail(key, "is not a list of lists of whole numbers from 1, one for each pipeline")
-    return found
+def _lists(settings: Settings, key: str) -> list[list[int]]:
+    found = settings.get(key)
+    if (
+        isinstance(found, list)
+        and found
+        and all(isinstance(one, list) and one and _fit(one, len(one)) for one in found)
+    ):
+        return found
+    settings.require(key in settings, key, "is missing; state it")
+    settings.fault(key, "is not a list of lists of whole numbers from 1, one for each pipeline; correct it")
+    return []
 
 
 TRAINER = Trainer(

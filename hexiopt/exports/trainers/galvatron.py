@@ -5,7 +5,6 @@ Ranks are t + T·(r + R·s) for replica r of R of stage s (`galvatron/core/runti
 
 import json
 from itertools import accumulate, pairwise
-from typing import Any
 
 from hexiopt.exports.formats import (
     ImportContext,
@@ -17,11 +16,13 @@ from hexiopt.exports.formats import (
     stage_name,
 )
 from hexiopt.exports.layout import Layout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
+from hexiopt.exports.settings import Settings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainers.megatron import EVEN
+from hexiopt.ledger import Reason, Vocabulary
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import Section, as_mapping, parse
+from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 
 TARGET = "Galvatron cea12ff"
@@ -86,56 +87,104 @@ def _listed(numbers: list[int]) -> str:
 # ----------------------------------------------------------------------------- reading
 
 
+def _all(kept: str, reason: str) -> Reason:
+    """Refuses lists of numbers with others than `kept`."""
+    return lambda value: None if {part.strip() for part in str(value).split(",")} == {kept} else reason
+
+
+_KEYS = frozenset(
+    {
+        "checkpoint",
+        "chunks",
+        "default_dp_type",
+        "dp_types_enc",
+        "global_bsz",
+        "pipeline_type",
+        "pp_deg",
+        "pp_division",
+        "tp_sizes_enc",
+        "vtp",
+    }
+)
+_EXPERTS = "mixtures of experts are not planned; import a dense layout"
+_VOCABULARY = Vocabulary(
+    harmless=frozenset({"dispatcher", "hexiopt.notes", "hexiopt.target"}),  # of experts; the exporter's own
+    refused={
+        "cp_sizes_enc": _all("1", "context parallelism is not read here; take 1"),
+        "embed_sdp": _all("0", "shards the embedding alone, which is not modelled; take 0"),
+        "ep_sizes_enc": _all("1", _EXPERTS),
+        "tp_consecutive_flags": _all("1", "puts ranks of a TP group apart, which is not read here; take 1"),
+        "tp_of_ep_sizes_enc": _all("1", _EXPERTS),
+        "use_sp": _all("0", "Ulysses' sequence parallelism is not read here; take 0"),
+        "vcp": _all("1", "context parallelism is not read here; take 1"),
+        "vsp": _all("0", "Ulysses' sequence parallelism of the vocabulary is not read here; take 0"),
+    },
+)
+
+
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    section = Section(as_mapping(parse(text, context.where, as_json=True), context.where), context.where)
-    model, world = context.stated_model("Galvatron"), len(context.devices)
-    stages = section.integer("pp_deg", at_least=1, at_most=1024)
-    division, tps = _numbers(section, "pp_division"), _numbers(section, "tp_sizes_enc")
-    checkpoint = _numbers(section, "checkpoint", [0] * len(tps))
-    if len(division) != stages or sum(division) != model.num_layers or len(tps) != model.num_layers:
-        context.fail(f"pp_division and tp_sizes_enc: are not those of {stages} stages and {model.num_layers} layers")
-    if len(checkpoint) != len(tps) or world % stages:
-        context.fail(
-            f"checkpoint has {len(checkpoint)} layers of {len(tps)}, or {stages} stages do not divide {world} GPUs"
-        )
-    if any(_numbers(section, "use_sp", [0])) or max(_numbers(section, "cp_sizes_enc", [1])) > 1:
-        context.fail("use_sp or cp_sizes_enc: sequence parallelism of Galvatron is not modelled; import without")
-    batch = section.integer("global_bsz", at_least=1, at_most=10**7)
-    chunks = section.integer("chunks", at_least=1, at_most=10**7)
-    size, per = batch // chunks, world // stages
+    data = as_mapping(parse(text, context.where, as_json=True), context.where)
+    settings, model = Settings(context, dict(flat(data)), _VOCABULARY, _KEYS), context.stated_model("Galvatron")
+    devices, of_ranks = context.ranks_of(None)
+    stages = settings.whole("pp_deg")
+    division = _numbers(settings, "pp_division", stages)
+    tps, checkpoint, types = (
+        _numbers(settings, name, model.num_layers, default)
+        for name, default in (("tp_sizes_enc", None), ("checkpoint", 0), ("dp_types_enc", 0))
+    )
+    batch, chunks = settings.whole("global_bsz"), settings.whole("chunks")
+    schedule = settings.word("pipeline_type", {theirs: own for own, theirs in _SCHEDULES.items()}, "gpipe")
+    zero = settings.word("default_dp_type", {theirs: own for own, theirs in _ZERO.items()}, "ddp")
+    if len(set(types)) > 1:
+        settings.fault("dp_types_enc", "layers differ in ZeRO stage, which is not modelled; give all the same")
+    if sum(division) != model.num_layers:
+        settings.fault("pp_division", f"does not sum to the {model.num_layers} layers of {model.name}; correct it")
+    if len(devices) % stages or batch % chunks:
+        said = f"{stages} stages do not divide {len(devices)} GPUs, or {chunks} chunks global_bsz {batch}"
+        settings.fault("pp_deg and chunks", f"{said}; give ranks=ranks.tsv, or correct them")
+    vocabulary = settings.whole("vtp", tps[0])
+    settings.refuse()
+    size, per = batch // chunks, len(devices) // stages
     found = []
     for s, (first, end) in enumerate(pairwise([0, *accumulate(division)])):
-        if len(set(tps[first:end])) != 1:
+        tp, rank = tps[first], s * per
+        if len(set(tps[first:end])) > 1:
             context.fail(
                 f"tp_sizes_enc: layers of stage {s} have several TP degrees, which are not modelled; give it one"
             )
-        tp, rank = tps[first], s * per
-        if per % tp or size % (per // tp) or batch % chunks:
+        if per % tp or size % (per // tp):
             context.fail(
-                f"stage {s}: TP {tp} on {per} GPUs does not divide micro-batches of {batch} / {chunks} sequences"
+                f"stage {s}: TP {tp} on {per} GPUs does not divide micro-batches of {batch} / {chunks} sequences; "
+                "correct one of them"
             )
-        replicas = tuple(context.devices[rank + r * tp : rank + (r + 1) * tp] for r in range(per // tp))
-        policies = tuple("full" if own else "none" for own in checkpoint[first:end])
+        replicas = tuple(devices[rank + r * tp : rank + (r + 1) * tp] for r in range(per // tp))
+        policies = tuple("full" if on else "none" for on in checkpoint[first:end])
         found.append(LayoutStage(replicas, ((first, end),), policies if len(set(policies)) > 1 else policies[:1]))
-    named = section.text("pipeline_type", choices=tuple(_SCHEDULES.values()), default="gpipe")
-    kind = section.text("default_dp_type", choices=tuple(_ZERO.values()), default="ddp")
-    types = set(_numbers(section, "dp_types_enc", [0] * len(tps)))
-    zero = 3 if types == {1} else next(own for own, theirs in _ZERO.items() if theirs == kind)
-    if len(types) > 1:
-        context.fail("dp_types_enc: layers differ in ZeRO stage, which is not modelled; give all the same")
-    schedule = next(own for own, theirs in _SCHEDULES.items() if theirs == named)
-    return imported_layout(context, model, Layout(tuple(found), chunks, size), schedule, zero, {"global_batch": batch})
+    ends = {found[0].tp, found[-1].tp} - {vocabulary}
+    said = f"embedding and head have TP degree {vocabulary}, priced with that of their stages"
+    workload = context.workload
+    script = {"seq_len": workload.seq_len, "precision": workload.precision}
+    if max(tps) > 1:
+        script["sequence_parallel"] = workload.sequence_parallel
+    notes = (*of_ranks, *((said,) if ends else ()), *script_notes(context, **script), *settings.notes())
+    layout = Layout(tuple(found), chunks, size)
+    zero = 3 if set(types) == {1} else zero
+    return imported_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
 
 
-def _numbers(section: Section, key: str, default: list[int] | None = None) -> list[int]:
-    """The numbers in a text that commas divide."""
-    if key not in section and default is not None:
-        return default
-    value: Any = section.raw(key)
-    parts = str(value).split(",")
-    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
-        section.fail(key, "is not a list of whole numbers with commas between; correct it")
-    return [int(part) for part in parts]
+def _numbers(settings: Settings, key: str, count: int, default: int | None = None) -> list[int]:
+    """The `count` numbers in a text that commas divide."""
+    if key not in settings and default is not None:
+        settings.by_default(key, default)
+        return [default] * count
+    parts = [part.strip() for part in str(settings.get(key, "")).split(",")]
+    if key not in settings:
+        settings.fault(key, "is missing; state it")
+    elif len(parts) != count or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        settings.refuse_value(key, f"is not a list of {count} whole numbers with commas between; correct it")
+    else:
+        return [int(part) for part in parts]
+    return [1] * count
 
 
 TRAINER = Trainer(

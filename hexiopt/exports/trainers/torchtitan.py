@@ -5,17 +5,15 @@ Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, t
 Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not resharded after the forward, ZeRO-2.
 """
 
-import ast
-import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model_and_sequence
-from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.formats import Program, Refusal, Trainer, divides_model_and_sequence
+from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
+from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
@@ -23,6 +21,8 @@ from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 TARGET = "torchtitan 0.3"
 FILE, MODULE = "hexiopt_plan.py", "hexiopt_plan"
 _SCHEDULES = {ONE_F_ONE_B: "1F1B", GPIPE: "GPipe", INTERLEAVED: "Interleaved1F1B"}
+_PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
+_GRADIENTS = ("gradients are reduced in float32, 4 bytes where the plan was priced with 2",)
 PRESET = EVEN | {
     "workload.schedule": (ONE_F_ONE_B.name, INTERLEAVED.name, GPIPE.name),
     "workload.optimizer_sharding": ("2", "3", "0"),
@@ -44,7 +44,9 @@ def _write(problem: Problem, plan: Plan) -> Program:
     grid = grid_of(plan, refuse)
     tp, policy = uniform_tp(problem, grid, divides_model_and_sequence, refuse), uniform_policy(grid, refuse)
     schedule = schedule_of(plan, tuple(_SCHEDULES), refuse)
-    zero = zero_stage(plan, (2, 3, 0), refuse)
+    zero, precision = zero_stage(plan, (2, 3, 0), refuse), problem.workload.precision
+    if precision not in _PRECISIONS:
+        raise InputError("export.format: torchtitan is written for bf16 and fp32; plan with workload.precision=bf16")
     shard = grid.dp if zero else 1
     values: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": grid.num_stages,
@@ -54,7 +56,10 @@ def _write(problem: Problem, plan: Plan) -> Program:
         "training.local_batch_size": grid.num_micro_batches * grid.samples,
         "training.global_batch_size": grid.global_batch,
         "training.seq_len": problem.workload.seq_len,
+        "training.mixed_precision_param": _PRECISIONS[precision],
     }
+    if tp > 1 and not problem.workload.sequence_parallel:
+        values["parallelism.enable_sequence_parallel"] = False
     if zero:
         values["parallelism.fsdp_reshard_after_forward"] = "always" if zero == 3 else "never"
     if grid.num_stages > 1:
@@ -69,7 +74,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     notes = (
         *grid.notes(),
         "the model is that of the configuration which the file imports as `base`; change it to yours",
-        "the recompute policy is stated in a comment: set `activation_checkpoint` as your version names it",
+        *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
     )
     text = _text(values, policy, notes)
     command = f"-m torchtitan.train --module {MODULE} --config plan"
@@ -101,9 +106,8 @@ def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str
         *(f"Note: {note}." for note in notes),
         '"""',
         "",
+        "from torchtitan.distributed.activation_checkpoint import FullAC",
         "from torchtitan.models.llama3.config_registry import llama3_8b as base",
-        "",
-        f'RECOMPUTE = "{policy}"  # of every layer, as the plan was priced',
         "",
         "",
         "def plan():",
@@ -114,83 +118,8 @@ def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str
             lines += [f"    config.{key} = [", *(f"        {part!r}," for part in value), "    ]"]
         else:
             lines.append(f"    config.{key} = {value!r}")
+    lines.append(f"    config.activation_checkpoint = {'FullAC.Config()' if policy == 'full' else None}")
     return "\n".join([*lines, "    return config"]) + "\n"
-
-
-# ----------------------------------------------------------------------------- reading
-
-
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    values = _values(text, context)
-    model, world = context.stated_model("torchtitan"), len(context.devices)
-
-    def whole(name: str, default: int) -> int:
-        value = values.get(name, default)
-        if type(value) is not int:
-            context.fail(f"{name}: {value!r} is not a whole number; write one out")
-        return value
-
-    if whole("context_parallel_degree", 1) > 1:
-        context.fail("context_parallel_degree above 1 is not modelled; import a layout without it")
-    tp, stages = whole("tensor_parallel_degree", 1), whole("pipeline_parallel_degree", 1)
-    replicate, shard = whole("data_parallel_replicate_degree", 1), whole("data_parallel_shard_degree", -1)
-    if min(tp, stages, replicate) < 1 or world % (tp * stages * replicate):
-        context.fail(f"{world} GPUs are not divided by its degrees; give ranks=ranks.tsv or the cluster")
-    pipelines = world // (tp * stages)
-    if shard not in (-1, pipelines // replicate):
-        context.fail(f"its degrees take {tp * stages * replicate * shard} GPUs, not {world}; give ranks=ranks.tsv")
-    shard = pipelines // replicate
-    if shard > 1 and replicate > 1:
-        context.fail("parameters both replicated and sharded are not modelled; set one of the degrees to 1")
-    local, batch = whole("local_batch_size", 1), whole("global_batch_size", -1)
-    name = values.get("pipeline_parallel_schedule", "1F1B")
-    schedule = next((own for own, theirs in _SCHEDULES.items() if theirs.lower() == str(name).lower()), None)
-    if schedule is None:
-        context.fail(f"pipeline_parallel_schedule: {name!r} is not modelled; take 1F1B, GPipe or Interleaved1F1B")
-    modules = values.get("module_fqns_per_model_part")
-    policy = str(values.get("RECOMPUTE", values.get("mode", "none")))
-    resharded = values.get("fsdp_reshard_after_forward", "default")
-    return imported_job(
-        context,
-        StatedJob(
-            model,
-            tp=tp,
-            num_stages=stages,
-            parts=None if modules is None else [sum(str(m).startswith("layers.") for m in part) for part in modules],
-            recompute=BlockRecompute(policy if policy in ("none", "full", "selective") else "none"),
-            micro_batch_size=whole("pipeline_parallel_microbatch_size", 1) if stages > 1 else local,
-            global_batch=pipelines * local if batch == -1 else batch,
-            schedule=schedule,
-            sharding=0 if shard == 1 else 3 if resharded == "always" or (resharded == "default" and stages == 1) else 2,
-            workload={"seq_len": whole("seq_len", context.workload.seq_len)},
-            notes=() if "RECOMPUTE" in values or "mode" in values else ("recompute is not stated: none is assumed",),
-        ),
-    )
-
-
-def _values(text: str, context: ImportContext) -> dict[str, Any]:
-    """The literals that a Python configuration assigns, or the values of a TOML file; nothing is run."""
-    try:
-        tables = tomllib.loads(text)
-        return {key: value for table in tables.values() if isinstance(table, dict) for key, value in table.items()}
-    except tomllib.TOMLDecodeError:
-        pass
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        raise InputError(f"{context.where}: is neither a Python configuration nor TOML; give one of them") from None
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                name = getattr(target, "attr", getattr(target, "id", None))
-                try:
-                    found[str(name)] = ast.literal_eval(node.value)
-                except ValueError:
-                    continue
-    if not any(name.endswith("_parallel_degree") for name in found):
-        context.fail("assigns no ..._parallel_degree; give the configuration of a torchtitan run")
-    return found
 
 
 TRAINER = Trainer(
@@ -200,6 +129,7 @@ TRAINER = Trainer(
     preset=lambda problem: PRESET,
     takes_tp=divides_model_and_sequence,
     write=_write,
-    read=_read,
+    read=read_torchtitan,
     unsuitable=_unsuitable,
+    optional_sequence_parallelism=True,
 )

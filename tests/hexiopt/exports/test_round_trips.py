@@ -28,7 +28,7 @@ def read_back(name: str, problem: Problem, plan: Plan, own_model: bool) -> tuple
     text = next(iter(program.files.values()))
     model = problem.model if own_model else None
     default = Workload(global_batch=problem.workload.global_batch, gradient_bytes=problem.workload.gradient_bytes)
-    stated = frozenset({"gradient_bytes"})  # trainers have their own default
+    stated = frozenset({"gradient_bytes", "sequence_parallel"})  # in which some trainers differ from the plan's price
     context = ImportContext(name, problem.cluster, devices, model, default, Space(), stated, table=True)
     assert trainer.read is not None
     found = trainer.read(text, context)

@@ -109,13 +109,17 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
         ("flagscale", "- a", "is not a mapping"),
         ("torchtitan", "import os; os.remove('x')", "assigns no"),
         ("torchtitan", "((", "neither a Python configuration nor TOML"),
-        ("torchtitan", "p.tensor_parallel_degree = 3", "8 GPUs are not divided"),
+        (
+            "torchtitan",
+            "def f(c):\n  c.parallelism.tensor_parallel_degree = 3\n  return c",
+            "TP 3 times PP 1 .* do not divide 8 GPUs",
+        ),
         ("flashflex", "{}", "hetero_configs: is missing"),
-        ("flashflex", '{"hetero_configs": [[4]], "layer_partitions": [[32]]}', "its stages have 4 GPUs, not 8"),
+        ("flashflex", '{"hetero_configs": [[4]], "layer_partitions": [[32]]}', "runs on 4 GPUs, and there are 8"),
         ("galvatron", '{"pp_deg": "x"}', "pp_deg"),
         ("deepspeed", "{}", "train_micro_batch_size_per_gpu: is missing"),
-        ("deepspeed", '{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 1}', "train_batch_size 9 is not"),
-        ("accelerate", "a: b", "fsdp_config: is missing"),
+        ("deepspeed", '{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 1}', "train_batch_size 9: is not"),
+        ("accelerate", "a: b", "a: is no key .* distributed_type: is missing"),
     ],
 )
 def test_what_no_plan_expresses_is_refused(name: str, text: str, said: str) -> None:

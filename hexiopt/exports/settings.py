@@ -1,0 +1,136 @@
+"""The settings in a trainer's file by dotted names, read with their types; all faults of a file are said at once."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from hexiopt.errors import did_you_mean, quoted
+from hexiopt.exports.formats import ImportContext
+from hexiopt.ledger import Ledger, Vocabulary
+
+AUTO = "auto"  # what a training script fills in when it runs
+_MOST = 10**9
+
+T = TypeVar("T")
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of nested tables by its dotted name; an empty table is one with the value {}."""
+    for key, value in data.items():
+        name = prefix + (f'"{key}"' if "." in key else key)
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def unknown_key(name: str, known: frozenset[str]) -> str:
+    """Why a key that is not `known` is refused, with what may be meant."""
+    near = did_you_mean(name, known)
+    return f"is no key of the format; {near if near.startswith('did you mean') else 'take it out'}"
+
+
+class Settings(Ledger):
+    """The settings of a file, with a default of the trainer's for each that is not stated.
+
+    Getters do not raise: a value of the wrong kind becomes a fault, and the default is returned. `refuse` raises
+    InputError with all faults, `notes` say what was not read and which defaults were taken. In a closed format, whose
+    keys are `known`, every other one is a fault.
+    """
+
+    def __init__(
+        self,
+        context: ImportContext,
+        values: Mapping[str, Any],
+        vocabulary: Vocabulary,
+        known: frozenset[str] | None = None,
+    ) -> None:
+        super().__init__(context.where, values, vocabulary)
+        self._known = known
+        self._wrong: list[tuple[str, str]] = []
+        self._defaults: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------------- values
+
+    def whole(self, name: str, default: int | None = None, *, at_least: int = 1) -> int:
+        """A whole number from `at_least` on, or `default`, which may be below; without a default it must be stated."""
+        value = self._value(name, default)
+        if default is not None and value == default:
+            return default
+        if type(value) is int and at_least <= value <= _MOST:
+            return value
+        if name in self:
+            self.refuse_value(name, f"is not a whole number from {at_least} on; write one out")
+        return at_least if default is None else default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false, also as a word, or `default`."""
+        return self.word(name, {"true": True, "false": False}, str(default).lower())
+
+    def word(self, name: str, choices: Mapping[str, T], default: str) -> T:
+        """What `choices` has for the word, in capitals or not, or for the word `default`."""
+        by_word = {word.lower(): choice for word, choice in choices.items()}
+        word = str(self._value(name, default)).lower()
+        if word not in by_word:
+            self.refuse_value(name, f"is not modelled; {did_you_mean(word, choices)}")
+            return choices[default]
+        return by_word[word]
+
+    def stated(self, *names: str) -> str:
+        """The one of the names of a setting, newest first, that the file has; two are a fault."""
+        present = [name for name in names if name in self]
+        if len(present) > 1:
+            self.fault(" and ".join(present), f"are names of one setting; keep {present[0]}")
+        return present[0] if present else names[0]
+
+    def by_default(self, name: str, value: Any) -> None:
+        """Note that a setting is not stated, and that the trainer takes `value`."""
+        self._defaults[name] = value
+
+    def _value(self, name: str, default: Any) -> Any:
+        if name in self:
+            return self[name]
+        if default is None:
+            self.fault(name, "is missing; state it")
+        else:
+            self.by_default(name, default)
+        return default
+
+    # ------------------------------------------------------------------------- faults and notes
+
+    def fault(self, what: str, rule: str) -> None:
+        """Refuse the file, when all of it has been read: `what` breaks `rule`, which ends in the remedy."""
+        if (what, rule) not in self._wrong:
+            self._wrong.append((what, rule))
+
+    def refuse_value(self, name: str, rule: str) -> None:
+        """As `fault`, of the value of a setting."""
+        value = self[name]
+        if value == AUTO:
+            rule = "is filled in when the training script runs; write the value that it takes"
+        self.fault(f"{name} {quoted(value)}", rule)
+
+    def wrong(self) -> list[tuple[str, str]]:
+        """Every fault: what the vocabulary refuses, values of the wrong kind, and keys that a closed format lacks."""
+        return [*super().wrong(), *self._wrong, *self._unknown()]
+
+    def _unknown(self) -> list[tuple[str, str]]:
+        if self._known is None:
+            return []
+        return [(name, unknown_key(name, self._known)) for name in self.unread() if name not in self._known]
+
+    def notes(self) -> list[str]:
+        """What was not read, and the defaults that were taken."""
+        said = [f"{name} {value}" for name, value in self._defaults.items()]
+        return super().notes() + ([f"not stated, so by default: {', '.join(said)}"] if said else [])
+
+    def require(self, sound: bool, what: str, rule: str) -> None:
+        """Refuse the file at once where it is not `sound`, with the other faults."""
+        if not sound:
+            self.fault(what, rule)
+            self.refuse()
+
+
+def script_notes(context: ImportContext, **assumed: Any) -> list[str]:
+    """The note on what the training script sets, and neither the file nor the command line states, as it is assumed."""
+    said = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
+    return [f"not in the file but in the training script, so assumed: {said}"] if said else []

@@ -1,0 +1,292 @@
+"""The layout in a torchtitan configuration: a Python function of 0.3, or the TOML of earlier versions."""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from hexiopt.exports.formats import ImportContext, ImportedPlan
+from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
+from hexiopt.exports.settings import Settings, flat
+from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
+from hexiopt.exports.trainers.python_settings import python_settings
+from hexiopt.exports.trainers.torchtitan_vocabulary import VOCABULARY
+from hexiopt.problem.space import Recompute
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
+
+_DEGREE = "parallel_degree"
+_ENDS = ("first", "last")
+_SPLIT = re.compile(r"layers\.\d{1,6}")
+_CONVERTERS = {
+    "float8": "fp8",
+    "quantize.linear.float8": "fp8",
+    "Float8LinearConverter": "fp8",
+    "mx": "mxfp8",
+    "quantize.linear.mx": "mxfp8",
+    "MXFP8LinearConverter": "mxfp8",
+    "NVFP4LinearConverter": "nvfp4",
+}
+_BY_OPERATOR = (
+    "keeps the outputs of chosen operators, every second product of matrices among them, which is not modelled; state "
+    "workload.recompute=none and then full, between which it lies"
+)
+
+
+class EveryRecompute(BlockRecompute):
+    """`policy` for every layer of a stage whose number, from 1 on, `block` divides, and none for the others."""
+
+    def of(self, ranges: Ranges) -> Recompute:
+        """The policies of a stage."""
+        assert self.block is not None
+        count = sum(end - first for first, end in ranges)
+        return tuple("none" if k % self.block else self.policy for k in range(1, count + 1))
+
+
+def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
+    """The problem and the plan of a configuration. Raises InputError for what no plan of ours expresses."""
+    model = context.stated_model("torchtitan")
+    settings, bases = _settings(text, context)
+    degrees = _degrees(settings, context)
+    stages, sharded = degrees.stages, degrees.shard > 1
+    schedule: Schedule = ONE_F_ONE_B
+    parts, reshard = [model.num_layers], False
+    if stages > 1:
+        schedule = _schedule(settings)
+        parts = _parts(settings, model.num_layers, stages, schedule)
+    size, count, batch = _batch(settings, degrees, len(parts))
+    recompute, priced = _recompute(settings, context, python=bases is not None)
+    if sharded:
+        policies = {"default": stages == 1, "always": True, "never": False}
+        reshard = settings.word("parallelism.fsdp_reshard_after_forward", policies, "default")
+    mixed = bases is not None or sharded or degrees.tp == stages == 1
+    precision, assumed = _precision(settings, mixed)
+    workload: dict[str, Any] = {
+        "precision": precision,
+        "seq_len": settings.whole("training.seq_len", 2048),
+        "gradient_bytes": settings.word("training.mixed_precision_reduce", {"float32": 4}, "float32"),
+    }
+    if degrees.tp > 1:  # versions before 0.3 always have it
+        key = "parallelism.enable_sequence_parallel"
+        workload["sequence_parallel"] = bases is None or settings.flag(key, default=True)
+    named = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
+    settings.refuse()
+    notes = (
+        *(f"{base}() is not in the file, and what it sets is not read" for base in bases or ()),
+        *([f"the file's model is {' '.join(named)}, and {model.name} is priced"] if named else []),
+        *priced,
+        *assumed,
+        *settings.notes(),
+    )
+    layout = imported_job(
+        context,
+        StatedJob(
+            model,
+            tp=degrees.tp,
+            num_stages=stages,
+            parts=parts,
+            recompute=recompute,
+            micro_batch_size=size,
+            num_micro_batches=count,
+            global_batch=batch,
+            schedule=schedule,
+            sharding=3 if reshard else 2 if sharded else 0,
+            world=degrees.world,
+            workload=workload,
+            notes=notes,
+        ),
+    )
+    return sharded_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
+
+
+@dataclass(frozen=True)
+class _Degrees:
+    """`world` is None where the file leaves the degree of sharding to the number of GPUs."""
+
+    tp: int
+    stages: int
+    replicate: int
+    shard: int
+    world: int | None
+
+    @property
+    def pipelines(self) -> int:
+        return self.replicate * self.shard
+
+
+def _degrees(settings: Settings, context: ImportContext) -> _Degrees:
+    tp = settings.whole(_named(settings, "tensor_parallel_degree", "parallelism", "training"), 1)
+    stages = settings.whole(_named(settings, "pipeline_parallel_degree", "parallelism", "experimental", "training"), 1)
+    replicate = settings.whole(_named(settings, "data_parallel_replicate_degree", "parallelism", "training"), 1)
+    earlier = "training.data_parallel_degree"
+    names = ("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree", earlier)
+    shard = settings.whole(name := settings.stated(*names), -1)
+    world, count = None, len(context.devices)
+    if shard > 0:
+        world = tp * stages * replicate * shard
+    else:
+        settings.require(
+            count % (tp * stages * replicate) == 0,
+            "its degrees",
+            f"TP {tp} times PP {stages} times {replicate} replicas do not divide {count} GPUs; give ranks=ranks.tsv, "
+            "or the cluster that it runs on",
+        )
+        shard = count // (tp * stages * replicate)
+    if name == earlier and settings.word("training.data_parallel_type", {"fsdp": False, "ddp": True}, "fsdp"):
+        replicate, shard = shard, 1
+    return _Degrees(tp, stages, replicate, shard, world)
+
+
+def _batch(settings: Settings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
+    """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step where they are stated."""
+    local = settings.whole(settings.stated("training.local_batch_size", "training.batch_size"), 8)
+    batch = settings.whole("training.global_batch_size", -1)
+    if degrees.stages == 1:  # the rest of the batch is accumulated
+        return local, 1, None if batch == -1 else batch
+    whole = local * degrees.pipelines
+    if batch not in (-1, whole):
+        settings.refuse_value(
+            "training.global_batch_size",
+            f"is not {local} sequences of each of {degrees.pipelines} pipelines, which drain after each; price one "
+            f"part, with training.global_batch_size = {whole}",
+        )
+    size = _micro_batch_size(settings, degrees.stages, num_parts, local)
+    return size, local // size, None
+
+
+def _named(settings: Settings, name: str, *tables: str) -> str:
+    return settings.stated(*(f"{table}.{name}" for table in tables))
+
+
+def _settings(text: str, context: ImportContext) -> tuple[Settings, list[str] | None]:
+    """The settings of a TOML file; or those of a Python configuration, and the functions elsewhere that it changes."""
+    try:
+        data, bases = tomllib.loads(text), None
+    except (tomllib.TOMLDecodeError, RecursionError):
+        data, bases = python_settings(text, context.where)
+    settings = Settings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
+    if not any(name.startswith(("parallelism.", "training.")) for name in settings):
+        context.fail(f"assigns no ..._{_DEGREE}; give the configuration of a torchtitan run")
+    return settings, bases
+
+
+def _schedule(settings: Settings) -> Schedule:
+    names = {"1F1B": ONE_F_ONE_B, "GPipe": GPIPE, "Interleaved1F1B": INTERLEAVED, "interleaved_1f1b": INTERLEAVED}
+    key = _named(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
+    return settings.word(key, names, "1F1B")
+
+
+def _parts(settings: Settings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
+    """The layers of each virtual stage: stated by module or by split point, or as torchtitan divides them.
+
+    It counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives what is left
+    over to the first (`torchtitan/distributed/pipeline_parallel.py`).
+    """
+    stated = _stated_parts(settings, num_layers)
+    if stated is not None:
+        return stated
+    ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
+    key = _named(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
+    count = stages * (2 if schedule == INTERLEAVED else 1)
+    if key in settings:
+        count = -(-(num_layers + sum(ends)) // settings.whole(key))
+    each, rest = divmod(num_layers + sum(ends), count)
+    parts = [each + (k < rest) for k in range(count)]
+    parts[0] -= ends[0]
+    parts[-1] -= ends[1]
+    return parts
+
+
+def _stated_parts(settings: Settings, num_layers: int) -> list[int] | None:
+    key = "parallelism.module_fqns_per_model_part"
+    if settings.get(key) is not None:
+        modules = settings[key]
+        if not isinstance(modules, list) or not all(isinstance(part, list) for part in modules):
+            settings.fault(key, "is not a list of lists of modules; write them out")
+            return None
+        layers = [[str(name) for name in part if str(name).startswith("layers.")] for part in modules]
+        if [name for part in layers for name in part] != [f"layers.{k}" for k in range(num_layers)]:
+            settings.fault(
+                key, f"does not list layers.0 to layers.{num_layers - 1} in order, which the model has; correct it"
+            )
+        return list(map(len, layers))
+    key = _named(settings, "pipeline_parallel_split_points", "parallelism", "experimental", "training")
+    points = settings.get(key)
+    if not points:
+        return None
+    names = points.split(",") if isinstance(points, str) else points if isinstance(points, list) else []
+    at = [int(str(name)[7:]) if _SPLIT.fullmatch(str(name)) else -1 for name in names]
+    bounds = [0, *at, num_layers]
+    if not at or any(b <= a for a, b in pairwise(bounds)):
+        settings.refuse_value(key, f"are not layers of the model's {num_layers} in order; write them as layers.8")
+    return [b - a for a, b in pairwise(bounds)]
+
+
+def _micro_batch_size(settings: Settings, stages: int, num_parts: int, local: int) -> int:
+    """Sequences of a micro-batch of a pipeline; earlier versions state how many there are, as many as stages if not."""
+    key = _named(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
+    current = "parallelism.pipeline_parallel_microbatch_size"
+    earlier = "parallelism.pipeline_parallel_degree" not in settings
+    if key in settings or (earlier and current not in settings):
+        count = settings.whole(key, max(stages, num_parts))
+        size = local // count
+    else:
+        key, size = current, settings.whole(current, 1)
+        count = local // size
+    if size * count != local:
+        settings.fault(key, f"does not divide the {local} sequences of a pipeline; correct one of them")
+    return max(1, size)
+
+
+def _recompute(settings: Settings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
+    """The recompute policy and notes; what is recomputed by operator, the user's own choice replaces."""
+    key, mode, option = (
+        "activation_checkpoint",
+        "activation_checkpoint.mode",
+        "activation_checkpoint.selective_ac_option",
+    )
+    if key in settings or (python and mode not in settings):
+        policies = {"FullAC": "full", "None": "none", "SelectiveAC": "op"}
+        policy, said = settings.word(key, policies, "SelectiveAC"), f"{key} {settings.get(key, 'by default')}"
+    else:
+        policy = settings.word(mode, {"none": "none", "full": "full", "selective": "selective"}, "selective")
+        said = mode
+        if policy == "selective":
+            chosen = settings.get(option, "2")
+            if option not in settings:
+                settings.by_default(option, "2")
+            said = f"{option} {chosen}"
+            if str(chosen).isdecimal():
+                return (EveryRecompute("full", int(chosen)) if int(chosen) > 1 else BlockRecompute("full")), []
+            policy = "op"
+    if policy != "op":
+        return BlockRecompute(policy), []
+    own = context.workload.recompute if "recompute" in context.stated else "auto"
+    if own == "auto":
+        settings.fault(said, _BY_OPERATOR)
+        return NO_RECOMPUTE, []
+    return BlockRecompute(own), [f"{said} is by operator, for which workload.recompute={own} is priced"]
+
+
+def _precision(settings: Settings, mixed: bool) -> tuple[str, list[str]]:
+    """The precision and notes; `mixed`, whether the version trains the layout in mixed precision where asked to."""
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    precision, notes = settings.word("training.mixed_precision_param", words, "bfloat16"), list[str]()
+    if precision == "bf16" and not mixed:
+        precision = "fp32"
+        notes.append("torchtitan before 0.3 trains in float32 where TP or PP is used and no parameter is sharded")
+    converters: list[str] = []
+    for key in ("model.converters", "model_spec.converters", "model_converters.converters"):
+        value = settings.get(key) or []
+        converters += map(str, value if isinstance(value, list) else [value])
+    for key in ("float8.enable_float8_linear", "training.enable_float8_linear", "training.enable_fp8_linear"):
+        converters += ["float8"] * (key in settings and settings.flag(key, default=False))
+    converters += ["float8"] * (settings.get("training.fp8_linear") == "dynamic")
+    kinds = {_CONVERTERS.get(converter, converter) for converter in converters}
+    if len(kinds) > 1 or not kinds <= {"fp8", "mxfp8", "nvfp4"} or (kinds and precision != "bf16"):
+        also = "" if precision == "bf16" else f" in {precision}"
+        settings.fault(
+            f"converters {', '.join(converters)}{also}", "are not modelled; take float8 or mx alone, in bfloat16"
+        )
+    return (kinds.pop() if kinds else precision), notes
