@@ -10,13 +10,15 @@ import random
 from dataclasses import dataclass
 
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from tests.hexiopt.exports.random_plans import LLAMA_7B, drawn
 
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """A file of `trainer` for `num_gpus` GPUs, in machines of eight; `kind` is how its keys are written."""
+    """A file of `trainer` for `num_gpus` GPUs, in machines of eight, or for the `devices` of a `cluster` in the order of
+    ranks; `kind` is how its keys are written."""
 
     name: str
     trainer: str
@@ -24,6 +26,8 @@ class StatedLayout:
     text: str
     num_gpus: int = 8
     model: ModelSpec | None = LLAMA_7B
+    cluster: Cluster | None = None
+    devices: tuple[int, ...] = ()
 
 
 LLAMA_70B = LLAMA_7B.replace(
@@ -521,7 +525,7 @@ _MEGATRON = {
     "--num-layers-per-virtual-pipeline-stage 4 --global-batch-size 64 --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer --overlap-grad-reduce",
     "a layout": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --sequence-parallel --fp16 "
-    "--pipeline-model-parallel-layout Et*7|t*9|t*9|t*7L --micro-batch-size 1 --global-batch-size 32 "
+    "--pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L' --micro-batch-size 1 --global-batch-size 32 "
     "--recompute-activations --log-interval 10 --save-interval 500",
     "uneven ends": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 "
     "--decoder-last-pipeline-num-layers 7 --bf16 --micro-batch-size 1 --global-batch-size 32 "
@@ -644,5 +648,6 @@ def exported_layouts(seeds: range) -> list[StatedLayout]:
             program = TRAINERS[trainer].write(problem, plan)
             text = next(iter(program.files.values()))
             model = None if trainer in ("megatron", "flagscale") else problem.model
-            found.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(program.devices), model))
+            where = problem.cluster, program.devices
+            found.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(where[1]), model, *where))
     return found
