@@ -194,8 +194,7 @@ def reading(layout: StatedLayout) -> ImportedPlan | InputError:
     read = TRAINERS[layout.trainer].read
     assert read is not None
     devices = layout.devices or tuple(range(layout.num_gpus))
-    table = layout.cluster is not None
-    context = ImportContext("file", cluster, devices, layout.model, Workload(), Space(), table=table)
+    context = ImportContext("file", cluster, devices, layout.model, Workload(), Space())
     try:
         return read(layout.text, context)
     except InputError as error:

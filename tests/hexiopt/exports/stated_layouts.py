@@ -17,7 +17,7 @@ from tests.hexiopt.exports.random_plans import LLAMA_7B, drawn
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """A file of `trainer` for `num_gpus` GPUs, in machines of eight, or for the `devices` of a `cluster` in the order of
+    """A file of `trainer` for `num_gpus` GPUs in machines of eight, or for the `devices` of a `cluster` in the order of
     ranks; `kind` is how its keys are written."""
 
     name: str
@@ -516,7 +516,7 @@ _FLASHFLEX = {
 _MEGATRON_MODEL = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32 --seq-length 4096 "
     "--max-position-embeddings 4096 --swiglu --normalization RMSNorm --position-embedding-type rope "
-    "--untie-embeddings-and-output-weights --disable-bias-linear --vocab-size 32000 --make-vocab-size-divisible-by 1 "
+    "--untie-embeddings-and-output-weights --disable-bias-linear --vocab-size 32003 --make-vocab-size-divisible-by 64 "
 )
 _MEGATRON = {
     "TP and PP": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --bf16 "
@@ -582,6 +582,12 @@ _FLAGSCALE = {
           hidden_size: 4096
           num_attention_heads: 32
           ffn_hidden_size: 11008
+          swiglu: true
+          normalization: RMSNorm
+          position_embedding_type: rope
+          disable_bias_linear: true
+          untie_embeddings_and_output_weights: true
+          vocab_size: 32003
           seq_length: 4096
           max_position_embeddings: 4096
           micro_batch_size: 1
@@ -623,7 +629,7 @@ def stated_layouts() -> list[StatedLayout]:
             for name, text in _MEGATRON.items()
         ),
         *(StatedLayout(name, "megatron_bridge", "lines", _dedented(text)) for name, text in _BRIDGE.items()),
-        *(StatedLayout(name, "flagscale", "yaml", _dedented(text)) for name, text in _FLAGSCALE.items()),
+        *(StatedLayout(name, "flagscale", "yaml", _dedented(text), model=None) for name, text in _FLAGSCALE.items()),
     ]
 
 

@@ -4,9 +4,10 @@ The problem or the plan changes, a note appears, or the file is refused; otherwi
 are named as harmless, or states that a feature is not used. Never the same digits in silence.
 """
 
+import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hexiopt.exports.trainers import (
     megatron_arguments,
     torchtitan_vocabulary,
 )
+from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.ledger import OFF, Vocabulary
 from tests.hexiopt.exports.one_key_changes import (
     Change,
@@ -46,6 +48,18 @@ VOCABULARIES: dict[str, Vocabulary] = {
 }
 
 
+# Keys whose change may come to the same, as another key of the file has it, or by the target's own rule.
+EQUIVALENT = {
+    ("torchtitan", "parallelism.pipeline_parallel_last_stage_less_layers"): "its rule divides the layers alike",
+    ("megatron", "make-vocab-size-divisible-by"): "the vocabulary is a multiple already",
+    ("flagscale", "model.make_vocab_size_divisible_by"): "the vocabulary is a multiple already",
+    ("flagscale", "system.tensor_model_parallel_size"): "the meshes state it",
+    ("flagscale", "system.pipeline_model_parallel_size"): "the meshes state it",
+    ("flagscale", "system.recompute.recompute_num_layers"): "every stage states its own",
+    ("flagscale", "system.recompute.recompute_method"): "every stage states its own",
+}
+
+
 @dataclass(frozen=True)
 class Silence:
     """A change after which the same plan comes without another word, and what excuses it, if anything."""
@@ -57,18 +71,32 @@ class Silence:
 def excuse(layout: StatedLayout, change: Change, before: ImportedPlan) -> str | None:
     """Why a change may go unsaid: by the lists that a reader has, or as the key was named as not read all along."""
     vocabulary, name = VOCABULARIES[layout.trainer], change.key
+    values = [keys_of(own).get(change.key) for own in (layout, change.layout) if change.key in keys_of(own)]
+    if layout.kind == "python":
+        values = [literal(str(value)) for value in values]
+    if all(value in OFF for value in values):
+        return "not used"
     if layout.trainer in MEGATRON:
         name = name.rpartition(".")[2].replace("_", "-")
+        values = [value if isinstance(value, list) else [str(value)] for value in values]
+        plain = megatron_arguments.harmless_values(name)
+        if all(value in plain for value in values):
+            return "harmless"
     if vocabulary.is_harmless(name):
         return "harmless"
     if change.what.startswith("set") and any(f"{change.key}," in f"{note}," for note in before.notes):
         return "named as not read"
-    value, after = keys_of(layout).get(change.key), keys_of(change.layout).get(change.key)
-    if change.what in ("drop", "rename"):
-        after = value
-    if vocabulary.refuses(name) and vocabulary.reason(name, after) is None:
+    if vocabulary.refuses(name) and all(vocabulary.reason(name, value) is None for value in values):
         return "not used"
-    return "not used" if value in OFF and after in OFF else None
+    return EQUIVALENT.get((layout.trainer, change.key))
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal, or its text."""
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return text
 
 
 def silences(
@@ -76,7 +104,8 @@ def silences(
 ) -> list[Silence]:
     """The changes that go unsaid, with their excuses; `outcomes` counts what became of all."""
     found = []
-    for layout in layouts:
+    for written in layouts:
+        layout = with_keys(written, keys_of(written))
         before = reading(layout)
         assert not isinstance(before, InputError), f"{layout.trainer}, {layout.name}: {before}"
         for change in change_all(layout):
@@ -109,7 +138,7 @@ def test_there_are_fifty_layouts_and_each_is_read_as_its_keys_are() -> None:
         before, again = reading(layout), reading(with_keys(layout, keys_of(layout)))
         assert not isinstance(before, InputError), f"{layout.trainer}, {layout.name}: {before}"
         assert not isinstance(again, InputError), f"{layout.trainer}, {layout.name}: {again}"
-        assert (again.problem, again.plan, sorted(again.notes)) == (before.problem, before.plan, sorted(before.notes))
+        assert (again.problem, again.plan) == (before.problem, before.plan)
 
 
 @pytest.mark.parametrize("trainer", sorted(VOCABULARIES))
@@ -117,8 +146,18 @@ def test_there_are_fifty_layouts_and_each_is_read_as_its_keys_are() -> None:
 def test_no_key_is_missed_in_silence(trainer: str, change_all: Callable[[StatedLayout], Iterator[Change]]) -> None:
     outcomes = Counter[str]()
     assert unexcused(silences(layouts_of(trainer), change_all, outcomes)) == []
-    assert outcomes["changed"]
-    assert outcomes["noted"] + outcomes["refused"]
+    assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
+
+
+def test_a_reader_that_passes_keys_over_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layouts_of("deepspeed")[0]
+    first = reading(layout)
+    assert not isinstance(first, InputError)
+    deaf = replace(TRAINERS["deepspeed"], read=lambda text, context: first)
+    monkeypatch.setitem(TRAINERS, "deepspeed", deaf)
+    found = unexcused(silences([layout], dropped, Counter()))
+    assert f"deepspeed, {layout.name}: drop train_batch_size" in found
+    assert f"deepspeed, {layout.name}: drop steps_per_print" not in found
 
 
 @pytest.mark.slow
@@ -126,7 +165,7 @@ def test_no_key_is_missed_in_silence(trainer: str, change_all: Callable[[StatedL
 def test_no_other_value_is_passed_over_in_silence(trainer: str) -> None:
     outcomes = Counter[str]()
     assert unexcused(silences(layouts_of(trainer), revalued, outcomes)) == []
-    assert outcomes["changed"]
+    assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
 
 
 @pytest.mark.slow
@@ -137,4 +176,4 @@ def test_no_further_key_is_passed_over_in_silence(trainer: str) -> None:
     outcomes = Counter[str]()
     found = silences(layouts, lambda layout: added(layout, known), outcomes)
     assert unexcused(found) == []
-    assert outcomes["noted"] + outcomes["refused"]
+    assert outcomes["noted"] + outcomes["refused"] >= 5
