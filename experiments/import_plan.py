@@ -8,6 +8,7 @@ within what the same trainer can express, and without limits.
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _better(job: Job, trainer: Trainer, layout: ImportedPlan, cost: Cost, misfit
         job.write_json(f"{name}.json", plan_file_to_dict(asked, plan, best, solver_to_dict(result)))
         written.append(f"{name}.json")
         if job.pictures:
-            job.draw(f"{name}.png", lambda path, drawn=(asked, plan, best): draw_plan(*drawn, path))
+            job.draw(f"{name}.png", partial(draw_plan, asked, plan, best))
             written.append(f"{name}.png")
     if misfits and not written:
         lines[0] = f"Yours does not fit ({own} a step if it did)."

@@ -310,9 +310,10 @@ def import_plan(
 ) -> PlacedPlan:
     """The layout in the `file` of another trainer (`megatron`, `flagscale`, `torchtitan`, ...), as a plan on `cluster`.
 
-    `model` is needed where the file does not state it; `workload` has what the file does not state, and its values other
-    than the defaults go before the file's. `ranks` is a rank table, with the GPU of each rank; without it, ranks are the
-    cluster's GPUs in order. `solver["notes"]` of the plan says what was read, left out or assumed. Raises InputError.
+    `model` is needed where the file does not state it; `workload` has what the file does not state, and its values
+    other than the defaults go before the file's. `ranks` is a rank table, with the GPU of each rank; without it, ranks
+    are the cluster's GPUs in order. `solver["notes"]` of the plan says what was read, left out or assumed. Raises
+    InputError.
     """
     table = None if ranks is None else str(ranks)
     layout = imported(format, Path(file), cluster, model, workload or Workload(), Space(), table)

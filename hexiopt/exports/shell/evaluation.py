@@ -255,7 +255,7 @@ class Evaluation:
             verdict = self._verdict(conditions[0], path)
             if verdict in (YES, NO) and not node.text.startswith(b"until"):
                 return self._all([body], [path]) if verdict == YES else [path]
-        ends = self._all([body], [path])
+        ends = self._all([*node.children_by_field_name("condition"), body], [path])
         names = {key for end in ends for key in end.variables if end.variables[key] != path.variables.get(key)}
         path = replace(path, commands=ends[0].commands if ends else path.commands)
         return [self._forgotten(sorted(names), node, path)]

@@ -193,8 +193,8 @@ def _slurm(text: str) -> dict[str, str]:
 
 
 def _count(text: str | None) -> int | None:
-    """The last number of a text such as `8`, `gpu:8` or `gpu:a100:8`."""
-    match = re.fullmatch(r"(?:[\w.-]+:)*(\d{1,6})(?:\(.*\))?", text or "")
+    """The number of a text such as `8`, `gpu:8` or `gpu:a100:8`; none of `1:4`."""
+    match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:){0,2}(\d{1,6})(?:\(.*\))?", text or "")
     return int(match[1]) if match else None
 
 

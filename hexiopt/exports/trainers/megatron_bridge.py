@@ -4,9 +4,7 @@ They are for `scripts/training/run_recipe.py` and other programs that take overr
 is the recipe's.
 """
 
-import ast
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -18,6 +16,7 @@ from hexiopt.exports.shell.values import Unknown
 from hexiopt.exports.trainers.megatron import PRESET, imported, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_model import takes_tp, unsuitable
+from hexiopt.exports.trainers.python_settings import Computed, python_settings
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -116,7 +115,7 @@ def _value(name: str, values: list[str]) -> str:
 
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
-    values = _stated(text, context)
+    values, notes = _stated(text, context)
     names = {key: _name(key) for key in values}
     if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
         context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
@@ -139,10 +138,11 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
     if not {"bf16", "fp16", _MIXED} & set(names.values()):
         absent.append(_MIXED)
-    note = f"not stated: {', '.join(absent)}; what the recipe has is not read, and defaults are taken"
+    if absent:
+        notes.append(f"not stated: {', '.join(absent)}; what the recipe has is not read, and defaults are taken")
     by_name = {name: key for key, name in reversed(names.items())}
     ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
-    return imported(ledger, context, None, (note,) if absent else ())
+    return imported(ledger, context, None, notes)
 
 
 def _name(key: str) -> str:
@@ -176,8 +176,8 @@ def _mixed(value: Any, context: ImportContext) -> dict[str, Words]:
     return found | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
 
 
-def _stated(text: str, context: ImportContext) -> dict[str, Any]:
-    """The values by key: of overrides, one a line, or those that a recipe in Python assigns; nothing is run."""
+def _stated(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
+    """The values by key, and notes: of overrides, one a line, or what a recipe in Python assigns; nothing is run."""
     lines = [line.strip() for line in text.splitlines()]
     overrides = [line for line in lines if line and not line.startswith("#")]
     if all(re.match(r"\+{0,2}[A-Za-z_][\w.]*=[^=]", line) for line in overrides):
@@ -188,35 +188,11 @@ def _stated(text: str, context: ImportContext) -> dict[str, Any]:
                 found[key] = yaml.safe_load(value)
             except yaml.YAMLError:
                 found[key] = value.strip("'\"")
-        return found
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        context.fail("is neither overrides, one a line, nor a recipe in Python; give one of them")
-    bodies = [node.body for node in tree.body if isinstance(node, ast.FunctionDef)] or [tree.body]
-    recipes = [own for body in bodies if (own := _assigned(body))]
-    if len(recipes) > 1:
-        context.fail(f"has {len(recipes)} recipes; keep the one that runs")
-    return recipes[0] if recipes else {}
-
-
-def _assigned(body: Sequence[ast.stmt]) -> dict[str, Any]:
-    """The literals that statements assign to attributes, `cfg.model.x = 2` by `model.x`; others are not known."""
-    found: dict[str, Any] = {}
-    for statement in body:
-        sure = isinstance(statement, ast.Assign)
-        for node in ast.walk(statement):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            for target in (target for target in targets if isinstance(target, ast.Attribute)):
-                key, value = ast.unparse(target).partition(".")[2], node.value  # type: ignore[attr-defined]
-                try:
-                    found[key] = ast.literal_eval(value)
-                except (ValueError, TypeError):
-                    found[key] = Unknown(ast.unparse(value), "is not a literal in the recipe")
-                if not sure:
-                    line = ast.unparse(statement).splitlines()[0]
-                    found[key] = Unknown(ast.unparse(value), f"depends on {line}, which is not decided", undecided=True)
-    return found
+        return found, []
+    values, bases = python_settings(text, context.where)
+    computed = "is computed where the recipe runs"
+    found = {key: Unknown(repr(v), computed) if isinstance(v, Computed) else v for key, v in values.items()}
+    return found, [f"not read: what {base} returns, which the recipe changes" for base in bases]
 
 
 TRAINER = Trainer(
