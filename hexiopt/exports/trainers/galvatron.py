@@ -107,7 +107,7 @@ _KEYS = frozenset(
     }
 )
 _EXPERTS = "mixtures of experts are not planned; import a dense layout"
-_VOCABULARY = Vocabulary(
+VOCABULARY = Vocabulary(
     harmless=frozenset({"dispatcher", "hexiopt.notes", "hexiopt.target"}),  # of experts; the exporter's own
     refused={
         "cp_sizes_enc": _all("1", "context parallelism is not read here; take 1"),
@@ -124,7 +124,7 @@ _VOCABULARY = Vocabulary(
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = Settings(context, dict(flat(data)), _VOCABULARY, _KEYS), context.stated_model("Galvatron")
+    settings, model = Settings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("Galvatron")
     devices, of_ranks = context.ranks_of(None)
     stages = settings.whole("pp_deg")
     division = _numbers(settings, "pp_division", stages)

@@ -158,6 +158,8 @@ def imported(
     if any(name in arguments for name in ("rampup-batch-size", "step-batch-size-schedule")):
         assumed.append("the batch size is the last one of its ramp")
     sharding, why = _sharding(arguments, precision)
+    if "global-batch-size" not in arguments:
+        arguments.by_default("global-batch-size", "a micro-batch of each pipeline")
     job = StatedJob(
         model,
         tp=tp,

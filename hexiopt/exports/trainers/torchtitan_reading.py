@@ -191,6 +191,8 @@ def _parts(settings: Settings, num_layers: int, stages: int, schedule: Schedule)
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
     key = _named(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
     count = stages * (2 if schedule == INTERLEAVED else 1)
+    if key not in settings and schedule == INTERLEAVED:
+        settings.by_default(key, f"that of {count} stages")
     if key in settings:
         count = -(-(num_layers + sum(ends)) // settings.whole(key))
     each, rest = divmod(num_layers + sum(ends), count)

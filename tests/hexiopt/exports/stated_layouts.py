@@ -10,13 +10,15 @@ import random
 from dataclasses import dataclass
 
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from tests.hexiopt.exports.random_plans import LLAMA_7B, drawn
 
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """A file of `trainer` for `num_gpus` GPUs, in machines of eight; `kind` is how its keys are written."""
+    """A file of `trainer` for `num_gpus` GPUs in machines of eight, or for the `devices` of a `cluster` in the order of
+    ranks; `kind` is how its keys are written."""
 
     name: str
     trainer: str
@@ -24,6 +26,8 @@ class StatedLayout:
     text: str
     num_gpus: int = 8
     model: ModelSpec | None = LLAMA_7B
+    cluster: Cluster | None = None
+    devices: tuple[int, ...] = ()
 
 
 LLAMA_70B = LLAMA_7B.replace(
@@ -512,7 +516,7 @@ _FLASHFLEX = {
 _MEGATRON_MODEL = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32 --seq-length 4096 "
     "--max-position-embeddings 4096 --swiglu --normalization RMSNorm --position-embedding-type rope "
-    "--untie-embeddings-and-output-weights --disable-bias-linear --vocab-size 32000 --make-vocab-size-divisible-by 1 "
+    "--untie-embeddings-and-output-weights --disable-bias-linear --vocab-size 32003 --make-vocab-size-divisible-by 64 "
 )
 _MEGATRON = {
     "TP and PP": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --bf16 "
@@ -521,7 +525,7 @@ _MEGATRON = {
     "--num-layers-per-virtual-pipeline-stage 4 --global-batch-size 64 --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer --overlap-grad-reduce",
     "a layout": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --sequence-parallel --fp16 "
-    "--pipeline-model-parallel-layout Et*7|t*9|t*9|t*7L --micro-batch-size 1 --global-batch-size 32 "
+    "--pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L' --micro-batch-size 1 --global-batch-size 32 "
     "--recompute-activations --log-interval 10 --save-interval 500",
     "uneven ends": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 "
     "--decoder-last-pipeline-num-layers 7 --bf16 --micro-batch-size 1 --global-batch-size 32 "
@@ -578,6 +582,12 @@ _FLAGSCALE = {
           hidden_size: 4096
           num_attention_heads: 32
           ffn_hidden_size: 11008
+          swiglu: true
+          normalization: RMSNorm
+          position_embedding_type: rope
+          disable_bias_linear: true
+          untie_embeddings_and_output_weights: true
+          vocab_size: 32003
           seq_length: 4096
           max_position_embeddings: 4096
           micro_batch_size: 1
@@ -619,7 +629,7 @@ def stated_layouts() -> list[StatedLayout]:
             for name, text in _MEGATRON.items()
         ),
         *(StatedLayout(name, "megatron_bridge", "lines", _dedented(text)) for name, text in _BRIDGE.items()),
-        *(StatedLayout(name, "flagscale", "yaml", _dedented(text)) for name, text in _FLAGSCALE.items()),
+        *(StatedLayout(name, "flagscale", "yaml", _dedented(text), model=None) for name, text in _FLAGSCALE.items()),
     ]
 
 
@@ -644,5 +654,6 @@ def exported_layouts(seeds: range) -> list[StatedLayout]:
             program = TRAINERS[trainer].write(problem, plan)
             text = next(iter(program.files.values()))
             model = None if trainer in ("megatron", "flagscale") else problem.model
-            found.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(program.devices), model))
+            where = problem.cluster, program.devices
+            found.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(where[1]), model, *where))
     return found
