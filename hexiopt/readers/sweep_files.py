@@ -205,7 +205,8 @@ def _given(overrides: Iterable[object]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """`text` as a number if it is one."""
+    """`text` as a number if it is one; true, false and null as the command line writes them."""
+    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     if re.fullmatch(r"[-+]?[0-9]{1,15}", text):
         return int(text)
     return float(text) if re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?", text) else text
