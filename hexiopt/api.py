@@ -41,7 +41,7 @@ from hexiopt.result import Result
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, PricerMaker, Solver
 from hexiopt.toolkit import html
 from hexiopt.toolkit.alternatives import Wishes, alternatives, priced
-from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
+from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, default_of, made_solver
 from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
 from hexiopt.toolkit.fitting import Fit, fitted
 from hexiopt.toolkit.replan.changes import Added, Slow, changed
@@ -394,11 +394,12 @@ def sweep(
 def read_sweep(*folders: str | Path) -> Frame:
     """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
 
-    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Jobs that were asked
-    for and have not ended come last, without an exit code. Raises InputError for a folder without jobs.
+    Each overridden key is a column, with the value used where a job does not override it, followed by exit code,
+    message and the prediction of the plan. A comparison has a row for each of its solvers. Jobs that were asked for and
+    have not ended come last, without an exit code. Raises InputError for a folder without jobs.
     """
-    frame = sweep_frame(map(Path, folders))
-    return frame.replace(title=counted(frame["exit_code"]))
+    frame = sweep_frame(map(Path, folders), default_of)
+    return frame.replace(title=counted(frame))
 
 
 def fit(

@@ -91,9 +91,14 @@ def alternatives(problem: Problem, prices: PriceList, factor: float, wishes: Wis
     found = [Alternative(BASE, BASE, problem), *_wished(problem, prices, wishes)]
     made = (_added, _offered, _taken, _faster, _interfaces)
     for alternative in (one for make in made for one in make(problem, prices, factor)):
-        if all(alternative.problem != other.problem for other in found):
+        if not any(_same(alternative.problem, other.problem) for other in found):
             found.append(alternative)
     return found
+
+
+def _same(one: Problem, other: Problem) -> bool:
+    """Whether two alternatives, which differ in machines and links alone, have the same ones to use."""
+    return one.usable_devices == other.usable_devices and one.cluster == other.cluster
 
 
 def _wished(problem: Problem, prices: PriceList, wishes: Wishes) -> Iterator[Alternative]:

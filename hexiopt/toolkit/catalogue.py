@@ -10,6 +10,7 @@ from typing import Any
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.frame import Frame
 from hexiopt.plugins import SolverClass, current_name, declared, imported, parameters, refereed
+from hexiopt.readers.sweep_files import word
 from hexiopt.referee import Refereed
 from hexiopt.solving import Capabilities, PricerMaker
 
@@ -101,6 +102,16 @@ def made_solver(solver: object, options: Mapping[str, object], pricer_of: Pricer
     if options:
         raise InputError(f"solver.{min(options)}: {solver!r} is already constructed; pass options to its class")
     return Refereed(solver, pricer_of)  # type: ignore[arg-type]
+
+
+def default_of(solver: str, parameter: str) -> str | None:
+    """The default of a solver's parameter as the command line writes it; None where there is no such solver or
+    parameter."""
+    try:
+        own = {one.name: _default(one) for one in parameters(solver_class(solver, declared()))}
+    except InputError:
+        return None
+    return word(own[parameter]) if parameter in own else None
 
 
 def _default(parameter: Any) -> Any:

@@ -16,7 +16,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.sweep_files import Asked, counted, jobs_frame
+from hexiopt.readers.sweep_files import Asked, counted, jobs_frame, word
 from hexiopt.reading import whole_in
 from hexiopt.solving import MAX_SEED, Budget
 from hexiopt.toolkit.jobs import SweepJob
@@ -98,7 +98,7 @@ def run_jobs(
             said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
             raise KeyboardInterrupt(said) from None
     frame = jobs_frame([folder / job.key for job in jobs])
-    return Frame(frame.columns, frame.rows, title=counted(frame["exit_code"]))
+    return Frame(frame.columns, frame.rows, title=counted(frame))
 
 
 def _at_once(jobs: Iterable[SweepJob]) -> int:
@@ -156,4 +156,4 @@ def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
 
 
 def _word(value: Any) -> str:
-    return value.name if isinstance(value, Cluster | ModelSpec) else str(value)
+    return value.name if isinstance(value, Cluster | ModelSpec) else word(value)

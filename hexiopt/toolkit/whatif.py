@@ -6,6 +6,7 @@ a machine more never makes the plan worse, and a machine less never makes it bet
 they run on several processes, and what is done is not run again.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,9 +280,17 @@ def _text(found: WhatIf) -> list[str]:
     lines = [f"What if: {found.title}", ""]
     for line in cells:
         parts = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        name, *rest = wrap(line[0], widths[0], subsequent_indent="  ", break_on_hyphens=False) or [""]
+        name, *rest = _wrapped(line[0], widths[0])
         lines += ["  ".join([name.ljust(widths[0]), *parts[1:]]).rstrip(), *rest]
     return [*lines, "", *_notes(found, base, money, shares)]
+
+
+def _wrapped(name: str, width: int) -> list[str]:
+    """The name of an alternative in lines; what stands in brackets stays together."""
+    whole = re.sub(r"\(.*?\)", lambda found: found[0].replace(" ", "\xa0"), name)
+    return [
+        line.replace("\xa0", " ") for line in wrap(whole, width, subsequent_indent="  ", break_on_hyphens=False)
+    ] or [""]
 
 
 def _notes(found: WhatIf, base: Option, money: bool, shares: bool) -> list[str]:

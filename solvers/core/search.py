@@ -278,7 +278,7 @@ class Search:
         best_s = cost.step_time_s if cost is not None else self.best_s
         if self.exhausted and found:
             self.bound_s = best_s
-        gap = (best_s - self.bound_s) / best_s if found else 1.0
+        gap = (best_s - self.bound_s) / best_s if found and best_s > 0.0 else 1.0  # a stranger's price may be 0
         status = Status.OPTIMAL if gap <= OPTIMALITY_TOLERANCE else Status.FEASIBLE
         return Result(
             solver=self.name,

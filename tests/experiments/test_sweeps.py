@@ -15,6 +15,7 @@ from hydra.plugins.sweeper import Sweeper
 from tests.conftest import Run
 from tests.experiments.command_line import in_process
 from tests.slow import slow_but
+from tests.solvers.stranger import install
 
 TINY = (
     "cluster=small_mixed",
@@ -283,3 +284,61 @@ def test_a_sweep_that_cannot_start_is_one_line(hexiopt: Run) -> None:
         ran = hexiopt("plan", "-m", *TINY, extra)
         assert ran.code == 2
         assert ran.err.count("\n") == 1, ran.err
+
+
+CRASH = '''
+from hexiopt.solving import Capabilities
+
+
+class Crash:
+    """Divides by nothing."""
+
+    name = "crash"
+    capabilities = Capabilities()
+
+    def solve(self, problem, budget, *, seed=0, pricer=None, on_progress=None):
+        return 1 / 0
+'''
+
+
+def test_collect_has_a_row_a_solver_of_each_comparison(
+    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, tmp_path / "site", "crash", CRASH, crash="Crash")
+    compared = [value for value in TINY if not value.startswith("solver=")]
+    ran = hexiopt("compare", "-m", *compared, "compare.solvers=[random,hexiscale,crash]", "seed=0,1")
+    assert ran.code == 0, ran.err
+    ran = hexiopt("collect", "collect.folders=[sweep]", "hydra.run.dir=all")
+    assert ran.code == 0, ran.err
+    assert "2 jobs: 2 done" in ran.out
+    with (tmp_path / "all" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sorted((row["seed"], row["result.solver"], row["result.status"]) for row in rows) == [
+        (seed, solver, status)
+        for seed in ("0", "1")
+        for solver, status in (("crash", "crashed"), ("hexiscale", "feasible"), ("random", "feasible"))
+    ]
+    for row in rows:
+        assert bool(row["result.step_time_s"]) == (row["result.solver"] != "crash")
+        assert ("ZeroDivisionError in crash.py:12 (division by zero)" in row["message"]) == (
+            row["result.solver"] == "crash"
+        )
+    for folder in (path.parent for path in tmp_path.glob("sweep/*/plan.json")):
+        best = json.loads((folder / "plan.json").read_text())
+        own = [row for row in rows if row["folder"].endswith(folder.name) and row["num_stages"]]
+        assert [row["result.solver"] for row in own] == [best["solver"]["name"]]
+        assert float(own[0]["result.step_time_s"]) == best["prediction"]["step_time_s"]
+
+
+def test_collect_fills_in_what_other_jobs_leave_as_it_is(hexiopt: Run, tmp_path: Path) -> None:
+    swept = ("plan", "-m", *TINY[:-1])
+    assert hexiopt(*swept, "space.uneven_layers=false", "constraints.max_tp=1", "hydra.sweep.dir=a").code == 0
+    assert hexiopt(*swept, "seed=3", "solver=local_search", "hydra.sweep.dir=b").code == 0
+    assert hexiopt("collect", "collect.folders=[a,b]", "hydra.run.dir=all").code == 0
+    with (tmp_path / "all" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    keys = ("space.uneven_layers", "constraints.max_tp", "seed", "solver")
+    assert [[row[key] for key in keys] for row in rows] == [
+        ["false", "1", "0", "random"],
+        ["true", "null", "3", "local_search"],
+    ]

@@ -20,9 +20,11 @@ _FIXED = ("folder", "exit_code", "message", "num_pipelines", "num_stages")
 
 
 def swept_keys(frame: Frame) -> list[str]:
-    """The overridden keys whose values differ between jobs."""
+    """The overridden keys whose values differ between jobs, and the solver where jobs compare several."""
     own = [name for name in frame.columns if name not in _FIXED and not name.startswith("result.")]
-    return [name for name in own if len(set(map(str, frame[name]))) > 1]
+    swept = [name for name in own if len(set(map(str, frame[name]))) > 1]
+    compared = "solver" not in swept and len(set(filter(None, frame["result.solver"]))) > 1
+    return [*swept, "result.solver"] if compared else swept
 
 
 def sweep_table(frame: Frame) -> tuple[Table, int]:

@@ -66,6 +66,9 @@ def test_usable_devices() -> None:
     assert usable() == tuple(range(8))
     assert usable("v") == (0, 1, 2, 3)
     assert usable("v-1", "a:0", "a:0") == (1, 2, 3, 4, 5)
+    # As tables and cluster files write them.
+    assert usable("v-[0-1]") == usable("v-0,v-1") == usable("v")
+    assert usable("a:0-1,3", "v-[0-1]:1") == (2, 4, 6)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,9 @@ def test_usable_devices() -> None:
         ({"workload": replace(FP16, precision="tf32")}, "tf32"),
         ({"space": Space(exclude=("a", "v"))}, "leaves no device"),
         ({"space": Space(exclude=("w",))}, "not a machine"),
+        ({"space": Space(exclude=("v-[0-2]",))}, "'v-2' is not a machine of the cluster; did you mean v-1"),
+        ({"space": Space(exclude=("v-[1-0]",))}, "has the range 1-0, which descends"),
+        ({"space": Space(exclude=("a:2-4",))}, "'a:4' is out of range"),
         ({"space": Space(exclude=("a:4",))}, "out of range"),
         ({"space": Space(num_stages=5)}, "4 layers"),
         ({"space": Space(num_pipelines=9)}, "8 sequences"),

@@ -1,6 +1,8 @@
 """What other machines and links would give: a machine more never makes the plan worse, one less never better."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -13,7 +15,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.readers.price_list import prices_for
 from hexiopt.report.compared.choices import Choice, unbeaten
 from hexiopt.report.compared.tradeoff import tradeoff_figure
-from hexiopt.toolkit.alternatives import ADD, LINK, TAKE, alternatives, priced
+from hexiopt.toolkit.alternatives import ADD, LINK, TAKE, Wishes, alternatives, priced
 from hexiopt.toolkit.whatif import WhatIf
 from tests.conftest import Run
 from tests.slow import slow_but
@@ -224,3 +226,69 @@ def test_the_verb_writes_table_picture_and_plans(hexiopt: Run, tmp_path: Path) -
     assert (tmp_path / "out" / "whatif.png").stat().st_size > 10_000
     assert (tmp_path / "out" / "whatif.csv").read_text().startswith("alternative,change,step_time_s")
     assert len(list((tmp_path / "out" / "alternatives").glob("*/plan.json"))) > 5
+
+
+CORP = {
+    "name": "corp",
+    "inter_machine": {"bandwidth_gb_per_s": 12.5, "latency_us": 10},
+    "machines": [
+        {"name": "gpu-a100-[01-03]", "gpu": "a100_40gb_sxm", "num_gpus": 2, "intra_bandwidth_gb_per_s": 300},
+        {"name": "gpu-l40s-[01-02]", "gpu": "l40s", "num_gpus": 1, "price_per_hour": 4},
+    ],
+}
+
+
+def names_of(prices: object = None, **wishes: object) -> dict[str, hx.Problem]:
+    problem = asked("small_mixed").replace(cluster=hx.cluster(CORP))
+    offered = prices_for(problem, prices)  # type: ignore[arg-type]
+    return {one.name: one.problem for one in alternatives(problem, offered, 2.0, Wishes(**wishes))}
+
+
+def test_all_machines_of_a_kind_are_taken_too() -> None:
+    found = names_of()
+    assert len(found["− 1 × gpu-l40s-[01-02] (1 × l40s)"].usable_devices) == 7
+    assert found["− all 2 × gpu-l40s-[01-02] (1 × l40s)"].usable_devices == tuple(range(6))
+    assert len(found["− all 3 × gpu-a100-[01-03] (2 × a100_40gb_sxm)"].usable_devices) == 2
+
+
+def test_stated_sets_are_taken_and_added() -> None:
+    found = names_of(take=["gpu-l40s-[01-02]", "gpu-a100-03"], add=[{"gpu-l40s-01": 2, "gpu-a100-[01-03]": 1}])
+    assert found["− gpu-l40s-[01-02], gpu-a100-03"].usable_devices == (0, 1, 2, 3)
+    assert found["+ 2 × gpu-l40s-01, 1 × gpu-a100-[01-03]"].cluster.num_devices == 8 + 2 + 2
+    several = names_of(take=[["gpu-a100-01:0"], "gpu-a100-02"])
+    assert {"− gpu-a100-01:0", "− gpu-a100-02"} <= several.keys()
+    as_by_rule = names_of(take=["gpu-l40s-[01-02]"])
+    assert "− gpu-l40s-[01-02]" in as_by_rule
+    assert "− all 2 × gpu-l40s-[01-02] (1 × l40s)" not in as_by_rule, "the same machines twice"
+
+
+def test_a_machine_on_offer_that_is_one_of_the_clusters_own_stands_once() -> None:
+    own = {"name": "new", "gpu": "l40s", "num_gpus": 1, "nic_bandwidth_gb_per_s": 12.5, "nic_latency_us": 10}
+    found = names_of({"machines": [own | {"price_per_hour": 4, "count": 2}]})
+    assert "+ 1 × gpu-l40s-[01-02] (1 × l40s)" in found
+    assert "+ 1 × new (1 × l40s)" not in found
+    assert "+ 2 × new (1 × l40s)" in found
+    assert "+ 1 × new (1 × l40s)" in names_of({"machines": [own | {"price_per_hour": 5}]}), "another price"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"take": 5}, "whatif.take: 5 is no list of machines"),
+        ({"take": ["gpu-l40s-03"]}, "whatif.take: 'gpu-l40s-03' is not a machine"),
+        ({"add": {"gpu-l40s": 1}}, "whatif.add: 'gpu-l40s' is no machine; did you mean gpu-l40s-02"),
+        ({"add": {"gpu-l40s-01": 0}}, "whatif.add: gpu-l40s-01: 0 is out of range"),
+        ({"add": ["gpu-l40s-01"]}, "is no number of machines by name"),
+        ({"take": ["gpu-l40s-[01-02]", "gpu-a100-[01-03]"]}, "leaves no device"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_one_line(wishes: dict[str, object], said: str) -> None:
+    with pytest.raises(hx.InputError, match=re.escape(said)):
+        names_of(**wishes)
+
+
+def test_no_share_of_a_bound_where_there_is_no_plan_to_compare(small: tuple[WhatIf, Path]) -> None:
+    base, *others = small[0].options
+    none = WhatIf.among([replace(base, plan=None), *others], small[0].bound)
+    assert "bound" in str(small[0]).splitlines()[2]
+    assert "bound" not in str(none)

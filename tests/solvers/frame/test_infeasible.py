@@ -184,12 +184,13 @@ def test_a_foreign_cost_model_gets_a_reason_too() -> None:
     assert result.reason
 
 
-def test_a_foreign_cost_model_with_our_stages_gets_our_proof() -> None:
+def test_a_foreign_cost_model_that_says_our_memory_is_its_own_gets_no_proof_of_ours() -> None:
     problem = problems.hopeless()
     ours = PlanPricer(problem)
     foreign = Foreign(ours)
     foreign.features = PricerFeatures(stages=ours.stages)
-    assert conclude(Search("test", problem, Budget(), 0, foreign)).status is Status.INFEASIBLE
+    assert conclude(Search("test", problem, Budget(), 0, foreign)).status is Status.NOT_FOUND
+    assert conclude(Search("test", problem, Budget(), 0, ours)).status is Status.INFEASIBLE
 
 
 def test_a_found_plan_needs_no_reason() -> None:
