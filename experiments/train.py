@@ -25,8 +25,8 @@ from hexiopt.toolkit.replan.changes import relaxations
 from hexiopt.toolkit.solution import PlacedPlan
 
 if TYPE_CHECKING:
+    from runtime.data.corpus import Corpus
     from runtime.data.rows import DatasetRows
-    from runtime.training.preparation import Corpus
     from runtime.training.session import Session
     from runtime.training.settings import TrainingRun
 
@@ -38,25 +38,28 @@ def run(job: Job) -> float:
     StoppedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
+    config, folder = job.config.train, job.folder.absolute()
+    if config.launch == "machine" and config.machine is not None:
+        return _join(config.master, config.machine)
+    replans = ("solver", "seed") if config.on_failure == "replan" else ()
+    plan_file = job.plan_file(*replans) if job.config.plan else None
+    problem = job.problem if plan_file is None else plan_file.problem
+    paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
+    resume, weights, corpus = paths["resume"], paths["weights"], _corpus(config, paths["tokenizer"])
+    corpus.check(folder)  # before torch is loaded and a plan is searched
+
     from hexiopt.report.progress import TokenisingProgress
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
+    from runtime.state.weights import HuggingFaceWeights
     from runtime.training.loggers import check_loggers
     from runtime.training.preparation import prepared_run, resumed_progress
     from runtime.training.settings import TRACE_AFTER, Settings
 
-    config, folder = job.config.train, job.folder.absolute()
-    if config.launch == "machine" and config.machine is not None:
-        return _join(config.master, config.machine)
     check_loggers(config.loggers)
-    replans = ("solver", "seed") if config.on_failure == "replan" else ()
-    plan_file = job.plan_file(*replans) if job.config.plan else None
-    problem = job.problem if plan_file is None else plan_file.problem
-    if plan_file is None:
-        check_problem(problem)
-    paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
-    resume, weights, corpus = paths["resume"], paths["weights"], _corpus(config, paths["tokenizer"])
-    corpus.check(folder)  # before the search, as all that can be
+    check_problem(problem)
+    if weights is not None:
+        HuggingFaceWeights(weights, problem.model)
     seed, reached = job.config.seed if config.seed is None else config.seed, 0
     if resume is not None:
         reached = resumed_progress(resume, problem, seed, config.validation_share).step
@@ -93,8 +96,8 @@ def run(job: Job) -> float:
 
 def _corpus(config: TrainConfig, tokenizer: Path | None) -> "Corpus":
     """What the run reads. Raises InputError."""
+    from runtime.data.corpus import Corpus
     from runtime.data.rows import HUB, DatasetRows, is_rows
-    from runtime.training.preparation import Corpus
 
     def source(stated: str | None, split: str) -> "Path | DatasetRows | None":
         if stated is None:

@@ -24,7 +24,10 @@ _DEVICE_KEY = re.compile(r"([A-Za-z0-9_.-]+):([0-9]+)\s*:")
 def typed(key: str, path: Path) -> str:
     """An override that names a file, as it is typed in a shell: relative to the working directory."""
     name = os.path.relpath(path)
-    return f"{key}={name}" if _PLAIN.fullmatch(name) else shlex.quote(f"{key}={_quoted(name)}")
+    if _PLAIN.fullmatch(name):
+        return f"{key}={name}"
+    word = f"{key}={_quoted(name)}"
+    return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'
 
 
 def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:

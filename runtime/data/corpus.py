@@ -7,6 +7,7 @@ integers. Text is tokenised by byte (256 tokens), or by the `tokenizer.json` of 
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ from hexiopt.reading import read_text, sha256_of
 from runtime.data.texts import TextFiles
 from runtime.data.tokens import TOKEN_SUFFIX, Tokens, check_tokens, checked, open_tokens, write_tokens
 
+TOKENS = "tokens"  # the folder of a run's token files
 # Part of the name of cached token files: raise it when the same text would give other tokens.
 FORMAT = "hexiopt.tokens.1"
 # The largest published ones have 30 MB.
@@ -47,16 +49,31 @@ class Documents(Protocol):
         """Their text."""
 
 
-def check_source(
-    source: Path | Documents | None, tokenizer: Path | None, cache: Path, separator: int | None = None
-) -> None:
-    """Raise InputError where `prepare`, called alike, would find nothing that it can read: at once, as long before."""
-    if isinstance(source, Path) and source.suffix == TOKEN_SUFFIX:
-        open_tokens(source)
-    else:
-        texts = _documents(source)
-        if not _token_file(texts, _words(tokenizer), cache, separator).exists():
-            texts.check()
+@dataclass(frozen=True)
+class Corpus:
+    """What a run reads: `data`, and `validation` if it has a text of its own, as `prepare` takes them; a tokenizer; the
+    token that ends documents, by number or text; whether attention keeps to documents."""
+
+    data: Path | Documents | None = None
+    validation: Path | Documents | None = None
+    tokenizer: Path | None = None
+    separator: int | str | None = None
+    document_masking: bool = False
+
+    def sources(self) -> list[Path | Documents | None]:
+        """The data, and the validation's if it has its own."""
+        return [self.data, *([] if self.validation is None else [self.validation])]
+
+    def check(self, folder: Path) -> None:
+        """Raise InputError where a text cannot be read, or is empty, whose tokens `folder` does not have: at once."""
+        separator = separator_token(self.separator, self.tokenizer)
+        for source in self.sources():
+            if isinstance(source, Path) and source.suffix == TOKEN_SUFFIX:
+                open_tokens(source)
+                continue
+            texts = _documents(source)
+            if not _token_file(texts, _words(self.tokenizer), folder / TOKENS, separator).exists():
+                texts.check()
 
 
 def prepare(

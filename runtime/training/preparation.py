@@ -2,39 +2,14 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
-from runtime.data.corpus import Documents, check_source, prepare, separator_token
+from runtime.data.corpus import TOKENS, Corpus, Documents, prepare, separator_token
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
-from runtime.state.weights import HuggingFaceWeights
 from runtime.training.settings import Settings, TrainingRun
-
-TOKENS = "tokens"  # the folder of token files
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What a run reads: `data`, and `validation` if it has a text of its own, as `prepare` takes them; a tokenizer; the
-    token that ends documents, by number or text; whether attention keeps to documents."""
-
-    data: Path | Documents | None = None
-    validation: Path | Documents | None = None
-    tokenizer: Path | None = None
-    separator: int | str | None = None
-    document_masking: bool = False
-
-    def sources(self) -> list[Path | Documents | None]:
-        """The data, and the validation's if it has its own."""
-        return [self.data, *([] if self.validation is None else [self.validation])]
-
-    def check(self, folder: Path) -> None:
-        """Raise InputError where a text cannot be read, or is empty, whose tokens `folder` does not have: at once."""
-        separator = separator_token(self.separator, self.tokenizer)
-        for source in self.sources():
-            check_source(source, self.tokenizer, folder / TOKENS, separator)
 
 
 def resumed_progress(
@@ -86,12 +61,10 @@ def prepared_run(
 ) -> TrainingRun:
     """The run of the plan file `plan` in `folder`, its text turned into tokens, whose number `on_tokens` hears.
 
-    Raises InputError where anything cannot be read or does not suit the model; `resume` is checked by
-    `resumed_progress`.
+    Raises InputError where the text cannot be read or does not suit the model; `resume` is checked by
+    `resumed_progress`, and `weights` where they are opened.
     """
     workload, separator = problem.workload, separator_token(corpus.separator, corpus.tokenizer)
-    if weights is not None:
-        HuggingFaceWeights(weights, problem.model)
     tokens, *apart = (
         prepare(source, corpus.tokenizer, folder / TOKENS, problem.model.vocab_size, separator, on_tokens).absolute()
         for source in corpus.sources()

@@ -17,7 +17,7 @@ import hexiopt as hx
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.readers.plan_file import write_plan
-from runtime.launch.head import AfterFaults
+from runtime.launch.head import AfterFaults, NoPlanLeftError
 from tests.conftest import Run
 
 CLUSTER = """
@@ -77,6 +77,51 @@ def test_the_executor_weighs_plans_for_the_steps_that_are_left(
     assert "checkpoint" in said  # where all states come from
     found = json.loads(written[1].read_text())["problem"]["space"]["exclude"]
     assert found == ["a:1", "b:0"]
+
+
+def test_constraints_that_too_few_devices_are_left_for_are_dropped_with_a_note(
+    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pipelines of one stage; with one device left, there is one of any number of stages."""
+    (tmp_path / "two.yaml").write_text(CLUSTER)
+    written: list[Path] = []
+
+    def lose(run: Any, folder: Path, faults: AfterFaults, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        written.append(faults.replan(["a:1", "b:0"], run.plan, None))
+        yield from ()
+
+    monkeypatch.setattr("runtime.launch.head.trained", lose)
+    asked = ("cluster=two.yaml", "model=tiny", "workload=small", "workload.global_batch=4", "constraints.max_tp=1")
+    shape = ("constraints.num_pipelines=2", "constraints.num_stages=1", "train.on_failure=replan", "hydra.run.dir=out")
+    ran = hexiopt("train", *asked, *shape, *TRAIN, *SEARCH)
+    assert ran.code == 0, ran.err
+    said = " ".join(ran.out.split())
+    assert "Note: planned without constraints.num_pipelines=2 and constraints.num_stages=1: constraints: 2" in said
+    space = json.loads(written[0].read_text())["problem"]["space"]
+    assert (space["num_pipelines"], space["num_stages"], space["max_tp"]) == (None, None, 1)
+    assert devices(written[0]) == {"a:0"}
+
+
+def test_a_search_that_fails_is_no_plan_and_ends_no_run(
+    hexiopt: Run, tmp_path: Path, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def lose(run: Any, folder: Path, faults: AfterFaults, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        try:
+            faults.replan(["b:0"], run.plan, None)
+        except NoPlanLeftError as error:
+            said.append(str(error))
+        yield from ()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("division by\nzero")
+
+    monkeypatch.setattr("runtime.launch.head.trained", lose)
+    monkeypatch.setattr("experiments.train.replanned", broken)
+    ran = hexiopt("train", plan, *TRAIN, *SEARCH, "train.on_failure=replan", "hydra.run.dir=out")
+    assert ran.code == 0, ran.err
+    assert said == ["division by zero"]
 
 
 @contextmanager

@@ -90,8 +90,8 @@ def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
 def measured_table(
     problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank], whose: str = "the plan's GPUs"
 ) -> RenderableType:
-    """Forward plus backward time of a micro-batch and busy share of each stage, and of each of its replicas where it has
-    several, predicted (`whose`: for what) and measured on these devices. A TP group is represented by its slowest rank.
+    """Forward plus backward time of a micro-batch and busy share of each stage, or of each of its replicas, predicted
+    (`whose`: for what) and measured on these devices. A TP group is represented by its slowest rank.
 
     Where ranks are GPUs, the peak memory of their tensors is shown too; the prediction excludes the reserve.
     """

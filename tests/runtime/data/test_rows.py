@@ -1,6 +1,7 @@
 """Datasets become token files: a document a row, each followed by its separator; nothing comes from a network."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,45 @@ def test_a_dataset_of_the_hub_is_streamed(subset: str | None, cache: Path, monke
     assert prepare(rows, None, cache, 256, 0) == path
     assert len(asked) == 1
     refusal(lambda: prepare(rows, None, cache, 100, 0), "hf://someone/texts: has the token 116", "vocab_size is 100")
+
+
+def test_the_hub_out_of_reach_is_said_at_once_unless_there_is_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", refused)
+    monkeypatch.setattr(rows_module, "find_spec", lambda name: True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("HF_ENDPOINT", "HF_DATASETS_CACHE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    said = (
+        "hf://someone/texts: https://huggingface.co is out of reach (Connection refused)",
+        "no copy is in the cache",
+    )
+    refusal(lambda: DatasetRows("hf://someone/texts").check(), *said)
+    refusal(lambda: DatasetRows("hf://someone/texts").check(), "HF_HUB_OFFLINE is set", "give train.data a file")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    (tmp_path / "hub" / "datasets--someone--texts").mkdir(parents=True)
+    fake = SimpleNamespace(load_dataset=lambda *_, **__: iter([{"text": "to be"}]), __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
+    DatasetRows("hf://someone/texts").check()
+    assert os.environ["HF_HUB_OFFLINE"] == "1", "its packages do not try either"
+
+
+def test_what_cannot_be_read_names_the_keys_that_say_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: Any, **__: Any) -> Any:
+        raise ValueError("Bad split: train. Available splits: ['test']")
+
+    fake = SimpleNamespace(load_dataset=load_dataset, __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(rows_module, "check_hub", lambda name: None)
+    keys = "check the name, train.data_split=train and train.data_subset=en"
+    refusal(lambda: DatasetRows("hf://someone/texts", subset="en").check(), "Bad split: train", keys)
+    fake.load_dataset = lambda *_, **__: iter([])
+    refusal(lambda: DatasetRows("hf://someone/texts", subset="en").check(), "has no row", "train.data_subset=en")
 
 
 def test_what_is_a_dataset() -> None:

@@ -17,7 +17,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import write_plan
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.head import AfterFaults, trained
+from runtime.launch.head import AfterFaults, NoPlanLeftError, trained
 from runtime.launch.meeting import TrainingFailedError
 from runtime.parallel.optimizer import AdamW
 from runtime.state.checkpoint import Checkpoint, finished
@@ -64,15 +64,23 @@ def a_run(folder: Path, **more: Any) -> TrainingRun:
 
 
 def train(
-    folder: Path, kills: Sequence[tuple[str, int, int, signal.Signals]], on_failure: str = "restart", **more: Any
+    folder: Path,
+    kills: Sequence[tuple[str, int, int, signal.Signals]],
+    on_failure: str = "restart",
+    *,
+    has_plan: bool = True,
+    **more: Any,
 ) -> dict[int, float]:
-    """Losses by step. `kills`: after the first event of a kind with at least this step, a signal to a rank."""
+    """Losses by step. `kills`: after the first event of a kind with at least this step, a signal to a rank. `has_plan`:
+    whether there is a plan without a lost device."""
     losses: dict[int, float] = {}
     pids: dict[int, int] = {}
     left = list(kills)
 
     def replanned(lost: Sequence[str], before: Path, checkpoint: Path | None) -> Path:
         assert len(lost) == 1
+        if not has_plan:
+            raise NoPlanLeftError("two stages need two devices")
         return written(folder, "replanned.json", narrow())
 
     for event in trained(a_run(folder, **more), folder, AfterFaults(on_failure, replanned, 3)):
@@ -121,6 +129,14 @@ def test_random_kills_do_not_change_the_end(undisturbed: dict[int, float], tmp_p
 
 def test_training_goes_on_without_a_lost_device(undisturbed: dict[int, float], tmp_path: Path) -> None:
     losses = train(tmp_path, [("step", 5, 1, signal.SIGKILL)], "replan")
+    assert losses == pytest.approx(undisturbed, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_training_goes_on_as_after_a_restart_where_there_is_no_plan(
+    undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    losses = train(tmp_path, [("step", 5, 1, signal.SIGKILL)], "replan", has_plan=False)
     assert losses == pytest.approx(undisturbed, rel=1e-9)
 
 

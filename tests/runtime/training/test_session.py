@@ -1,11 +1,13 @@
 """What whoever follows a run sees: steps and validations, and what a restart takes back of them."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
 import pytest
 
+from experiments.app.configurations import named_cluster
 from runtime.events import Event
 from runtime.training.session import Session, ValidatedStep
 from tests.runtime.training.test_preparation import PROBLEM
@@ -49,6 +51,21 @@ def test_a_restart_takes_back_what_follows_its_checkpoint(
     assert {name for values in logged for name in values} == {
         *("loss", "norm", "seconds", "tokens_per_s", "mfu", "validation_loss")
     }
+    assert session.steps[0].mfu == pytest.approx(PROBLEM.mfu(0.5))
     written = [json.loads(line) for line in metrics.getvalue().splitlines()]
     assert written[0] == {"event": "validation", "step": 0, "loss": 9.0}
     assert len(written) == 10
+
+
+def test_a_cpu_that_stands_in_for_a_gpu_has_no_mfu() -> None:
+    logged: list[Any] = []
+    metrics = StringIO()
+    session = Session(PROBLEM, metrics, lambda one: None, lambda _, values: logged.append(values), lambda _: None)
+    session.follow([{"event": "ready", "step": 0, "device_type": "cpu"}, step(1)])
+    assert session.steps[0].mfu is None
+    assert set(logged[0]) == {"loss", "norm", "seconds", "tokens_per_s"}
+    assert json.loads(metrics.getvalue().splitlines()[1])["mfu"] is None
+    here = replace(PROBLEM, cluster=named_cluster("local_cpu"))
+    session = Session(here, metrics, lambda one: None, lambda *_: None, lambda _: None)
+    session.follow([{"event": "ready", "step": 0, "device_type": "cpu"}, step(1)])
+    assert session.steps[0].mfu is not None, "the peak is this CPU's"

@@ -11,7 +11,8 @@ import torch
 
 from hexiopt.errors import InputError
 from runtime.data.batches import Batches
-from runtime.training.preparation import Corpus, prepared_run
+from runtime.data.corpus import Corpus
+from runtime.training.preparation import prepared_run
 from runtime.training.settings import Settings, TrainingRun
 from runtime.training.validation import Validation
 from tests.runtime.data.corpora import counted, token_file
