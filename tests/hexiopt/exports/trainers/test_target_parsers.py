@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hexiopt.exports.trainers.shell_arguments import shell_arguments
 
 from hexiopt.exports.formats import LaunchOptions, Program
 from hexiopt.exports.launchers import jobset, skypilot
 from hexiopt.exports.rank_table import rank_rows
 from hexiopt.exports.trainers.registry import TRAINERS
-from hexiopt.exports.trainers.shell_arguments import shell_arguments
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from tests.hexiopt.exports.random_plans import drawn

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from hexiopt.errors import InputError
+from hexiopt.problem.nodelist import expand
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.discovery.machines import Discovery, Texts, discover
-from hexiopt.readers.nodelist import expand
 from hexiopt.reading import Section
 
 CASES = Path(__file__).parents[3] / "cases"
