@@ -361,6 +361,18 @@ def test_texts_must_not_contradict_each_other(tmp_path: Path) -> None:
     assert entry["gpu"] == "rtx_3090"
 
 
+def test_the_driver_and_the_scheduler_must_name_one_type(tmp_path: Path) -> None:
+    (tmp_path / "smi").write_text("0, NVIDIA H100 80GB HBM3, 81559 MiB\n")
+    for gres, fits in (("gpu:h100:1", True), ("gpu:tesla:1", True), ("gpu:1", True), ("gpu:a100:1", False)):
+        (tmp_path / "nodes").write_text(f"NODELIST GRES\na {gres}\n")
+        texts = Texts(slurm=str(tmp_path / "nodes"), nvidia_smi={"a": str(tmp_path / "smi")})
+        if fits:
+            assert discover("m", texts).cluster["machines"][0]["gpu"] == "h100_80gb_sxm"
+        else:
+            with pytest.raises(InputError, match="a: GPU 0 is a NVIDIA H100 80GB HBM3, and its scheduler has a100"):
+                discover("m", texts)
+
+
 def test_no_node_in_service_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("NODELIST GRES STATE\na gpu:4 down\nb (null) idle\n")
     with pytest.raises(
