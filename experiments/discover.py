@@ -47,7 +47,9 @@ def run(job: Job) -> float:
     for line in passed_over:
         job.show("", line)
     if open_keys:
-        job.show("", Text("Unknown", style="bold"), _unknown(open_keys, discovery.cluster))
+        job.show("", Text("Unknown: state it in the file, or measure it", style="bold"))
+        for line in _unknown(open_keys, discovery.cluster):
+            job.show(line)
     job.show_files(FILE)
     return float("nan")
 
@@ -90,25 +92,25 @@ def _cell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _unknown(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> Table:
-    """What is null, where, and how to measure it."""
-    rows = list(_rows(open_keys, cluster))
-    more = [("...", f"and {len(rows) - _SHOWN:,} more", "")] if len(rows) > _SHOWN else []
-    return plain_table(("Of", "What", "Measured by"), rows[:_SHOWN] + more)
-
-
-def _rows(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _unknown(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> Iterator[str]:
+    """What is null, where, and how to measure it: a line for all machines of which the same is unknown."""
     several = {entry["name"] for entry in cluster["machines"] if "count" in entry or "[" in entry["name"]}
-    for whose, keys in groupby(open_keys, key=lambda owner: owner[0]):
-        what = [key for _, key in keys]
-        by_hand = [key for key in what if key == "network_interfaces"]
-        measured = [key for key in what if key not in by_hand]
-        if measured:
-            one = f"hexiopt profile on {'one of them' if whose in several else 'the machine'}"
-            across = "torchrun ... -m experiments.profile across the machines"
-            yield whose, ", ".join(measured), across if whose == "between machines" else one
-        if by_hand:
-            yield whose, ", ".join(by_hand), "state it"
+    owners: dict[tuple[str, str], list[str]] = {}
+    for owner, group in groupby(open_keys, key=lambda pair: pair[0]):
+        keys = [key for _, key in group]
+        by_hand = [key for key in keys if key == "network_interfaces"]
+        measured = [key for key in keys if key not in by_hand]
+        if owner == "between machines":
+            how = "torchrun ... -m experiments.profile across the machines"
+        else:
+            how = f"hexiopt profile {'on one of them' if owner in several else 'there'}"
+        for names, remedy in ((measured, how), (by_hand, "no tool measures it")):
+            if names:
+                owners.setdefault((", ".join(names), remedy), []).append(owner)
+    for (names, remedy), owned in owners.items():
+        listed = "; ".join(owned[:_SHOWN]) + (f"; and {len(owned) - _SHOWN:,} more" if len(owned) > _SHOWN else "")
+        whose = "" if owned == ["between machines"] else f" of {listed}"
+        yield f"- {names}{whose}: {remedy}"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ VERBS = {
     "validate": "predicts the measured runs of data=FILE.csv; writes validation.csv, validation.png",
     "calibrate": "fits a cluster's factors to run=FOLDER, or the cost model's constants to data=FILE.csv",
     "profile": "measures this machine's GPUs and links, or its CPU; writes cluster.yaml, profile.json",
-    "discover": "reads outputs of nvidia-smi or Slurm, or a hostfile; writes cluster.yaml, unknowns null",
+    "discover": "reads outputs of nvidia-smi, Slurm or Kubernetes, or a hostfile; writes cluster.yaml, unknowns null",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
 }
 _MODULES = {"import": "import_plan"}

@@ -4,6 +4,7 @@ Machines are added after the cluster's own and taken away by `Space.exclude`, so
 alternatives, and a plan for one of them is a plan for every other that has its devices.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -195,6 +196,9 @@ def _grown(problem: Problem, machine: Machine, number: int) -> Problem | None:
         )
     except InputError:  # a single machine without a network
         return None
+    unstated = math.isinf(cluster.inter_bandwidth_bytes_per_s)
+    if unstated and len(cluster.machines) > 1 and cluster.is_linked and not grown.is_linked:
+        return None  # parts of a box, which nothing but their links connects
     return problem.replace(cluster=grown)
 
 

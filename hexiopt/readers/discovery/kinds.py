@@ -71,6 +71,12 @@ _KINDS = (
     _Kind("scontrol show node", slurm.is_scontrol, "slurm", slurm.read_scontrol),
     _Kind("gres.conf", gres_conf.is_gres_conf, "slurm", gres_conf.read_gres_conf),
     _Kind("slurm.conf", slurm.is_slurm_conf, "slurm", slurm.read_slurm_conf),
+    _Kind(
+        "a table of sinfo with commas between its columns",
+        sinfo.is_comma_separated,
+        "slurm",
+        lacks="cannot be told from those inside them",
+    ),
     _Kind("a table of sinfo", sinfo.is_sinfo, "slurm", sinfo.read_sinfo),
     _Kind("a table of sinfo without header", sinfo.is_headerless, "slurm", sinfo.read_headerless),
     _Kind("a hostfile", hostfile.is_hostfile, "hostfile", hostfile.read_hostfile),

@@ -55,7 +55,7 @@ def read_kubernetes(text: Text) -> Inventory:
     nodes = [item for item in items or () if isinstance(item, Mapping) and item.get("kind", "Node") == "Node"]
     if not nodes:
         raise InputError(f"{text.path}: has no object of kind Node; write it with {COMMAND}")
-    return _inventory(text, ((_path(node, "metadata").get("name", ""), _of_object(node)) for node in nodes))
+    return _inventory(text, ((str(_path(node, "metadata").get("name", "")), _of_object(node)) for node in nodes))
 
 
 def read_description(text: Text) -> Inventory:
@@ -139,7 +139,8 @@ def _node(line: Line, stated: _Stated) -> Node:
 def _counts(line: Line, stated: _Stated, shares: int) -> tuple[int, int, tuple[str, ...]]:
     """GPUs that pods can have, all GPUs, and notes. Raises InputError where label and capacity differ."""
     resource = "nvidia.com/gpu" if "nvidia.com/gpu" in {**stated.capacity, **stated.allocatable} else "amd.com/gpu"
-    resource = next((key for key in (f"{resource}.shared",) if key in stated.capacity), resource)
+    if f"{resource}.shared" in stated.capacity:  # as the device plugin may rename GPUs in time slices
+        resource = f"{resource}.shared"
     whole = _whole(line, stated.capacity, resource)
     usable = _whole(line, stated.allocatable, resource)
     labelled = _whole(line, stated.labels, "nvidia.com/gpu.count")

@@ -14,6 +14,12 @@ from hexiopt.problem.nodelist import expand
 from hexiopt.reading import read_text
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header of a topology
+# Lines that people copy along: the prompt with its command, and the date above tables of nvidia-smi and sinfo -l.
+_COPIED = re.compile(
+    r"^(\S*[\w\]~:/-]*\s?\S*[$#%>]\s+(sudo\s+)?(sinfo|scontrol|nvidia-smi|rocm-smi|kubectl|cat|srun|ssh)\b.*"
+    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d( [A-Z]+)? \d{4}\s*)$",
+    re.MULTILINE,
+)
 _MAX_BYTES = 2**26  # scontrol show nodes --json takes some 5 KB a node
 _MOST_FAULTS = 4  # that one line names
 
@@ -72,8 +78,9 @@ class Text:
 
 
 def open_text(path: str) -> Text:
-    """The text of a file of at most 64 MiB. Raises InputError where it cannot be read."""
-    return Text(path, _COLOURS.sub("", read_text(Path(path), max_bytes=_MAX_BYTES)))
+    """The text of a file of at most 64 MiB, without lines that are no output of a tool; others keep their numbers.
+    Raises InputError where it cannot be read."""
+    return Text(path, _COPIED.sub("", _COLOURS.sub("", read_text(Path(path), max_bytes=_MAX_BYTES))))
 
 
 def words(text: str) -> frozenset[str]:

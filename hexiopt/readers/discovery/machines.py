@@ -12,7 +12,7 @@ from typing import Any
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
 from hexiopt.problem.nodelist import compress, expand
-from hexiopt.readers.discovery.entries import Kind, entry_of, kinds_of, measure, part_names, paths_between
+from hexiopt.readers.discovery.entries import entry_of, kinds_of, measure, part_names, paths_between
 from hexiopt.readers.discovery.inventory import Inventory, Node
 from hexiopt.readers.discovery.kinds import read, read_all
 from hexiopt.readers.discovery.nvidia_smi import SmiGpu, SmiGpus
@@ -94,36 +94,22 @@ def discover(name: str, texts: Texts) -> Discovery:
     links: list[dict[str, Any]] = []
     without_gpus: list[str] = []
     out_of_service: dict[str, str] = {}
-    boxes = 0
     for machine, node in nodes.items():
         count = _count(machine, told)
         if count == 0:
             without_gpus.append(machine)
-            continue
-        if node is not None and node.outage is not None:
+        elif node is not None and node.outage is not None:
             out_of_service[machine] = node.outage
-            continue
-        boxes += 1
-        smi, topology = told.smi.get(machine), told.topologies.get(machine)
-        kinds = kinds_of(None if smi is None else smi.gpus, node)
-        if len(kinds) == 1 and kinds[0].count is None and not kinds[0].is_sliced and count is not None:
-            kinds = [replace(kinds[0], count=count, indices=tuple(range(count)))]
-        if len(kinds) > 1 and topology is not None and smi is None:
-            what = f"has GPUs of {len(kinds)} types, and no text states which GPU has which"
-            raise InputError(f"discover.topology: {machine!r} {what}; give its discover.nvidia_smi too")
-        parts = part_names(machine, kinds)
-        for part, kind in zip(parts, kinds, strict=True):
-            entry, comments = entry_of(part, kind, topology)
-            if machine in told.buses and "intra_bandwidth_gb_per_s" in entry:
-                comments += (measure(entry, told.buses[machine]),)
-            if machine in alike:
-                comments += (f"read on {alike[machine]} for all nodes of equal GPUs and features",)
-            entries.append(entry)
-            notes[part] = (*comments, *(() if node is None else node.notes))
-        _link_parts(parts, kinds, topology, links, notes)
+        else:
+            like = (f"read on {alike[machine]} for all nodes of equal GPUs and features",) if machine in alike else ()
+            parts, between = _parts(machine, count, node, told)
+            entries += [entry for entry, _ in parts]
+            notes |= {entry["name"]: (*comments, *like) for entry, comments in parts}
+            links += between
     if not entries:
         _refuse_nothing(out_of_service, without_gpus)
     _check_names(entries)
+    boxes = len(nodes) - len(without_gpus) - len(out_of_service)
     entries, notes = _fabrics(entries, notes, {machine: smi.gpus for machine, smi in told.smi.items()})
     cluster: dict[str, Any] = {"name": name}
     if boxes > 1 and len(entries) > 1:
@@ -132,6 +118,48 @@ def discover(name: str, texts: Texts) -> Discovery:
     if links:
         cluster["links"] = links
     return Discovery(cluster, notes, tuple(without_gpus), out_of_service, told.remarks)
+
+
+def _parts(
+    machine: str, count: int | None, node: Node | None, told: _Read
+) -> tuple[list[tuple[dict[str, Any], tuple[str, ...]]], list[dict[str, Any]]]:
+    """The entries of a machine with their comments, one for each type of its GPUs, and the links between them, whose
+    rates no text states. Raises InputError."""
+    smi, topology = told.smi.get(machine), told.topologies.get(machine)
+    kinds = kinds_of(None if smi is None else smi.gpus, node)
+    if smi is not None and node is not None:
+        _check_types(machine, smi, node)
+    if len(kinds) == 1 and kinds[0].count is None and not kinds[0].is_sliced and count is not None:
+        kinds = [replace(kinds[0], count=count, indices=tuple(range(count)))]
+    if len(kinds) > 1 and topology is not None and smi is None:
+        what = f"has GPUs of {len(kinds)} types, and no text states which GPU has which"
+        raise InputError(f"discover.topology: {machine!r} {what}; give its discover.nvidia_smi too")
+    names = part_names(machine, kinds)
+    parts, links = [], []
+    for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        entry, comments = entry_of(name, kind, topology)
+        if machine in told.buses and "intra_bandwidth_gb_per_s" in entry:
+            comments += (measure(entry, told.buses[machine]),)
+        for other, other_kind in zip(names[:i], kinds, strict=False):
+            links.append({"between": [other, name], "bandwidth_gb_per_s": None, "latency_us": None})
+            if (paths := paths_between(other_kind, kind, topology)) is not None:
+                comments += (f"to {other}: {paths}",)
+        parts.append((entry, (*comments, *(() if node is None else node.notes))))
+    return parts, links
+
+
+def _check_types(machine: str, smi: SmiGpus, node: Node) -> None:
+    """Raise InputError where the driver names a type that the name in an inventory does not stand for."""
+    stated = [match(group.product or "") for group in node.gpus]
+    candidates = {gpu for one in stated for gpu in ((one.gpu,) if one.gpu else one.choices)}
+    if not all(one.gpu or one.choices for one in stated):
+        return
+    for gpu in smi.gpus:
+        kind = match(gpu.name, gpu.memory_bytes).gpu
+        if kind is not None and kind not in candidates:
+            products = " and ".join(group.product or "?" for group in node.gpus)
+            what = f"GPU {gpu.index} is a {gpu.name}, and its scheduler has {products}"
+            raise InputError(f"{machine}: {what}; give texts that agree, or leave one out")
 
 
 def _read(texts: Texts) -> _Read:
@@ -209,21 +237,6 @@ def _spread(told: _Read, alike: Mapping[str, str]) -> _Read:
         },
         buses={**told.buses, **{m: told.buses[one] for m, one in alike.items() if one in told.buses}},
     )
-
-
-def _link_parts(
-    parts: Sequence[str],
-    kinds: Sequence[Kind],
-    topology: Topology | None,
-    links: list[dict[str, Any]],
-    notes: dict[str, tuple[str, ...]],
-) -> None:
-    """Add the links between the parts of a machine, whose rates no text states, and what is known of them."""
-    for i, b in enumerate(parts):
-        for a, kind in zip(parts[:i], kinds, strict=False):
-            links.append({"between": [a, b], "bandwidth_gb_per_s": None, "latency_us": None})
-            if (paths := paths_between(kind, kinds[i], topology)) is not None:
-                notes[b] += (f"to {a}: {paths}",)
 
 
 def _refuse_nothing(out_of_service: Mapping[str, str], without_gpus: Sequence[str]) -> None:

@@ -72,6 +72,7 @@ class _Named:
     by_driver: bool = False
 
 
+@cache
 def match(product: str, memory_bytes: float | None = None) -> Match:
     """The type for a name, never guessed (see `Match`); `memory_bytes` is what the driver reports."""
     stated = _product(product)
@@ -89,14 +90,14 @@ def match(product: str, memory_bytes: float | None = None) -> Match:
 
 def fits_some_type(product: str, memory_bytes: float) -> bool:
     """Whether some type of that name has that memory."""
-    found = match(product, memory_bytes)
-    return found.gpu is not None or bool(found.choices)
+    candidates = match(product, memory_bytes)
+    return candidates.gpu is not None or bool(candidates.choices)
 
 
 def mig_profile(product: str) -> str | None:
     """The profile of the MIG slice that a name is of, such as `3g.20gb`; None where it is of a whole GPU."""
-    found = _SLICE.search(product)
-    return None if found is None else f"{found[1]}g.{found[2]}gb"
+    profile = _SLICE.search(product)
+    return None if profile is None else f"{profile[1]}g.{profile[2]}gb"
 
 
 def _fits(stated: _Named, own: _Named, name: str, memory_bytes: float | None) -> bool:
@@ -126,15 +127,15 @@ def _others(stated: _Named, memory_bytes: float | None) -> tuple[str, ...] | Non
     if products is None:
         return None
     memory_gb = stated.memory_gb if memory_bytes is None else memory_bytes / GIB
-    kept = []
+    fitting = []
     for product in products:
         own = _named(product)
         same_form = stated.form is None or own.form is None or stated.form == own.form
         same_line = stated.line is None or own.line is None or stated.line == own.line
         near = memory_gb is None or own.memory_gb is None or abs(own.memory_gb / memory_gb - 1) < _SAME_MEMORY
         if same_form and same_line and near:
-            kept.append(product)
-    return tuple(kept)
+            fitting.append(product)
+    return tuple(fitting)
 
 
 def _certain(stated: _Named, own: _Named, memory_bytes: float | None) -> bool:

@@ -35,15 +35,30 @@ _FREE = ("REASON", "COMMENT", "EXTRA", "TIMESTAMP", "USER")  # whose cells may h
 
 def is_sinfo(text: Text) -> bool:
     """Whether the text is a table of sinfo with its header."""
-    words = text.first.split()
+    return _is_header([text.first[slice(*span)] for span in _spans(text.first, "|" in text.first)])
+
+
+def is_comma_separated(text: Text) -> bool:
+    """Whether the text is a table of sinfo whose columns are separated as nodes and GRES are themselves."""
+    return _is_header(text.first.split(","))
+
+
+def _is_header(words: Sequence[str]) -> bool:
     known = {*words} & {*_READ, *_HARMLESS}
     return len(known) > 1 and all(re.fullmatch(r"[A-Z][A-Z_:/()]*", word) for word in words)
+
+
+def _spans(text: str, piped: bool) -> list[tuple[int, int]]:
+    """Where the cells of a line are, separated by blanks or by `|`."""
+    return [found.span() for found in re.finditer(r"[^|\s](?:[^|]*[^|\s])?" if piped else r"\S+", text)]
 
 
 def read_sinfo(text: Text) -> Inventory:
     """The nodes of a table with a header. Raises InputError with file and lines."""
     header, *rows = text.lines
-    columns = header.text.split()
+    raw = text.content.splitlines()[header.number - 1]
+    spans = tuple(_spans(raw, "|" in raw))
+    columns = [raw[start:end] for start, end in spans]
     names = [_READ.get(column, column) for column in columns]
     missing = [name for name in (_NODES, _GRES) if name not in names]
     if missing:
@@ -52,9 +67,7 @@ def read_sinfo(text: Text) -> Inventory:
     twice = next((name for name in names if name in _READ.values() and names.count(name) > 1), None)
     if twice is not None:
         header.refuse(f"states the column {twice} twice; write it with {COMMAND}")
-    raw = text.content.splitlines()[header.number - 1]
-    spans = tuple(found.span() for found in re.finditer(r"\S+", raw))
-    inventory = _inventory(text, rows, partial(_cells, _Table(tuple(names), spans, len(raw))))
+    inventory = _inventory(text, rows, partial(_cells, _Table(tuple(names), spans, len(raw), "|" in raw)))
     unread = [column for column in columns if column not in {*_READ, *_HARMLESS}]
     return replace(inventory, notes=(*([f"not read: {', '.join(unread)}"] if unread else []), *inventory.notes))
 
@@ -103,14 +116,20 @@ def _is_certain_gres(word: str) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """The columns of a table, and where the header has them: its words as spans, and its width with all blanks."""
+    """The columns of a table, and where the header has them: its words as spans, and its width with all blanks.
+
+    `piped` tables have `|` between their cells.
+    """
 
     columns: tuple[str, ...]
     spans: tuple[tuple[int, int], ...]
     width: int
+    piped: bool
 
     def fills(self, k: int, cell: tuple[int, int]) -> bool:
         """Whether a cell takes all of its column, where the header is padded to a fixed width on either side."""
+        if self.piped:
+            return False
         start, end = self.spans[k]
         last = k + 1 == len(self.spans)
         after = self.width + 1 if last else self.spans[k + 1][0]
@@ -122,7 +141,7 @@ class _Table:
 
 def _cells(table: _Table, line: Line) -> dict[str, str] | None:
     """The cells of a row by column; None for a partition without nodes. Raises InputError."""
-    spans = [found.span() for found in re.finditer(r"\S+", line.text)]
+    spans = _spans(line.text, table.piped)
     columns, count = table.columns, len(table.columns)
     stated = [line.text[start:end] for start, end in spans]
     if (

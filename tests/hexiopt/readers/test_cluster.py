@@ -294,3 +294,25 @@ def test_hints_stay_short_in_large_clusters() -> None:
     with pytest.raises(InputError) as caught:
         read(data).device_index("zzz:0")
     assert len(str(caught.value)) < 500
+
+
+def box(*links: tuple[str, str], **more: Any) -> dict[str, Any]:
+    machines = [{"name": name, "gpu": "t4", "num_gpus": 1} for name in "abc"]
+    stated = [{"between": list(pair), "bandwidth_gb_per_s": 5 + k, "latency_us": 9} for k, pair in enumerate(links)]
+    return {"name": "box", "machines": machines, "links": stated, **more}
+
+
+def test_links_of_all_pairs_need_no_network() -> None:
+    """Each pair has the rate of its link, also while all links are busy: an interface carries them together."""
+    cluster = read(box(("a", "b"), ("a", "c"), ("b", "c")))
+    assert [machine.nic_bandwidth_bytes_per_s for machine in cluster.machines] == [11e9, 12e9, 13e9]
+    assert cluster.network.pair_bandwidth(0, 1) == 5e9
+    assert cluster.is_linked
+    assert read(cluster_to_dict(cluster)) == cluster
+
+
+def test_a_pair_without_a_link_is_named() -> None:
+    with pytest.raises(InputError, match=r"inter_machine\.bandwidth_gb_per_s: is missing; .*or the link from b to c"):
+        read(box(("a", "b"), ("a", "c")))
+    stated = box(("a", "b"), inter_machine={"bandwidth_gb_per_s": 1})
+    assert not read(stated).is_linked

@@ -12,7 +12,9 @@ import hexiopt as hx
 from hexiopt.bounds import lower_bound
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.price_list import prices_for
+from hexiopt.reading import Section
 from hexiopt.report.compared.choices import Choice, unbeaten
 from hexiopt.report.compared.tradeoff import tradeoff_figure
 from hexiopt.toolkit.alternatives import ADD, LINK, TAKE, Wishes, alternatives, priced
@@ -292,3 +294,14 @@ def test_no_share_of_a_bound_where_there_is_no_plan_to_compare(small: tuple[What
     none = WhatIf.among([replace(base, plan=None), *others], small[0].bound)
     assert "bound" in str(small[0]).splitlines()[2]
     assert "bound" not in str(none)
+
+
+def test_nothing_is_added_to_a_box_whose_parts_only_links_join() -> None:
+    """How another machine would reach them is not stated."""
+    machines = [{"name": name, "gpu": "rtx_3090", "num_gpus": 1} for name in "ab"]
+    links = [{"between": ["a", "b"], "bandwidth_gb_per_s": 10}]
+    box = cluster_from_section(Section({"name": "box", "machines": machines, "links": links}, "box.yaml"))
+    problem = hx.Problem(box, hx.model("gpt2_345m"), hx.Workload(global_batch=8, seq_len=512))
+    assert ADD not in {one.change for one in alternatives(problem, prices_for(problem, PRICES), 2.0)}
+    stated = problem.replace(cluster=box.replace(inter_bandwidth_bytes_per_s=1e9))
+    assert ADD in {one.change for one in alternatives(stated, prices_for(problem, PRICES), 2.0)}

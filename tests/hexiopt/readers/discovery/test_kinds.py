@@ -86,6 +86,9 @@ def test_a_table_is_read_by_its_header_whatever_its_columns(
         ("idle gpu:2 a\nmix gpu:2 b\ndown* gpu:2 c\n", {"a": ((None, 2),), "b": ((None, 2),)}),
         ("a gpu:rtx4000:4(S:0),gpu:v100:2,shard:8\n", {"a": (("rtx4000", 4), ("v100", 2))}),
         ("NODELIST NOVEL GRES PARTITION\na x gpu:2 p\n", {"a": ((None, 2),)}),
+        ("NODELIST|GRES|REASON\na|gpu:t4:2(S:0-1)|none at all\nb|(null)|none\n", {"a": (("t4", 2),), "b": ()}),
+        ("[me@login ~]$ sinfo -o '%N %G'\nNODELIST GRES\na gpu:2\n", {"a": ((None, 2),)}),
+        ("Fri Nov 27 17:00:00 2026\nNODELIST GRES\na gpu:2\n", {"a": ((None, 2),)}),
     ],
 )
 def test_tables_of_sinfo(write: Callable[[str], str], text: str, nodes: dict[str, Any]) -> None:
@@ -103,6 +106,7 @@ REFUSED = [
         "p1 gpu:2 a\np2 gpu:2 b\n",
         "without header, and which column names the nodes is not certain; write it with sinfo",
     ),
+    ("HOSTNAMES,GRES,STATE\na,gpu:t4:2,idle\n", "with commas between its columns, which cannot be told from those"),
     ("4 gpu:a100:8\n", "which column names the nodes is not certain"),
     ("a gpu:2\nb gpu:2 idle\n", "lines have different numbers of columns"),
 ]
@@ -355,6 +359,18 @@ def test_texts_must_not_contradict_each_other(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("NODELIST GRES STATE\na gpu:4 idle\n")
     (entry,) = discover("m", Texts(slurm=str(tmp_path / "nodes"), hostfile=str(tmp_path / "hosts"))).cluster["machines"]
     assert entry["gpu"] == "rtx_3090"
+
+
+def test_the_driver_and_the_scheduler_must_name_one_type(tmp_path: Path) -> None:
+    (tmp_path / "smi").write_text("0, NVIDIA H100 80GB HBM3, 81559 MiB\n")
+    for gres, fits in (("gpu:h100:1", True), ("gpu:tesla:1", True), ("gpu:1", True), ("gpu:a100:1", False)):
+        (tmp_path / "nodes").write_text(f"NODELIST GRES\na {gres}\n")
+        texts = Texts(slurm=str(tmp_path / "nodes"), nvidia_smi={"a": str(tmp_path / "smi")})
+        if fits:
+            assert discover("m", texts).cluster["machines"][0]["gpu"] == "h100_80gb_sxm"
+        else:
+            with pytest.raises(InputError, match="a: GPU 0 is a NVIDIA H100 80GB HBM3, and its scheduler has a100"):
+                discover("m", texts)
 
 
 def test_no_node_in_service_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.exports.launchers.products import kubernetes_product
 from hexiopt.readers.discovery.product import Match, match, mig_profile
 
 MIB = 2**20
@@ -155,6 +157,14 @@ def test_an_administrators_word_may_leave_choices(name: str, choices: tuple[str,
 )
 def test_an_administrators_word_may_say_enough(name: str, gpu: str) -> None:
     assert match(name) == Match(gpu)
+
+
+@pytest.mark.parametrize("gpu", sorted(catalogue()))
+def test_the_label_that_is_exported_is_read_as_the_same_type(gpu: str) -> None:
+    """Kubernetes' label nvidia.com/gpu.product, with the memory that stands beside it."""
+    product = kubernetes_product(gpu, {})
+    if product is not None:
+        assert match(product, catalogue()[gpu].memory_bytes) == Match(gpu)
 
 
 def test_memory_tells_types_of_one_name_apart() -> None:

@@ -109,6 +109,10 @@ def test_hostfiles(write: Callable[[str], str]) -> None:
     }
 
 
+KUBERNETES = (
+    "apiVersion: v1\nitems:\n- kind: Node\n  metadata: {name: a, labels: {nvidia.com/gpu.count: '2'}}\n  status:\n"
+    "    capacity: {nvidia.com/gpu: '2'}\n    conditions: [{type: Ready, status: 'True'}]\n"
+)
 BAD = [
     (read_nvidia_smi, "", "is empty"),
     (read_nvidia_smi, "index, memory.total [MiB]\n0, 23028 MiB\n", "line 1: .*is a header without name"),
@@ -162,7 +166,23 @@ def test_malformed_text_is_refused_with_its_line(
     assert "; " in str(caught.value)
 
 
-READERS = [(read_nvidia_smi, LAB), (read_topology, LAB_TOPOLOGY), (read_slurm, SCONTROL), (read_hostfile, HOSTFILE)]
+READERS = [
+    (read_nvidia_smi, LAB),
+    (read_nvidia_smi, "0, NVIDIA A10, 23028 MiB\n1, NVIDIA A10, 23028 MiB\n"),
+    (read_nvidia_smi, "GPU 0: NVIDIA A10 (UUID: GPU-1)\n  MIG 3g.20gb     Device  0: (UUID: MIG-1)\n"),
+    (read_topology, LAB_TOPOLOGY),
+    (read_topology, "=== Link Type between two GPUs ===\n   GPU0 GPU1\nGPU0 0 XGMI\nGPU1 XGMI 0\n"),
+    (read_slurm, SCONTROL),
+    (read_slurm, SINFO),
+    (read_slurm, "a gpu:t4:2 idle\nb (null) down*\n"),
+    (read_slurm, "NodeName=DEFAULT Gres=gpu:2\nNodeName=a[1-2] \\\n  State=DOWN # x\nDownNodes=a1\n"),
+    (read_slurm, "NodeName=a Name=gpu Type=t4 File=/dev/nvidia[0-3] Count=4\n"),
+    (read_slurm, '{"nodes": [{"name": "a", "gres": "gpu:2", "state": ["IDLE"], "features": "x"}]}'),
+    (read_slurm, '{"sinfo": [{"node": {"state": ["IDLE"]}, "nodes": {"nodes": ["a"]}, "gres": {"total": "gpu:2"}}]}'),
+    (read_kubernetes, KUBERNETES),
+    (read_kubernetes, "Name: a\nLabels: nvidia.com/gpu.count=2\nCapacity:\n  nvidia.com/gpu: 2\n"),
+    (read_hostfile, HOSTFILE),
+]
 
 
 @given(st.sampled_from(READERS), st.data())
@@ -172,7 +192,7 @@ def test_damaged_text_is_read_or_refused(
     reader, text = case
     at = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(at, min(len(text), at + 20)))
-    put = data.draw(st.text("GPU01X =:,[]()-\n\tNVgres", max_size=8))
+    put = data.draw(st.text('GPU01X =:,[]{}()-#|"\n\tNVgres', max_size=8))
     path = tmp_path_factory.mktemp("damaged") / "text"
     path.write_text(text[:at] + put + text[end:])
     refused = ""
