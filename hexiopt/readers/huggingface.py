@@ -102,7 +102,7 @@ def _refusal(where: str, faults: list[str]) -> InputError:
 
 
 class _Reader:
-    """A `config.json` mapping of a type that is read, and what is wrong with it; the `Config` of a row's functions."""
+    """The `config.json` of a type that is read, and what is wrong with it; a `ConfigFile` for the rules of a row."""
 
     def __init__(self, where: str, config: Mapping[str, Any], kind: str, refused: Mapping[str, str]) -> None:
         self._where = where
