@@ -25,6 +25,7 @@ from hexiopt.reading import Section, read_mapping
 _FORM = tuple(field.name for field in fields(Form))
 _COUNTS = ("norms", "norm_vectors", "qk_norm_vectors", "activation_params", "extra_positions")
 _WORDS = ("activation", "norm", "qk_norm", "positions")
+_LM_HEADS = ("CausalLM", "LMHead", "ConditionalGeneration")  # words in the names of classes
 _MISSPELT = 0.88  # likeness from which an unknown key is taken for another one
 
 
@@ -102,7 +103,7 @@ def _refusal(where: str, faults: list[str]) -> InputError:
 
 
 class _Reader:
-    """A `config.json` mapping of a type that is read, and what is wrong with it; the `Config` of a row's functions."""
+    """The `config.json` of a type that is read, and what is wrong with it; a `ConfigFile` for the rules of a row."""
 
     def __init__(self, where: str, config: Mapping[str, Any], kind: str, refused: Mapping[str, str]) -> None:
         self._where = where
@@ -128,6 +129,7 @@ class _Reader:
         with self._collecting():
             values["attention_window"] = self._window(values)
         own_name = self._name(name or self._kind)
+        self._head()
         self._own_code()
         self._unread()
         if self._faults:
@@ -270,6 +272,14 @@ class _Reader:
         return out
 
     # Keys
+
+    def _head(self) -> None:
+        """Note another head than one for the next token, which is what is priced."""
+        classes = self._config.get("architectures")
+        named = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+        others = [name for name in named if not any(word in name for word in _LM_HEADS)]
+        if others:
+            self._notes.append(f"architectures: {', '.join(others)} is priced with an LM head")
 
     def _own_code(self) -> None:
         """Refuse code of the model's own, unless it is the one that transformers took over under the same name."""

@@ -90,7 +90,7 @@ def test_a_sweep_over_files(hexiopt: Run, tmp_path: Path) -> None:
     ("override", "said"),
     [
         ("cluster=nope.yaml", "cluster=nope.yaml: the file 'nope.yaml' does not exist; check the path"),
-        ("model=some/where", "model=some/where: the file 'some/where' does not exist; check the path"),
+        ("model=some/where/else", "model=some/where/else: the file 'some/where/else' does not exist; check the path"),
         ("model=bare", "bare/config.json: the file does not exist"),
         ("cluster=mine.yaml,small_mixed", "sweep over names or over files"),
     ],

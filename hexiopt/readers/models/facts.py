@@ -37,7 +37,7 @@ class Windows:
     first_is_full: bool = False
 
 
-class Config(Protocol):
+class ConfigFile(Protocol):
     """What a function of a row may ask of the file; each is None, or the default, where the key is absent or null."""
 
     def size(self, name: str, default: int | None = None) -> int | None:
@@ -56,7 +56,7 @@ class Config(Protocol):
         """Refuse the value of a key."""
 
 
-Rule = Callable[[Config, dict[str, Any]], Any]
+Rule = Callable[[ConfigFile, dict[str, Any]], Any]
 """A function of the file and the facts before."""
 
 Fact = Key | Rule | str | int | float | bool | None

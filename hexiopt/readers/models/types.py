@@ -14,7 +14,7 @@ from hexiopt.readers.models.facts import (
     HEAD_DIM,
     LAYER_NORM_EPS,
     TIED,
-    Config,
+    ConfigFile,
     ModelType,
     Windows,
     activation,
@@ -51,19 +51,19 @@ _CAPPED = "its soft cap on logits is not priced"
 _UNROTATED_LAYERS = "its layers without rotary positions are priced as those with them"
 
 
-def _falcon_kv_heads(config: Config, values: dict[str, Any]) -> int | None:
+def _falcon_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
     stated, several = config.size("num_kv_heads"), not config.flag("multi_query", True)
     return stated if config.flag("new_decoder_architecture", False) or several else 1
 
 
-def _falcon_norms(config: Config, values: dict[str, Any]) -> int:
+def _falcon_norms(config: ConfigFile, values: dict[str, Any]) -> int:
     stated, parallel = config.size("num_ln_in_parallel_attn"), config.flag("parallel_attn", True)
     if stated is None and config.flag("new_decoder_architecture", False):
         stated = 2
     return 1 if parallel and stated != 2 else 2
 
 
-def _mpt_ffn_size(config: Config, values: dict[str, Any]) -> None:
+def _mpt_ffn_size(config: ConfigFile, values: dict[str, Any]) -> None:
     """Transformers' own model has no biases, ALiBi and four times the width, whatever the file states."""
     if config.size("expansion_ratio", 4) != 4:
         config.refuse("expansion_ratio", "is not that of transformers' model, 4; use a model with that")
@@ -76,7 +76,7 @@ def _mpt_ffn_size(config: Config, values: dict[str, Any]) -> None:
         config.refuse("attn_config", f"states {', '.join(wrong)}, which is not modelled; use a model without")
 
 
-def _lfm2_ffn_size(config: Config, values: dict[str, Any]) -> int | None:
+def _lfm2_ffn_size(config: ConfigFile, values: dict[str, Any]) -> int | None:
     """Two thirds of the stated width, rounded up to a multiple, unless the file says that it is the width."""
     stated = config.size("block_ff_dim") or config.size("intermediate_size")
     multiple, factor = config.size("block_multiple_of") or 256, config.number("block_ffn_dim_multiplier", 1.0)
@@ -87,12 +87,12 @@ def _lfm2_ffn_size(config: Config, values: dict[str, Any]) -> int | None:
     return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple
 
 
-def _bigcode_kv_heads(config: Config, values: dict[str, Any]) -> int | None:
+def _bigcode_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
     config.size("num_key_value_heads")  # which transformers writes, and does not read
     return 1 if config.flag("multi_query", True) else None
 
 
-def _xielu_params(config: Config, values: dict[str, Any]) -> int:
+def _xielu_params(config: ConfigFile, values: dict[str, Any]) -> int:
     return 2 if values.get("activation") == "xielu" else 0
 
 

@@ -32,7 +32,8 @@ def attention_window(
         key = "layer_types" if kinds else windows.from_layer or windows.key.names[0]
         raise InputError(
             f"{section.at(key)}: alternating windows ({num_layers - full} of {num_layers} layers attend to "
-            f"{window:,} tokens, the others to all): not modelled; use a model whose layers are alike"
+            f"{window:,} tokens, the others to all): not modelled; for sequences of at most {window} tokens, which all "
+            f"layers read whole, state {windows.key.names[0]} null"
         )
     return window
 

@@ -12,6 +12,7 @@ from hexiopt.problem.space import default_schedule
 from hexiopt.readers.huggingface import model_from_config, read_model
 from hexiopt.reading import Section
 from hexiopt.report.notes import notes
+from tests.hexiopt.readers.test_huggingface import LLAMA
 
 CASES = Path(__file__).parents[2] / "cases" / "models"
 PUBLISHED = {  # parameters, as model cards and the metadata of checkpoints have them
@@ -36,19 +37,11 @@ REFUSED = {
     "mixtral": "num_local_experts: a mixture of 8 experts, 2 a token: not modelled; use a dense model",
     "qwen3moe": "num_experts: a mixture of 128 experts, 8 a token: not modelled; use a dense model",
 }
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "vocab_size": 100,
-}
 
 
 def refusal(**change: Any) -> str:
     with pytest.raises(hx.InputError) as error:
-        model_from_config(Section({**SMALL, **change}, "config.json"))
+        model_from_config(Section({**LLAMA, **change}, "config.json"))
     return str(error.value).removeprefix("config.json: ")
 
 
@@ -84,6 +77,10 @@ def test_a_window_that_no_sequence_of_the_model_exceeds_is_none() -> None:
     gemma = json.loads((CASES / "gemma2.json").read_text())
     assert model_from_config(Section(gemma | {"max_position_embeddings": 4096}, "m")).attention_window == 4096
     assert model_from_config(Section(gemma | {"sliding_window": None}, "m")).attention_window is None
+    with pytest.raises(
+        hx.InputError, match="of at most 4096 tokens, which all layers read whole, state sliding_window"
+    ):
+        model_from_config(Section(gemma, "m"))
 
 
 def test_all_faults_of_a_file_come_in_one_line() -> None:
@@ -100,15 +97,21 @@ def test_all_faults_of_a_file_come_in_one_line() -> None:
 
 def test_a_switch_that_is_off_states_nothing_unless_it_is_misspelt() -> None:
     off = {"use_mrope": False, "some_new_switch": None, "other": 0, "transformers.js_config": {"a": 1}}
-    assert model_from_config(Section(SMALL | off, "m")) == model_from_config(Section(SMALL, "m"))
+    assert model_from_config(Section(LLAMA | off, "m")) == model_from_config(Section(LLAMA, "m"))
     assert "tie_word_embedding: unknown key, did you mean tie_word_embeddings" in refusal(tie_word_embedding=False)
     assert refusal(use_mrope=True).startswith("use_mrope: positions of images")
     assert refusal(some_new_switch=True).startswith("some_new_switch: unknown key; remove it")
 
 
+def test_another_head_is_noted() -> None:
+    for classes, noted in ((["LlamaForCausalLM"], False), (["LlamaForSequenceClassification"], True), (7, False)):
+        said = model_from_config(Section(LLAMA | {"architectures": classes}, "m")).notes
+        assert said == (("architectures: LlamaForSequenceClassification is priced with an LM head",) if noted else ())
+
+
 def test_own_code_is_that_of_transformers_by_its_name_or_refused() -> None:
     own = {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}
-    assert model_from_config(Section(SMALL | {"auto_map": own}, "m")).notes[0].startswith("auto_map: ")
+    assert model_from_config(Section(LLAMA | {"auto_map": own}, "m")).notes[0].startswith("auto_map: ")
     assert refusal(auto_map=own | {"AutoModelForCausalLM": "modeling_x.MyLlama"}).startswith("auto_map: the model has")
 
 
@@ -123,7 +126,7 @@ def test_a_decoder_is_described_by_its_fields() -> None:
     fields = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "ffn_size": 96, "vocab_size": 100}
     fields |= {"max_positions": 128, "activation": "silu"}
     decoder = model_from_config(Section({"model_type": "decoder", **fields}, "m"))
-    assert decoder.num_params == model_from_config(Section(SMALL, "m")).num_params
+    assert decoder.num_params == model_from_config(Section(LLAMA, "m")).num_params
     with pytest.raises(
         hx.InputError, match="m: qk_norm: 'some' is not known; take one of none, plain, head, heads, whole"
     ):
@@ -133,14 +136,14 @@ def test_a_decoder_is_described_by_its_fields() -> None:
 def test_infinity_is_read_as_python_writes_it(tmp_path: Path) -> None:
     """Where it changes nothing, or in a file that is refused for what it has."""
     mamba = {"model_type": "mamba2", "state_size": 128, "time_step_limit": [0.0, float("inf")]}
-    for config, says in ((SMALL | {"time_step_limit": float("inf")}, None), (mamba, "state_size: recurrent layers")):
+    for config, says in ((LLAMA | {"time_step_limit": float("inf")}, None), (mamba, "state_size: recurrent layers")):
         (tmp_path / "config.json").write_text(json.dumps(config))
         if says is None:
             assert read_model(tmp_path).num_params > 0
         else:
             with pytest.raises(hx.InputError, match=says):
                 read_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"rms_norm_eps": float("inf")}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rms_norm_eps": float("inf")}))
     with pytest.raises(hx.InputError, match="rms_norm_eps: inf is not finite"):
         read_model(tmp_path)
 

@@ -13,6 +13,7 @@ from hexiopt.cost.rings import gradient_rings
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.form import LLAMA
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import holding, in_flight
@@ -199,6 +200,12 @@ TWO_DEVICES = {"pipelines": (Pipeline((Stage.of((0, 1), 0, 2),), 1),)}
     ("plan", "model", "workload", "message"),
     [
         ({"sharding": Sharding(3)}, {}, {}, None),
+        (
+            {},
+            {"architecture": "decoder", "form": LLAMA},
+            {},
+            "decoder cannot be trained, only planned; take one of llama",
+        ),
         ({}, {"activation": "gelu"}, {}, "activation gelu cannot be trained"),
         ({}, {"rope_type": "yarn"}, {}, "rope_type yarn cannot be trained"),
         ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),

@@ -68,6 +68,17 @@ def test_the_text_of_a_proof() -> None:
         assert "\n" not in reason
 
 
+def test_the_text_of_a_proof_ends_in_what_the_states_take() -> None:
+    problem = problems.hopeless()
+    memory_gib = sum(machine.num_gpus * machine.gpu.usable_memory_bytes for machine in problem.cluster.machines) / 2**30
+    for gradient_bytes, each in ((2, 16), (4, 18)):
+        workload = replace(problem.workload, precision="fp16", gradient_bytes=gradient_bytes)
+        states_gib = each * problem.model.num_params / 2**30
+        reason = explained(replace(problem, workload=workload)).reason
+        sizes = f"{problem.model.num_params / 1e9:.3g} B = {states_gib:.4g} GiB of {memory_gib:.4g} GiB"
+        assert reason.endswith(f"; states of {each} B a parameter × {sizes}; hexiopt fit says what does")
+
+
 def test_the_nearest_plan_names_its_fullest_device() -> None:
     """The first stage of six layers is over memory; of two plans the nearer one is named."""
     problem = replace(problems.tight(), space=Space(num_pipelines=1))
