@@ -26,6 +26,7 @@ FURTHER = {
     "hexiopt/schedules/kernel.py": {"numba"},
     "solvers/heuristics/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
+    "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
 FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no law, and no solver, imports it

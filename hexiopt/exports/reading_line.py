@@ -31,7 +31,7 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
         f"recompute {' and '.join(policies)}",
         f"{workload.precision} with {gradients}",
         f"ZeRO-{plan.sharding.stage}",
-        f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}",
+        *([f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}"] if shown["TP"] != "1" else []),
         "no offload",
     ]
     return f"read: {', '.join(parts)}"

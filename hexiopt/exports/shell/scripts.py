@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hexiopt.errors import InputError
 from hexiopt.exports.shell.evaluation import Evaluation, Path
@@ -49,6 +49,7 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     except RecursionError:
         raise InputError(f"{where}: is nested too deeply; write the command out") from None
     names = frozenset(core)
+    paths = [_continued(path) for path in paths]
     runs = [(path, [words for words in path.commands if names & _named(words)]) for path in paths]
     runs = [(path, commands) for path, commands in runs if commands]
     if not runs:
@@ -88,6 +89,22 @@ def _error_line(node: Node) -> int:
             break
         node = inner
     return int(node.start_point[0]) + 1
+
+
+def _continued(path: Path) -> Path:
+    """The path where a line that begins with an argument goes on with the command before it, and says so."""
+    commands: list[tuple[str, ...]] = []
+    for words in path.commands:
+        if words[0].startswith("--") and commands:
+            commands[-1] += words
+        else:
+            commands.append(words)
+    note = "lines that begin with an argument are taken as part of the command before them, though no \\ ends its line"
+    return (
+        path
+        if len(commands) == len(path.commands)
+        else replace(path, commands=tuple(commands), notes=(*path.notes, note))
+    )
 
 
 def _bare_list(text: str, unknowns: Unknowns, where: str) -> list[str] | None:

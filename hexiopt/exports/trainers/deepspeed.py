@@ -107,8 +107,9 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
             f"keeps one input in {interval} layers, which is not modelled; take 0 or 1",
         )
     workload = _workload(settings, context)
+    parallel = exported and settings.flag("hexiopt.sequence_parallel", default=True)
     if tp > 1:  # AutoTP has none
-        workload["sequence_parallel"] = exported and settings.flag("hexiopt.sequence_parallel", default=True)
+        workload["sequence_parallel"] = parallel
     settings.refuse()
     assumed = {"seq_len": context.workload.seq_len} | ({} if interval else {"recompute": "none"})
     notes = [*script_notes(context, **assumed), *settings.notes()]

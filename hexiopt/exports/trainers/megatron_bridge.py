@@ -136,7 +136,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if "global-batch-size" not in arguments:
         arguments["global-batch-size"] = [str(context.workload.global_batch)]
     if absent := [OVERRIDES[name] for name in _ASKED if name not in names.values()]:
-        notes.append(f"not stated: {', '.join(absent)}; what the recipe has is not read, and defaults are taken")
+        notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
     by_name = {name: key for key, name in reversed(names.items())}
     ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
     return imported(ledger, context, None, notes)

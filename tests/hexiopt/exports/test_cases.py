@@ -207,6 +207,6 @@ def test_the_command_line_goes_before_the_file_with_a_note() -> None:
 def test_the_first_note_is_what_was_read() -> None:
     assert layout(f"{FLAGS}/ends_and_vpp.sh").notes[0] == (
         "read: imported of 7.24 B parameters in 32 layers, TP 4, PP 2, VP 2, DP 1, EP 1, CP 1, stages of 14 + 18 "
-        "layers, micro-batch 2, batch 64, sequence 4096, recompute none, bf16 with gradients of 4 bytes, ZeRO-1, sequence "
-        "parallelism on, no offload"
+        "layers, micro-batch 2, batch 64, sequence 4096, recompute none, bf16 with gradients of 4 bytes, ZeRO-1, "
+        "sequence parallelism on, no offload"
     )
