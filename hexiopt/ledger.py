@@ -64,6 +64,7 @@ class Ledger(Mapping[str, Any]):
         self._vocabulary = vocabulary
         self.label: Callable[[str], str] = label.format if isinstance(label, str) else label
         self._read: set[str] = set()
+        self._defaults: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
@@ -108,10 +109,18 @@ class Ledger(Mapping[str, Any]):
             if name not in self._read and not vocabulary.is_harmless(name) and not vocabulary.refuses(name)
         ]
 
+    def by_default(self, name: str, value: Any) -> None:
+        """Note that a key is not stated, and that `value` is taken."""
+        self._defaults[name] = value
+
     def notes(self) -> list[str]:
-        """The note on what was not read; none where everything was."""
+        """What was not read, and the defaults that were taken; none where all was stated and read."""
         unread = self.unread()
-        return [f"not read: {', '.join(unread)}"] if unread else []
+        taken = [f"{self.label(name)} {value}" for name, value in self._defaults.items()]
+        return [
+            *([f"not read: {', '.join(unread)}"] if unread else []),
+            *([f"not stated, so by default: {', '.join(taken)}"] if taken else []),
+        ]
 
     def refuse_unread(self, known: Mapping[str, Any] | frozenset[str], remedy: str) -> None:
         """Raise InputError, naming all keys that nobody read at once: for formats that are closed."""

@@ -47,7 +47,6 @@ class Settings(Ledger):
         super().__init__(context.where, values, vocabulary)
         self._known = known
         self._wrong: list[tuple[str, str]] = []
-        self._defaults: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------- values
 
@@ -82,10 +81,6 @@ class Settings(Ledger):
             self.fault(" and ".join(present), f"are names of one setting; keep {present[0]}")
         return present[0] if present else names[0]
 
-    def by_default(self, name: str, value: Any) -> None:
-        """Note that a setting is not stated, and that the trainer takes `value`."""
-        self._defaults[name] = value
-
     def _value(self, name: str, default: Any) -> Any:
         if name in self:
             return self[name]
@@ -117,11 +112,6 @@ class Settings(Ledger):
         if self._known is None:
             return []
         return [(name, unknown_key(name, self._known)) for name in self.unread() if name not in self._known]
-
-    def notes(self) -> list[str]:
-        """What was not read, and the defaults that were taken."""
-        said = [f"{name} {value}" for name, value in self._defaults.items()]
-        return super().notes() + ([f"not stated, so by default: {', '.join(said)}"] if said else [])
 
     def require(self, sound: bool, what: str, rule: str) -> None:
         """Refuse the file at once where it is not `sound`, with the other faults."""

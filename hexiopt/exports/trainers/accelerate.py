@@ -130,14 +130,16 @@ class _Kind:
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=False), context.where)
-    if isinstance(data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
-        data["fsdp_config"] = {k if k.startswith("fsdp") else f"fsdp_{k}": v for k, v in data["fsdp_config"].items()}
+    twice: list[str] = []
+    if isinstance(own := data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
+        twice = [key for key in own if f"fsdp_{key}" in own]
+        data["fsdp_config"] = {key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in own.items()}
     settings, model = Settings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
+    for key in twice:
+        settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
     for key in data:
         if key not in TOP and not key.startswith("tpu_"):
             settings.fault(key, unknown_key(key, TOP))  # Accelerate refuses it too
-    if settings.get("compute_environment") not in (None, "LOCAL_MACHINE"):
-        settings.refuse_value("compute_environment", "is not read here; import a configuration of LOCAL_MACHINE")
     world = settings.whole("num_processes") if "num_processes" in settings else None
     if "distributed_type" not in settings:
         settings.fault("distributed_type", "is missing; state it")
@@ -197,7 +199,7 @@ def _fsdp(settings: Settings, world: int) -> _Kind:
     wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
     if settings.get(wrap, "") != by_layer:
         settings.fault(f"{wrap} {settings.get(wrap, 'by default')}", f"does not shard by layer; take {by_layer}")
-    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, where both are priced alike",)
+    notes = ("FSDP sends gradients in the precision of the run and keeps them in FP32, and both are priced as sent",)
     reshard = "fsdp_config.fsdp_reshard_after_forward"
     if version == 1:
         stage, groups = settings.word("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, "FULL_SHARD")
@@ -207,16 +209,17 @@ def _fsdp(settings: Settings, world: int) -> _Kind:
         return _Kind(sharding=stage, groups=groups, recompute=policy, notes=notes)
     if version != 2:
         settings.refuse_value("fsdp_config.fsdp_version", "is not known; take 1 or 2")
-    stage = 3 if settings.flag(reshard, default=True) else 2
-    if not any(name.startswith("parallelism_config.") for name in settings):
-        return _Kind(sharding=stage, recompute=policy, notes=notes)
-    tp, replicas, shard = (
-        settings.whole(f"parallelism_config.parallelism_config_{name}_size", 1)
-        for name in ("tp", "dp_replicate", "dp_shard")
-    )
-    if tp * replicas * shard != world:
-        settings.fault("parallelism_config", f"takes {tp * replicas * shard} GPUs of {world}; correct its sizes")
-    return _Kind(tp, 1, stage if shard > 1 else 0, replicas=replicas if shard > 1 else 1, recompute=policy, notes=notes)
+    tp, replicas, shard = 1, 1, world
+    if any(name.startswith("parallelism_config.") for name in settings):
+        tp, replicas, shard = (
+            settings.whole(f"parallelism_config.parallelism_config_{name}_size", 1)
+            for name in ("tp", "dp_replicate", "dp_shard")
+        )
+    if tp * replicas * shard != world or replicas > shard == 1:
+        settings.fault("parallelism_config", f"does not shard over {world} GPUs; correct its sizes")
+    resharded = settings.flag(reshard, default=True)
+    stage = 0 if shard == 1 else 3 if resharded else 2
+    return _Kind(tp, sharding=stage, replicas=replicas, recompute=policy, notes=notes)
 
 
 def _ddp(settings: Settings, world: int) -> _Kind:

@@ -94,6 +94,7 @@ VOCABULARY = Vocabulary(
         }
     ),
     refused={
+        "compute_environment": lambda value: None if value == "LOCAL_MACHINE" else "is not read; take LOCAL_MACHINE",
         "deepspeed_config.deepspeed_config_file": "has the settings; import that file, with format=deepspeed",
         "deepspeed_config.deepspeed_moe_layer_cls_names": _EXPERTS,
         "deepspeed_config.offload_optimizer_device": _OFFLOAD,

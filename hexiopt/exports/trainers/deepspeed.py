@@ -88,6 +88,8 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     of_tp = settings.stated("hexiopt.model", "tensor_parallel.autotp_size")
     tp = max(1, settings.whole(of_tp, 1, at_least=0)) if exported or of_tp in settings else 1
     bounds = settings.get("hexiopt.parts")
+    if bounds is None and exported:
+        settings.by_default("hexiopt.parts", "of equally many layers")
     parts = None
     if bounds is not None:
         whole = isinstance(bounds, list) and len(bounds) == stages + 1 and all(type(bound) is int for bound in bounds)

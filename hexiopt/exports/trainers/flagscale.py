@@ -17,7 +17,7 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusa
 from hexiopt.exports.layout import (
     UNIFORM_RECOMPUTE,
     BlockRecompute,
-    Layout,
+    JobLayout,
     LayoutStage,
     chain_of,
     check_tp,
@@ -43,6 +43,7 @@ _LABEL = "gpu"
 _PER_STAGE = "_per_stage_micro_batch"
 _FREE = {"space.uneven_tp"}
 _TAKEN = ("system", "model", "data")  # sections that become arguments
+_RUNNER = ("experiment", "action", "defaults", "hydra")  # how a run is started
 # What the meshes and stages are read by, and settings of messages between meshes, which cost what links do.
 _HETEROGENEOUS = (
     "enable_hetero",
@@ -87,7 +88,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     )
 
 
-def _check(problem: Problem, chain: Layout, refuse: Refusal) -> None:
+def _check(problem: Problem, chain: JobLayout, refuse: Refusal) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
     if problem.workload.precision not in ("bf16", "fp16", "fp32"):
         raise InputError(
@@ -103,7 +104,7 @@ def _check(problem: Problem, chain: Layout, refuse: Refusal) -> None:
         refuse(said, "space.uneven_tp=false space.replicas=false")
 
 
-def _system(problem: Problem, chain: Layout, zero: int) -> Settings:
+def _system(problem: Problem, chain: JobLayout, zero: int) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
     for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
@@ -123,7 +124,7 @@ def _system(problem: Problem, chain: Layout, zero: int) -> Settings:
     return settings | _recompute(chain)
 
 
-def _recompute(chain: Layout) -> Settings:
+def _recompute(chain: JobLayout) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
     refuse = Refusal("flagscale")
     policies = [policies for stage in chain.stages for policies in stage.policies()]
@@ -156,7 +157,7 @@ def _recompute(chain: Layout) -> Settings:
     }
 
 
-def _model(problem: Problem, chain: Layout) -> Settings:
+def _model(problem: Problem, chain: JobLayout) -> Settings:
     values: Settings = {
         name.replace("-", "_"): _plain(own[0]) if own else True
         for name, own in model_arguments(problem.model, problem.workload.seq_len).items()
@@ -173,7 +174,7 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _notes(problem: Problem, chain: Layout) -> tuple[str, ...]:
+def _notes(problem: Problem, chain: JobLayout) -> tuple[str, ...]:
     most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
     padded = -(-vocab // most) * most
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -206,7 +207,7 @@ def _arguments(settings: Settings) -> Arguments:
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=False), context.where)
-    settings = _flat(data, context)
+    settings, sections = _flat(data, context)
     arguments = MegatronArguments(
         context,
         {
@@ -233,10 +234,18 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
         "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
     }
     zero = int(arguments.flag("use-distributed-optimizer"))
-    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "recompute-granularity"):
-        arguments.get(name)  # the meshes have them
+    arguments.get("recompute-granularity")  # stages may have their own
+    notes += _restated(arguments, chain, tp)
+    notes += [f"not read: {', '.join(sections)}"] if sections else []
     layout = imported_layout(context, model, chain, ONE_F_ONE_B, zero, workload, notes)
     return replace(layout, notes=(*layout.notes, *arguments.notes()))
+
+
+def _restated(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
+    """Notes on degrees that are not those of the meshes, which go before them."""
+    stated = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
+    wrong = [arguments.label(name) for name, own in stated.items() if arguments.whole(name, own, noted=False) != own]
+    return [f"{' and '.join(wrong)}: not that of the meshes, which is taken"] if wrong else []
 
 
 def _words(value: Any) -> Words:
@@ -245,8 +254,9 @@ def _words(value: Any) -> Words:
     return [str(int(v)) if isinstance(v, float) and v == int(v) and abs(v) >= 1 else str(v) for v in values]
 
 
-def _flat(data: Mapping[str, Any], context: ImportContext) -> Settings:
-    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner takes them.
+def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, list[str]]:
+    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner takes them; and the
+    sections that are not read.
 
     Raises InputError where two levels state a key with different values.
     """
@@ -265,8 +275,9 @@ def _flat(data: Mapping[str, Any], context: ImportContext) -> Settings:
         if isinstance(own, Mapping):
             take(own, f"{section}.")
     if not found:
-        take({key: value for key, value in data.items() if key != "experiment"}, "")
-    return found
+        take({key: value for key, value in data.items() if key not in _RUNNER}, "")
+        return found, []
+    return found, [key for key in data if key not in (*_TAKEN, *_RUNNER, "train")]
 
 
 def _world(data: Mapping[str, Any]) -> int | None:
@@ -279,7 +290,7 @@ def _world(data: Mapping[str, Any]) -> int | None:
     return nodes * each if type(nodes) is int and type(each) is int else None
 
 
-def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> Layout:
+def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> JobLayout:
     split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
     stages = sum(pp for *_, pp in meshes)
     if len(split) != stages or sum(split) != num_layers:
@@ -300,7 +311,7 @@ def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, co
         layers = ((layer, layer + count),)
         found.append(LayoutStage(replicas, layers, own.of(layers)))
         rank, layer = rank + tp * dp, layer + count
-    return Layout(tuple(found), batch // size, size)
+    return JobLayout(tuple(found), batch // size, size)
 
 
 def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
@@ -316,8 +327,12 @@ def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, 
                 f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1"
             )
         found.append((tp, dp, pp))
-    labels = settings.get("hetero_device_types", [])
-    if isinstance(labels, list) and [label for label, _ in groupby(labels)] != list(dict.fromkeys(labels)):
+    if settings.get("enable_hetero") is not True:
+        context.fail("enable_hetero: is not true, so that the meshes are not used; set it, or give format=megatron")
+    labels = settings.get("hetero_device_types")
+    if not isinstance(labels, list) or len(labels) != len(found):
+        context.fail(f"hetero_device_types: does not have a label for each of {len(found)} meshes; state it")
+    if [label for label, _ in groupby(labels)] != list(dict.fromkeys(labels)):
         context.fail(
             "hetero_device_types: a label returns after another, which mixes meshes up; put like ones together"
         )
@@ -337,13 +352,18 @@ def _stage_recompute(
     """The recompute of each stage: Megatron's where no stage has its own."""
     named = ("granularity", "method", "num_layers")
     rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in named}
-    if settings.get("recompute_granularity") != "full" or all(own is None for own in rows.values()):
+    used = [f"recompute_{name}{_PER_STAGE}" for name, own in rows.items() if own is not None]
+    if used and settings.get("recompute_granularity") != "full":
+        context.fail(f"{used[0]}: is not used without recompute_granularity full; state it, or leave this out")
+    if not used:
         return [stated_recompute(arguments)] * stages
     count = arguments.whole("recompute-num-layers", 1)
     block = arguments.word("recompute-method", "uniform", ("uniform", "block")) == "block"
 
     def each(name: str, default: int) -> list[int]:
         key = f"recompute_{name}{_PER_STAGE}"
+        if rows[name] is None:
+            arguments.by_default(key, default)
         return [default] * stages if rows[name] is None else _by_stage(rows[name], stages, key, context)
 
     found = []

@@ -118,12 +118,12 @@ _KEYS = frozenset(
     {"devices_id", "hetero_configs", "layer_partitions"}
     | {f"{_OWN}.{key}" for key in ("chunks", "global_bsz_size", "pipeline_type", "recompute")}
 )
-_VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
+VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
 
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = Settings(context, dict(flat(data)), _VOCABULARY, _KEYS), context.stated_model("FlashFlex")
+    settings, model = Settings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("FlashFlex")
     degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
     if list(map(len, degrees)) != list(map(len, layers)):
         settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")

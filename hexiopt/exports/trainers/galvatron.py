@@ -15,7 +15,7 @@ from hexiopt.exports.formats import (
     divides_model_and_sequence,
     stage_name,
 )
-from hexiopt.exports.layout import Layout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
+from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
 from hexiopt.exports.settings import Settings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainers.megatron import EVEN
@@ -107,7 +107,7 @@ _KEYS = frozenset(
     }
 )
 _EXPERTS = "mixtures of experts are not planned; import a dense layout"
-_VOCABULARY = Vocabulary(
+VOCABULARY = Vocabulary(
     harmless=frozenset({"dispatcher", "hexiopt.notes", "hexiopt.target"}),  # of experts; the exporter's own
     refused={
         "cp_sizes_enc": _all("1", "context parallelism is not read here; take 1"),
@@ -124,7 +124,7 @@ _VOCABULARY = Vocabulary(
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = Settings(context, dict(flat(data)), _VOCABULARY, _KEYS), context.stated_model("Galvatron")
+    settings, model = Settings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("Galvatron")
     devices, of_ranks = context.ranks_of(None)
     stages = settings.whole("pp_deg")
     division = _numbers(settings, "pp_division", stages)
@@ -167,7 +167,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if max(tps) > 1:
         script["sequence_parallel"] = workload.sequence_parallel
     notes = (*of_ranks, *((said,) if ends else ()), *script_notes(context, **script), *settings.notes())
-    layout = Layout(tuple(found), chunks, size)
+    layout = JobLayout(tuple(found), chunks, size)
     zero = 3 if set(types) == {1} else zero
     return imported_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
 from hexiopt.exports.layout import (
-    Layout,
+    JobLayout,
     block_recompute,
     grid_of,
     note_lines,
@@ -53,7 +53,7 @@ PRESET = EVEN | {
 }
 
 
-def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, Layout, tuple[int, ...]]:
+def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, JobLayout, tuple[int, ...]]:
     """The arguments that state a plan, its grid, and its devices in the order of ranks. Raises InputError."""
     refuse = Refusal(trainer)
     grid = grid_of(plan, refuse)
@@ -92,7 +92,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     return found, grid, orders[order]
 
 
-def _notes(problem: Problem, grid: Layout) -> tuple[str, ...]:
+def _notes(problem: Problem, grid: JobLayout) -> tuple[str, ...]:
     tp, vocab = grid.stages[0].tp, problem.model.vocab_size
     padded = -(-vocab // tp) * tp
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -158,6 +158,8 @@ def imported(
     if any(name in arguments for name in ("rampup-batch-size", "step-batch-size-schedule")):
         assumed.append("the batch size is the last one of its ramp")
     sharding, why = _sharding(arguments, precision)
+    if "global-batch-size" not in arguments:
+        arguments.by_default("global-batch-size", "a micro-batch of each pipeline")
     job = StatedJob(
         model,
         tp=tp,

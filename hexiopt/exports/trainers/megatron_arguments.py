@@ -39,6 +39,11 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(frozenset((*table["flags"], *table["options"])), refused)
 
 
+def harmless_values(name: str) -> list[list[str]]:
+    """The values with which an argument that is not read changes nothing that is priced."""
+    return [[value] for value in _table()["values"].get(name, ())]
+
+
 class MegatronArguments(Ledger):
     """Arguments by Megatron-LM's names without dashes; flags have no value. `label` makes of a name the text's own;
     those in `others` are read elsewhere.
@@ -53,10 +58,7 @@ class MegatronArguments(Ledger):
         label: Callable[[str], str] = "--{}".format,
         others: Iterable[str] = (),
     ) -> None:
-        known = _table()["values"]
-        kept = {
-            name: words for name, words in values.items() if words not in [[value] for value in known.get(name, ())]
-        }
+        kept = {name: words for name, words in values.items() if words not in harmless_values(name)}
         super().__init__(context.where, kept, vocabulary(), label)
         self._strays: list[Unknown] = []
         self._read.update(others)
@@ -85,18 +87,31 @@ class MegatronArguments(Ledger):
                 self.words(name)
         return True
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number. Raises InputError where it is none, or missing without a default."""
-        text = self.word(name, None if default is None else str(default))
+    def whole(self, name: str, default: int | None = None, *, noted: bool = True) -> int:
+        """A whole number. Raises InputError where it is none, or missing without a default; see `word`."""
+        text = self.word(name, None if default is None else str(default), noted=noted)
         if not text.isdecimal() or len(text) > 9:
             self.fail(name, f"{text!r} is not a whole number; write one out")
         return int(text)
 
-    def word(self, name: str, default: str | None = None, choices: tuple[str, ...] = ()) -> str:
-        """One value, of `choices` where they are given. Raises InputError as `whole`."""
+    def number(self, name: str, default: str, *, noted: bool = True) -> float:
+        """A number. Raises InputError as `whole`."""
+        text = self.word(name, default, noted=noted)
+        try:
+            return float(text)
+        except ValueError:
+            self.fail(name, f"{text!r} is not a number; write one out")
+
+    def word(self, name: str, default: str | None = None, choices: tuple[str, ...] = (), *, noted: bool = True) -> str:
+        """One value, of `choices` where they are given. Raises InputError as `whole`.
+
+        That a default is taken is `noted`, unless it says that a feature is not used.
+        """
         if name not in self:
             if default is None:
                 self.fail(name, "is missing; state it")
+            if noted and default not in ("0", "none"):
+                self.by_default(name, default)
             return default
         values = self.words(name)
         if len(values) != 1:

@@ -135,7 +135,10 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
         arguments[context.workload.precision] = []
     if "global-batch-size" not in arguments:
         arguments["global-batch-size"] = [str(context.workload.global_batch)]
-    if absent := [OVERRIDES[name] for name in _ASKED if name not in names.values()]:
+    absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
+    if not {"bf16", "fp16", _MIXED} & set(names.values()):
+        absent.append(_MIXED)
+    if absent:
         notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
     by_name = {name: key for key, name in reversed(names.items())}
     ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))

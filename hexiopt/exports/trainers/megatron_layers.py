@@ -31,6 +31,8 @@ def stated_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) ->
         if (chunks := arguments.whole(_CHUNKS, len(parts) // stages)) != len(parts) // stages:
             arguments.fail(_CHUNKS, f"{chunks} is not the layout's {len(parts) // stages}; correct one of them")
         return parts
+    if stages == 1:
+        return [layers]
     if "deepspeed" in arguments:
         return _by_type(arguments, model, stages)
     embedding, loss = arguments.flag(_EMBEDDING), arguments.flag(_LOSS)
@@ -56,8 +58,6 @@ def stated_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) ->
 
 def _between(arguments: MegatronArguments, layers: int, stages: int, first: int, last: int) -> list[int]:
     """Layers of each stage where those of the ends are stated."""
-    if stages == 1:
-        return [layers]
     middle = stages - bool(first) - bool(last)
     rest = layers - first - last
     if rest < middle or (rest % middle if middle else rest):
@@ -72,8 +72,6 @@ def _between(arguments: MegatronArguments, layers: int, stages: int, first: int,
 def _chunked(arguments: MegatronArguments, stages: list[int]) -> list[int]:
     """Layers of every virtual stage where those of each stage are cut into equal chunks."""
     per, chunks = arguments.whole(_PER_CHUNK, 0), arguments.whole(_CHUNKS, 0) or 1
-    if len(stages) == 1:
-        return stages
     if per:
         if stages[0] % per:
             arguments.fail(_PER_CHUNK, f"{per} layers do not divide the {stages[0]} of a stage; correct one of them")
@@ -93,8 +91,6 @@ def _by_type(arguments: MegatronArguments, model: ModelSpec, stages: int) -> lis
     `deepspeed/runtime/utils.py`, over weights of 1 for layers whose type is named).
     """
     method = arguments.word(_METHOD, _BY_TYPE[0]).lower()
-    if stages == 1:
-        return [model.num_layers]
     if method not in _BY_TYPE:
         arguments.fail(_METHOD, f"{method!r} is not read; state {' or '.join(_BY_TYPE)}")
     ends = (1, int(model.tied_embeddings)) if method == _BY_TYPE[1] else (0, 0)
@@ -117,6 +113,8 @@ def stated_recompute(arguments: MegatronArguments) -> BlockRecompute:
     if "activations-checkpoint-method" in arguments:
         granularity, method, count = "full", "activations-checkpoint-method", "activations-checkpoint-num-layers"
     if arguments.flag("recompute-activations"):
+        if granularity == "full":
+            arguments.fail("recompute-activations", "makes the recompute selective, which is stated as full; keep one")
         granularity = "selective"
     if granularity == "selective":
         modules = arguments.words("recompute-modules") if "recompute-modules" in arguments else ["core_attn"]

@@ -84,17 +84,18 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
     grouped = arguments.flag("group-query-attention")
     gated = arguments.flag("swiglu")
     columns = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden  # Megatron-LM's own default
+    noted = context.model is None
     shape = {
         "num_layers": arguments.whole("num-layers", 0),
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": arguments.whole("num-query-groups", 1) if grouped else heads,
-        "head_dim": arguments.whole("kv-channels", hidden // max(1, heads)),
-        "ffn_size": arguments.whole("ffn-hidden-size", columns),
+        "num_kv_heads": arguments.whole("num-query-groups", 1, noted=noted) if grouped else heads,
+        "head_dim": arguments.whole("kv-channels", hidden // max(1, heads), noted=noted),
+        "ffn_size": arguments.whole("ffn-hidden-size", columns, noted=noted),
         "tied_embeddings": not arguments.flag("untie-embeddings-and-output-weights"),
     }
-    norm = arguments.word("normalization", "LayerNorm")
-    position = arguments.word("position-embedding-type", "learned_absolute")
+    norm = arguments.word("normalization", "LayerNorm", noted=noted)
+    position = arguments.word("position-embedding-type", "learned_absolute", noted=noted)
     rotary = position == "rope" or arguments.flag("use-rotary-position-embeddings")
     biased, qkv_bias = not arguments.flag("disable-bias-linear"), arguments.flag("add-qkv-bias")
     qk_norm = arguments.flag("qk-layernorm")
@@ -102,9 +103,9 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
         **shape,
         "name": "imported",
         "max_positions": arguments.whole("max-position-embeddings", 0),
-        "norm_eps": float(arguments.word(_NORM_EPS[0] if _NORM_EPS[0] in arguments else _NORM_EPS[1], "1e-5")),
+        "norm_eps": arguments.number(_NORM_EPS[_NORM_EPS[0] not in arguments], "1e-5", noted=noted),
     }
-    theta = float(arguments.whole("rotary-base", 10000))
+    theta = float(arguments.whole("rotary-base", 10000, noted=noted)) if rotary or not noted else 10000.0
     scaled = arguments.flag("use-rope-scaling")
     vocab, notes = _vocabulary(arguments, context, tp)
     if context.model is not None:
@@ -130,7 +131,7 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
 
 def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[int, list[str]]:
     """The rows of the embedding, padded as Megatron-LM does, and what was assumed."""
-    multiple = arguments.whole("make-vocab-size-divisible-by", 128) * tp
+    multiple = arguments.whole("make-vocab-size-divisible-by", 128, noted=context.model is None) * tp
     stated, padded = arguments.whole("vocab-size", 0), arguments.whole("padded-vocab-size", 0)
     exact = any([arguments.flag("no-pad-vocab-size"), bool(padded)])
     if not stated and not padded:

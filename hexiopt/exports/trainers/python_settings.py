@@ -146,7 +146,9 @@ class _Scope:
         """The values that an expression states, by names relative to it; of a call, its function's name under ''."""
         match node:
             case ast.Call(func=function, args=args, keywords=keywords):
-                yield "", ast.unparse(function).removesuffix(f".{_CONSTRUCTOR}").rpartition(".")[2]
+                name = ast.unparse(function).removesuffix(f".{_CONSTRUCTOR}").rpartition(".")[2]
+                if not name.endswith(_CONSTRUCTOR):  # of a table, whose fields say all
+                    yield "", name
                 parts = [
                     *((str(k), part) for k, part in enumerate(args)),
                     *((k.arg or "**", k.value) for k in keywords),
@@ -156,7 +158,7 @@ class _Scope:
                         yield f"{key}.{inner}" if inner else key, value
             case ast.List(elts=elements) if any(isinstance(element, ast.Call) for element in elements):
                 each = [dict(self._stated(element)) for element in elements]
-                yield "", [values.pop("") for values in each]
+                yield "", [values.pop("", None) for values in each]
                 for k, values in enumerate(each):
                     yield from ((f"{k}.{key}", value) for key, value in values.items())
             case ast.Name(id=name) if name in self.constants:

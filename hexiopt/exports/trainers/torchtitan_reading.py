@@ -60,6 +60,8 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if sharded:
         policies = {"default": stages == 1, "always": True, "never": False}
         reshard = settings.word("parallelism.fsdp_reshard_after_forward", policies, "default")
+        if schedule == INTERLEAVED and len(parts) > stages:
+            settings.fault("Interleaved1F1B", "is not modelled where parameters are sharded (FSDP); take 1F1B or GPipe")
     mixed = bases is not None or sharded or degrees.tp == stages == 1
     precision, assumed = _precision(settings, mixed)
     workload: dict[str, Any] = {
@@ -189,6 +191,8 @@ def _parts(settings: Settings, num_layers: int, stages: int, schedule: Schedule)
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
     key = _named(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
     count = stages * (2 if schedule == INTERLEAVED else 1)
+    if key not in settings and schedule == INTERLEAVED:
+        settings.by_default(key, f"that of {count} stages")
     if key in settings:
         count = -(-(num_layers + sum(ends)) // settings.whole(key))
     each, rest = divmod(num_layers + sum(ends), count)

@@ -48,7 +48,6 @@ VOCABULARY = Vocabulary(
             "debug.seed",
             "debug.spmd_typechecking",
             "dump_folder",
-            "fault_tolerance.*",
             "hf_assets_path",
             "job.*",
             "logging.*",
@@ -117,6 +116,7 @@ VOCABULARY = Vocabulary(
         "quantize.grouped_mm*": f"is of mixtures of experts, which are not planned; {_LEAVE}",
         "quantize.linear.float8.enable_fsdp_float8_all_gather": "gathers weights in FP8, where 16 bits are priced; "
         "set it false",
+        "training.fp8_linear": _one_of(("", "dynamic"), "is not read here; take dynamic, or leave it out"),
         "training.dtype": _one_of(
             ("float32",), "keeps weights and moments in 16 bits, where 32 are modelled; take float32"
         ),

@@ -1,0 +1,659 @@
+"""Layouts as people write them down, in every format that is read: the facts of public examples, written anew.
+
+Sources, by format: torchtitan's train configurations of 2024 to 2026 (github.com/pytorch/torchtitan), DeepSpeed's and
+transformers' documented examples (deepspeed.ai/docs/config-json, huggingface.co/docs/transformers/deepspeed), what
+`accelerate config` writes, Galvatron's and FlashFlex's own files, Megatron-LM's and FlagScale's example scripts, and
+recipes of Megatron-Bridge as overrides.
+"""
+
+import random
+from dataclasses import dataclass
+
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from tests.hexiopt.exports.random_plans import LLAMA_7B, drawn
+
+
+@dataclass(frozen=True)
+class StatedLayout:
+    """A file of `trainer` for `num_gpus` GPUs in machines of eight, or for the `devices` of a `cluster` in the order of
+    ranks; `kind` is how its keys are written."""
+
+    name: str
+    trainer: str
+    kind: str
+    text: str
+    num_gpus: int = 8
+    model: ModelSpec | None = LLAMA_7B
+    cluster: Cluster | None = None
+    devices: tuple[int, ...] = ()
+
+
+LLAMA_70B = LLAMA_7B.replace(
+    name="llama-70b", num_layers=80, hidden_size=8192, num_heads=64, num_kv_heads=8, ffn_size=28672
+)
+
+_TOML = {
+    "spring of 2024": (
+        8,
+        """
+        [job]
+        dump_folder = "./outputs"
+        description = "Llama 2 7B training"
+        [profiling]
+        enable_profiling = true
+        profile_freq = 100
+        [metrics]
+        log_freq = 10
+        enable_tensorboard = true
+        [model]
+        name = "llama2"
+        flavor = "7B"
+        norm_type = "rmsnorm"
+        tokenizer_path = "./tokenizer.model"
+        [optimizer]
+        name = "AdamW"
+        lr = 3e-4
+        [training]
+        batch_size = 8
+        seq_len = 2048
+        warmup_steps = 200
+        max_norm = 1.0
+        steps = 1000
+        data_parallel_degree = -1
+        tensor_parallel_degree = 1
+        fp8_linear = ""
+        compile = false
+        dataset = "c4"
+        [experimental]
+        pipeline_parallel_degree = 1
+        [checkpoint]
+        enable_checkpoint = false
+        folder = "checkpoint"
+        [activation_checkpoint]
+        mode = "full"
+        """,
+    ),
+    "2024 with a pipeline": (
+        8,
+        """
+        [model]
+        name = "llama3"
+        flavor = "8B"
+        [training]
+        batch_size = 8
+        seq_len = 8192
+        tensor_parallel_degree = 2
+        data_parallel_degree = 2
+        enable_loss_parallel = true
+        mixed_precision_param = "bfloat16"
+        mixed_precision_reduce = "float32"
+        [experimental]
+        pipeline_parallel_degree = 2
+        pipeline_parallel_split_points = ["layers.18"]
+        pipeline_parallel_schedule = "1f1b"
+        pipeline_parallel_split_mode = "manual"
+        pipeline_parallel_microbatches = 4
+        [activation_checkpoint]
+        mode = "selective"
+        selective_ac_option = "2"
+        """,
+    ),
+    "autumn of 2024, float8": (
+        16,
+        """
+        [job]
+        description = "Llama 3 8B training"
+        [model]
+        name = "llama3"
+        flavor = "8B"
+        [optimizer]
+        name = "AdamW"
+        lr = 3e-4
+        fused = true
+        [training]
+        batch_size = 1
+        seq_len = 8192
+        data_parallel_replicate_degree = 1
+        data_parallel_shard_degree = -1
+        tensor_parallel_degree = 1
+        compile = true
+        gc_freq = 50
+        [experimental]
+        context_parallel_degree = 1
+        pipeline_parallel_degree = 1
+        enable_async_tensor_parallel = false
+        [activation_checkpoint]
+        mode = "none"
+        [float8]
+        enable_float8_linear = true
+        enable_fsdp_float8_all_gather = false
+        precompute_float8_dynamic_scale_for_fsdp = false
+        """,
+    ),
+    "0.1": (
+        8,
+        """
+        [job]
+        dump_folder = "./outputs"
+        print_args = false
+        [model]
+        name = "llama3"
+        flavor = "8B"
+        converters = []
+        [optimizer]
+        name = "AdamW"
+        lr = 3e-4
+        eps = 1e-8
+        implementation = "fused"
+        [lr_scheduler]
+        warmup_steps = 200
+        [training]
+        local_batch_size = 1
+        seq_len = 8192
+        max_norm = 1.0
+        steps = 1000
+        compile = false
+        dataset = "c4"
+        [parallelism]
+        data_parallel_replicate_degree = 1
+        data_parallel_shard_degree = 8
+        tensor_parallel_degree = 1
+        pipeline_parallel_degree = 1
+        context_parallel_degree = 1
+        fsdp_reshard_after_forward = "always"
+        enable_async_tensor_parallel = false
+        [checkpoint]
+        interval = 500
+        async_mode = "disabled"
+        [activation_checkpoint]
+        mode = "selective"
+        selective_ac_option = "4"
+        [comm]
+        init_timeout_seconds = 300
+        """,
+    ),
+    "0.2, 70B with TP": (
+        32,
+        """
+        [model]
+        name = "llama3"
+        flavor = "70B"
+        hf_assets_path = "./assets/hf/Llama-3.1-70B"
+        [training]
+        local_batch_size = 8
+        global_batch_size = 64
+        seq_len = 8192
+        dtype = "float32"
+        [parallelism]
+        data_parallel_replicate_degree = 1
+        data_parallel_shard_degree = -1
+        tensor_parallel_degree = 8
+        fsdp_reshard_after_forward = "default"
+        disable_loss_parallel = false
+        [activation_checkpoint]
+        mode = "full"
+        early_stop = false
+        [compile]
+        enable = true
+        components = ["model", "loss"]
+        [quantize.linear.float8]
+        enable_fsdp_float8_all_gather = false
+        filter_fqns = ["output"]
+        [debug]
+        seed = 42
+        [validation]
+        enable = false
+        """,
+    ),
+    "0.2, a pipeline with fewer layers at its ends": (
+        8,
+        """
+        [training]
+        local_batch_size = 8
+        seq_len = 4096
+        [parallelism]
+        data_parallel_shard_degree = 2
+        pipeline_parallel_degree = 4
+        pipeline_parallel_first_stage_less_layers = 1
+        pipeline_parallel_last_stage_less_layers = 2
+        pipeline_parallel_schedule = "1F1B"
+        pipeline_parallel_microbatch_size = 2
+        [activation_checkpoint]
+        mode = "none"
+        """,
+    ),
+    "0.2, layers a stage": (
+        4,
+        """
+        [training]
+        local_batch_size = 16
+        seq_len = 4096
+        [parallelism]
+        data_parallel_shard_degree = 1
+        data_parallel_replicate_degree = 1
+        pipeline_parallel_degree = 4
+        pipeline_parallel_layers_per_stage = 5
+        pipeline_parallel_first_stage_less_layers = 4
+        pipeline_parallel_last_stage_less_layers = 4
+        pipeline_parallel_schedule = "Interleaved1F1B"
+        pipeline_parallel_microbatch_size = 1
+        [activation_checkpoint]
+        mode = "full"
+        """,
+    ),
+    "hybrid sharding": (
+        16,
+        """
+        [model]
+        name = "llama3"
+        flavor = "8B"
+        [training]
+        local_batch_size = 2
+        seq_len = 8192
+        [parallelism]
+        data_parallel_replicate_degree = 2
+        data_parallel_shard_degree = 8
+        [activation_checkpoint]
+        mode = "full"
+        [memory_estimation]
+        enable = false
+        [fault_tolerance]
+        enable = false
+        group_size = 0
+        """,
+    ),
+    "replicated": (
+        8,
+        """
+        [training]
+        local_batch_size = 4
+        seq_len = 2048
+        mixed_precision_param = "bfloat16"
+        [parallelism]
+        data_parallel_replicate_degree = 8
+        data_parallel_shard_degree = 1
+        [activation_checkpoint]
+        mode = "none"
+        """,
+    ),
+    "replicated, of 2024": (
+        8,
+        """
+        [training]
+        batch_size = 4
+        seq_len = 2048
+        data_parallel_degree = 8
+        data_parallel_type = "ddp"
+        [activation_checkpoint]
+        mode = "full"
+        """,
+    ),
+    "mx": (
+        8,
+        """
+        [model]
+        name = "llama3"
+        flavor = "8B"
+        converters = ["quantize.linear.mx"]
+        [training]
+        local_batch_size = 2
+        seq_len = 8192
+        [parallelism]
+        data_parallel_shard_degree = -1
+        [quantize.linear.mx]
+        recipe_name = "mxfp8_cublas"
+        [activation_checkpoint]
+        mode = "full"
+        """,
+    ),
+}
+
+_PYTHON = {
+    "in assignments": """
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models.llama3.config_registry import llama3_8b
+
+
+def ours():
+    config = llama3_8b()
+    config.training.local_batch_size = 4
+    config.training.seq_len = 4096
+    config.training.mixed_precision_param = "bfloat16"
+    config.parallelism.tensor_parallel_degree = 2
+    config.parallelism.data_parallel_shard_degree = 2
+    config.parallelism.pipeline_parallel_degree = 2
+    config.parallelism.pipeline_parallel_schedule = "GPipe"
+    config.parallelism.pipeline_parallel_microbatch_size = 2
+    config.parallelism.fsdp_reshard_after_forward = "never"
+    config.parallelism.enable_sequence_parallel = True
+    config.activation_checkpoint = FullAC.Config()
+    config.checkpoint.interval = 500
+    config.compile.enable = True
+    return config
+""",
+    "as a constructor": """
+from torchtitan.components.optimizer import default_adamw
+
+
+def llama3_8b():
+    spec = model_registry("8B")
+    return Trainer.Config(
+        hf_assets_path="./assets/hf/Llama-3.1-8B",
+        model_spec=model_registry("8B"),
+        optimizer=default_adamw(lr=3e-4),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=200),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=8),
+        checkpoint=CheckpointManager.Config(interval=500),
+        activation_checkpoint=None,
+        compile=CompileConfig(enable=True, components=["model"]),
+    )
+""",
+}
+
+_DEEPSPEED = {
+    "ZeRO-1": """{"train_batch_size": 128, "train_micro_batch_size_per_gpu": 2, "steps_per_print": 10,
+      "gradient_accumulation_steps": 8, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+      "zero_optimization": {"stage": 1, "overlap_comm": true, "reduce_bucket_size": 5e8},
+      "wall_clock_breakdown": false}""",
+    "ZeRO-2 of transformers": """{"fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 1000,
+      "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+      "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 500}},
+      "zero_optimization": {"stage": 2, "allgather_partitions": true, "allgather_bucket_size": 2e8,
+      "overlap_comm": true, "reduce_scatter": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true},
+      "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 4}""",
+    "ZeRO-3": """{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "overlap_comm": true,
+      "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": 16777216,
+      "stage3_prefetch_bucket_size": 15099494, "stage3_param_persistence_threshold": 40960,
+      "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+      "stage3_gather_16bit_weights_on_model_save": true}, "train_batch_size": 64,
+      "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}""",
+    "offload off": """{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
+      "offload_optimizer": {"device": "none", "pin_memory": true}, "offload_param": {"device": "none"}},
+      "train_batch_size": 32, "gradient_accumulation_steps": 4}""",
+    "AutoTP": """{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": true},
+      "tensor_parallel": {"autotp_size": 4}, "zero_optimization": {"stage": 1}}""",
+    "plain": """{"train_micro_batch_size_per_gpu": 8}""",
+    "wide gradients": """{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
+      "bf16": {"enabled": true}, "fp16": {"enabled": false}, "data_types": {"grad_accum_dtype": "fp32"},
+      "communication_data_type": "fp32", "zero_optimization": {"stage": 1}, "wandb": {"enabled": true, "project": "x"},
+      "zero_allow_untested_optimizer": true, "flops_profiler": {"enabled": false, "profile_step": 1}}""",
+    "deprecated": """{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": true,
+      "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": false,
+      "number_checkpoints": null, "profile": false}}""",
+}
+
+_ACCELERATE = {
+    "FSDP 1": """
+        compute_environment: LOCAL_MACHINE
+        debug: false
+        distributed_type: FSDP
+        downcast_bf16: 'no'
+        enable_cpu_affinity: false
+        fsdp_config:
+          fsdp_activation_checkpointing: true
+          fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+          fsdp_backward_prefetch: BACKWARD_PRE
+          fsdp_cpu_ram_efficient_loading: true
+          fsdp_forward_prefetch: false
+          fsdp_offload_params: false
+          fsdp_sharding_strategy: FULL_SHARD
+          fsdp_state_dict_type: SHARDED_STATE_DICT
+          fsdp_sync_module_states: true
+          fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+          fsdp_use_orig_params: true
+        machine_rank: 0
+        main_training_function: main
+        mixed_precision: bf16
+        num_machines: 1
+        num_processes: 8
+        rdzv_backend: static
+        same_network: true
+        tpu_env: []
+        tpu_use_cluster: false
+        tpu_use_sudo: false
+        use_cpu: false
+        """,
+    "FSDP 1 by number": """
+        distributed_type: FSDP
+        fsdp_config: {fsdp_sharding_strategy: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}
+        mixed_precision: fp16
+        num_processes: 8
+        """,
+    "hybrid": """
+        distributed_type: FSDP
+        fsdp_config: {sharding_strategy: HYBRID_SHARD, auto_wrap_policy: TRANSFORMER_BASED_WRAP}
+        mixed_precision: bf16
+        num_processes: 16
+        num_machines: 2
+        main_process_ip: 10.0.0.1
+        main_process_port: 29500
+        """,
+    "FSDP 2": """
+        # per_device_train_batch_size=2 gradient_accumulation_steps=4
+        compute_environment: LOCAL_MACHINE
+        distributed_type: FSDP
+        fsdp_config:
+          fsdp_version: 2
+          fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+          fsdp_reshard_after_forward: true
+          fsdp_activation_checkpointing: false
+          fsdp_state_dict_type: SHARDED_STATE_DICT
+        mixed_precision: bf16
+        num_machines: 1
+        num_processes: 8
+        parallelism_config:
+          parallelism_config_dp_replicate_size: 2
+          parallelism_config_dp_shard_size: 2
+          parallelism_config_tp_size: 2
+          parallelism_config_cp_size: 1
+        """,
+    "DDP": """
+        compute_environment: LOCAL_MACHINE
+        distributed_type: MULTI_GPU
+        gpu_ids: all
+        machine_rank: 0
+        mixed_precision: bf16
+        num_machines: 1
+        num_processes: 8
+        dynamo_config: {dynamo_backend: INDUCTOR}
+        """,
+    "one GPU": "distributed_type: 'NO'\nmixed_precision: 'no'\nnum_processes: 1\n",
+    "DeepSpeed": """
+        distributed_type: DEEPSPEED
+        deepspeed_config:
+          gradient_accumulation_steps: 8
+          gradient_clipping: 1.0
+          offload_optimizer_device: none
+          offload_param_device: none
+          zero3_init_flag: true
+          zero3_save_16bit_model: true
+          zero_stage: 3
+        mixed_precision: bf16
+        num_processes: 8
+        """,
+    "Megatron-LM": """
+        distributed_type: MEGATRON_LM
+        megatron_lm_config:
+          megatron_lm_gradient_clipping: 1.0
+          megatron_lm_num_micro_batches: 4
+          megatron_lm_pp_degree: 2
+          megatron_lm_recompute_activations: true
+          megatron_lm_sequence_parallelism: true
+          megatron_lm_tp_degree: 2
+          megatron_lm_use_distributed_optimizer: true
+        mixed_precision: bf16
+        num_processes: 8
+        """,
+    "fp8": """
+        distributed_type: FSDP
+        fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_sharding_strategy: NO_SHARD}
+        mixed_precision: fp8
+        fp8_config: {backend: TE, fp8_format: HYBRID, amax_history_length: 32, amax_compute_algorithm: max}
+        num_processes: 8
+        """,
+}
+
+_GALVATRON = {
+    "two stages": """{"pp_deg": 2, "tp_sizes_enc": "TWOS", "tp_consecutive_flags": "ONES", "cp_sizes_enc": "ONES",
+      "dp_types_enc": "ZEROS", "use_sp": "ZEROS", "checkpoint": "ZEROS", "global_bsz": 32, "chunks": 4,
+      "pp_division": "16,16", "pipeline_type": "pipedream_flush", "default_dp_type": "zero2", "vtp": 2, "vsp": 0}""",
+    "sharded": """{"pp_deg": 1, "tp_sizes_enc": "ONES", "tp_consecutive_flags": "ONES", "dp_types_enc": "ONES",
+      "checkpoint": "ONES", "global_bsz": 16, "chunks": 1, "pp_division": "32", "default_dp_type": "ddp",
+      "embed_sdp": 0}""",
+}
+
+_FLASHFLEX = {
+    "two pipelines": """{"hetero_configs": [[2, 1], [1, 4]], "layer_partitions": [[20, 12], [10, 22]],
+      "devices_id": [[[0, 0], [0]], [[0], [0, 0, 0, 0]]]}""",
+    "with its arguments": """{"hetero_configs": [[4, 4]], "layer_partitions": [[16, 16]],
+      "hexiopt": {"chunks": [4], "global_bsz_size": [8], "pipeline_type": "1F1B", "recompute": "none"}}""",
+}
+
+_MEGATRON_MODEL = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32 --seq-length 4096 "
+    "--max-position-embeddings 4096 --swiglu --normalization RMSNorm --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights --disable-bias-linear --vocab-size 32003 --make-vocab-size-divisible-by 64 "
+)
+_MEGATRON = {
+    "TP and PP": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --bf16 "
+    "--micro-batch-size 1 --global-batch-size 64 --use-distributed-optimizer --lr 3e-4 --train-iters 1000",
+    "interleaved": "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --bf16 --micro-batch-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 4 --global-batch-size 64 --recompute-granularity full "
+    "--recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer --overlap-grad-reduce",
+    "a layout": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --sequence-parallel --fp16 "
+    "--pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L' --micro-batch-size 1 --global-batch-size 32 "
+    "--recompute-activations --log-interval 10 --save-interval 500",
+    "uneven ends": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 "
+    "--decoder-last-pipeline-num-layers 7 --bf16 --micro-batch-size 1 --global-batch-size 32 "
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+    "without sequence parallelism": "--tensor-model-parallel-size 8 --micro-batch-size 4 --global-batch-size 16 --bf16 "
+    "--attention-dropout 0.0 --hidden-dropout 0.0 --weight-decay 0.1 --clip-grad 1.0 --eval-iters 10",
+    "data parallelism": "--micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer "
+    "--overlap-param-gather --overlap-grad-reduce --distributed-backend nccl --seed 1234",
+}
+
+_BRIDGE = {
+    "TP and PP": """
+        model.tensor_model_parallel_size=2
+        model.pipeline_model_parallel_size=2
+        model.sequence_parallel=true
+        model.bf16=true
+        model.seq_length=4096
+        train.micro_batch_size=1
+        train.global_batch_size=64
+        train.train_iters=100
+        ddp.use_distributed_optimizer=true
+        ddp.overlap_grad_reduce=true
+        optimizer.lr=0.0003
+        """,
+    "interleaved": """
+        model.tensor_model_parallel_size=1
+        model.pipeline_model_parallel_size=4
+        model.virtual_pipeline_model_parallel_size=2
+        model.recompute_granularity=full
+        model.recompute_method=uniform
+        model.recompute_num_layers=1
+        model.bf16=true
+        train.micro_batch_size=1
+        train.global_batch_size=64
+        """,
+}
+
+_FLAGSCALE = {
+    "two meshes": """
+        system:
+          tensor_model_parallel_size: 2
+          pipeline_model_parallel_size: 2
+          sequence_parallel: true
+          use_distributed_optimizer: true
+          bf16: true
+          hetero:
+            enable_hetero: true
+            hetero_process_meshes: [2, 1, 1, 2, 1, 4, 1, 1, 1, 1]
+            hetero_pipeline_layer_split: [20, 12]
+            hetero_device_types: [gpu, gpu]
+            hetero_current_device_type: gpu
+        model:
+          num_layers: 32
+          hidden_size: 4096
+          num_attention_heads: 32
+          ffn_hidden_size: 11008
+          swiglu: true
+          normalization: RMSNorm
+          position_embedding_type: rope
+          disable_bias_linear: true
+          untie_embeddings_and_output_weights: true
+          vocab_size: 32003
+          seq_length: 4096
+          max_position_embeddings: 4096
+          micro_batch_size: 1
+          global_batch_size: 32
+          lr: 0.0003
+        """,
+}
+
+
+def _dedented(text: str) -> str:
+    lines = text.strip("\n").splitlines()
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    return "\n".join(line[margin:] for line in lines) + "\n"
+
+
+def _galvatron(text: str) -> str:
+    for word, digit in (("ONES", "1"), ("TWOS", "2"), ("ZEROS", "0")):
+        text = text.replace(word, ",".join([digit] * 32))
+    return text
+
+
+def stated_layouts() -> list[StatedLayout]:
+    """All layouts that people state."""
+    return [
+        *(
+            StatedLayout(name, "torchtitan", "toml", _dedented(text), gpus, LLAMA_70B if "70B" in name else LLAMA_7B)
+            for name, (gpus, text) in _TOML.items()
+        ),
+        *(StatedLayout(name, "torchtitan", "python", text) for name, text in _PYTHON.items()),
+        *(StatedLayout(name, "deepspeed", "json", text) for name, text in _DEEPSPEED.items()),
+        *(
+            StatedLayout(name, "accelerate", "yaml", _dedented(text), {"hybrid": 16, "one GPU": 1}.get(name, 8))
+            for name, text in _ACCELERATE.items()
+        ),
+        *(StatedLayout(name, "galvatron", "json", _galvatron(text)) for name, text in _GALVATRON.items()),
+        *(StatedLayout(name, "flashflex", "json", text) for name, text in _FLASHFLEX.items()),
+        *(
+            StatedLayout(name, "megatron", "shell", f"torchrun pretrain_gpt.py {_MEGATRON_MODEL}{text}\n", model=None)
+            for name, text in _MEGATRON.items()
+        ),
+        *(StatedLayout(name, "megatron_bridge", "lines", _dedented(text)) for name, text in _BRIDGE.items()),
+        *(StatedLayout(name, "flagscale", "yaml", _dedented(text), model=None) for name, text in _FLAGSCALE.items()),
+    ]
+
+
+_KINDS = {
+    "torchtitan": "python",
+    "deepspeed": "json",
+    "galvatron": "json",
+    "flashflex": "json",
+    "accelerate": "yaml",
+    "flagscale": "yaml",
+    "megatron": "shell",
+    "megatron_bridge": "lines",
+}
+
+
+def exported_layouts(seeds: range) -> list[StatedLayout]:
+    """The files that every exporter writes for random plans."""
+    found = []
+    for trainer, kind in _KINDS.items():
+        for seed in seeds:
+            problem, plan = drawn(trainer, random.Random(f"stated {trainer} {seed}"))
+            program = TRAINERS[trainer].write(problem, plan)
+            text = next(iter(program.files.values()))
+            model = None if trainer in ("megatron", "flagscale") else problem.model
+            where = problem.cluster, program.devices
+            found.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(where[1]), model, *where))
+    return found
