@@ -10,7 +10,8 @@ from itertools import accumulate, pairwise
 from hexiopt.exports.formats import Refusal, stage_name
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.space import Recompute
+from hexiopt.problem.space import Recompute, recompute_groups
+from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import Schedule
 
@@ -132,13 +133,17 @@ def one_tp(grid: Grid, refuse: Refusal) -> int:
 @dataclass(frozen=True, slots=True)
 class BlockRecompute:
     """`policy` for all layers or, where `block` is stated, for the first `block` layers of every layer range, and none
-    for the others."""
+    for the others. Of full recompute of all layers, so many of a range are recomputed `together`."""
 
     policy: str
     block: int | None = None
+    together: int = 1
 
     def of(self, ranges: Ranges) -> Recompute:
         """The policies of a stage."""
+        if self.together > 1:
+            starts = [k % self.together == 0 for first, end in ranges for k in range(end - first)]
+            return ("full",) if all(starts) else tuple("full" if own else JOINED for own in starts)
         if self.block is None:
             return (self.policy,)
         each = [k < self.block for first, end in ranges for k in range(end - first)]
@@ -152,7 +157,8 @@ def first_layers(policies: Sequence[str], policy: str = "full") -> int | None:
 
 
 def one_recompute(grid: Grid, refuse: Refusal) -> BlockRecompute:
-    """The recompute of all stages: one policy, or full of the first layers. Raises InputError where it is neither."""
+    """The recompute of all stages: one policy, full of the first layers, or full of groups of equally many layers.
+    Raises InputError where it is none of them."""
     ranges = [
         (s, own)
         for s, (layers, policies) in enumerate(zip(grid.layers, grid.recompute, strict=True))
@@ -161,6 +167,12 @@ def one_recompute(grid: Grid, refuse: Refusal) -> BlockRecompute:
     policies = {policy for _, own in ranges for policy in own}
     if len(policies) == 1:
         return BlockRecompute(policies.pop())
+    if JOINED in policies:
+        groups = {length for _, own in ranges for length in recompute_groups(own)}
+        if policies != {"full", JOINED} or len(groups) > 1:
+            said = f"layers are recomputed in groups of {' and '.join(map(str, sorted(groups)))}"
+            refuse(f"{said}; it takes groups of equally many", "space.recompute_per_layer=false")
+        return BlockRecompute("full", together=groups.pop())
     most = max(first_layers(own) or 0 for _, own in ranges)
     for s, own in ranges:
         count = first_layers(own)

@@ -27,6 +27,8 @@ from hexiopt.exports.trainers.megatron_model import (
 )
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_groups
+from hexiopt.problem.workload import JOINED
 from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import ONE_F_ONE_B
 
@@ -120,6 +122,9 @@ def _recompute(chain: ReplicaChain) -> Settings:
         return {"recompute_granularity": "selective"}
     if every == {"full"}:
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    groups = {length for own in policies for length in recompute_groups(own)}
+    if every == {"full", JOINED} and len(groups) == 1:
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": groups.pop()}
     counts = []
     for s, own in enumerate(policies):
         count = first_layers(own)
@@ -325,11 +330,12 @@ def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[
 TRAINER = Trainer(
     name="flagscale",
     target=TARGET,
-    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers by stage",
+    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage",
     preset=_preset,
     takes_tp=takes_tp,
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    recomputes_together=True,
     optional_sequence_parallelism=True,
 )
