@@ -143,7 +143,7 @@ def test_flagscale_takes_the_meshes() -> None:
             finally:
                 torch.distributed.destroy_process_group()
             device = program.devices[rank]
-            [stage] = [s for p in plan.pipelines for s in p.stages if device in s.all_devices()]
+            [stage] = [s for p in plan.pipelines for s in p.stages if device in s.devices]
             assert arguments.tensor_model_parallel_size == stage.tp
 
 
