@@ -58,7 +58,7 @@ def with_crowds(
     for pipeline, priced in zip(plan.pipelines, pipelines, strict=True):
         pairs = message_pairs(pipeline, divided)
         crowd = {device for counts in (sums, pairs) for device, number in counts.items() if number > RESERVED_GROUPS}
-        if not crowd.isdisjoint(chain.from_iterable(stage.devices for stage in pipeline.stages)):
+        if crowd and not crowd.isdisjoint(chain.from_iterable(stage.devices for stage in pipeline.stages)):
             stages = [
                 _crowded(stage, cost, sums, pairs, cluster)
                 for stage, cost in zip(pipeline.stages, priced.stages, strict=True)

@@ -13,7 +13,8 @@ from hexiopt.exports.formats import Refusal, stage_name
 from hexiopt.plan.parallelism import Replica, Replicated, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute
+from hexiopt.problem.space import Recompute, recompute_groups
+from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import Schedule
 
@@ -231,13 +232,17 @@ def schedule_of(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Sch
 @dataclass(frozen=True, slots=True)
 class BlockRecompute:
     """`policy` for all layers or, where `block` is stated, for the first `block` layers of every layer range, and none
-    for the others."""
+    for the others. Of full recompute of all layers, so many of a range are recomputed `together`."""
 
     policy: str
     block: int | None = None
+    together: int = 1
 
     def of(self, ranges: Ranges) -> Recompute:
         """The policies of a stage."""
+        if self.together > 1:
+            starts = [k % self.together == 0 for first, end in ranges for k in range(end - first)]
+            return ("full",) if all(starts) else tuple("full" if start else JOINED for start in starts)
         if self.block is None:
             return (self.policy,)
         each = [k < self.block for first, end in ranges for k in range(end - first)]
@@ -264,11 +269,14 @@ def uniform_policy(layout: JobLayout, refuse: Refusal) -> str:
 
 
 def block_recompute(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
-    """The recompute of all stages: one policy, or full of the first layers. Raises InputError where it is neither."""
+    """The recompute of all stages: one policy, full of the first layers, or full of groups of equally many layers.
+    Raises InputError where it is none of them."""
     ranges = [(s, policies) for s, stage in enumerate(layout.stages) for policies in stage.policies()]
     every = {policy for _, policies in ranges for policy in policies}
     if len(every) == 1:
         return BlockRecompute(every.pop())
+    if JOINED in every:
+        return joined_groups(layout, refuse)
     most = max(first_layers(policies) or 0 for _, policies in ranges)
     for s, policies in ranges:
         name, count = stage_name(0, s), first_layers(policies)
@@ -280,6 +288,16 @@ def block_recompute(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
         if count != min(most, len(policies)):
             refuse(f"{name} has full recompute of {count} layers, another stage of its first {most}", UNIFORM_RECOMPUTE)
     return BlockRecompute("full", most)
+
+
+def joined_groups(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
+    """Full recompute of groups of layers, the last of a range with what is left."""
+    lengths = [n for stage in layout.stages for policies in stage.policies() for n in recompute_groups(policies)]
+    grouped = BlockRecompute("full", together=max(lengths))
+    if any(grouped.of(stage.layers) != stage.recompute for stage in layout.stages):
+        what = f"layers are recomputed in groups of {' and '.join(map(str, sorted(set(lengths))))}"
+        refuse(f"{what}; it takes groups of equally many", "space.recompute_per_layer=false")
+    return grouped
 
 
 # ----------------------------------------------------------------------------- to plans

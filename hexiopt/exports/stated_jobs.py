@@ -175,7 +175,7 @@ def sharded_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
     if isinstance(groups, int):
         each = len(pipelines) // groups
         stated = tuple(
-            tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.all_devices())
+            tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.devices)
             for k in range(0, len(pipelines), each)
         )
     return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, stated)))

@@ -152,6 +152,6 @@ def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
         count = len(plan.pipelines[0].stages)
         for pipeline in plan.pipelines:
             for s, one in enumerate(pipeline.stages):
-                for device in one.all_devices():
+                for device in one.devices:
                     of[device] = of[device] * count + s
     return of

@@ -117,7 +117,7 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
             given = stage.samples(pipeline.micro_batch_size)
             if stage.sequence:
                 parts = _time_parts(model, plan, cost, p, s)
-                rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.all_devices())}", stage_cost, parts))
+                rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.devices)}", stage_cost, parts))
                 continue
             for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.executors, strict=True)):
                 tp_group = model.tp_group(replica.devices)

@@ -86,7 +86,7 @@ def _slowest(problem: Problem, plan: Plan, cost: Cost) -> str:
     times = [stage.forward_s + stage.backward_s for stage in priced.stages]
     s = max(range(len(times)), key=times.__getitem__)
     busy = pipeline.num_micro_batches * times[s] / cost.step_time_s
-    where = listed(device_ranges(problem.cluster, pipeline.stages[s].all_devices()), 1)
+    where = listed(device_ranges(problem.cluster, pipeline.stages[s].devices), 1)
     sends = [a + b for a, b in zip(priced.send_forward_s, priced.send_backward_s, strict=True)]
     if sends and max(sends) > times[s]:
         k = sends.index(max(sends))

@@ -52,7 +52,7 @@ def pipeline_kinds(problem: Problem, plan: Plan, cost: Cost) -> list[PipelineKin
 
 
 def _stage(problem: Problem, stage: Stage) -> str:
-    devices = stage.all_devices()
+    devices = stage.devices
     degrees = stage.parallelism.degrees
     words = degrees if isinstance(stage.parallelism, SequenceParallel) else f"TP {degrees}"
     return f"{words} {gpu_names(problem.cluster, devices)}" if len(devices) > 1 else gpu_names(problem.cluster, devices)
@@ -66,7 +66,7 @@ def _kind(plan: Plan, cost: Cost, kind: Kind, own: Sequence[int]) -> PipelineKin
     return PipelineKind(
         stages=kind,
         members=tuple(own),
-        num_gpus=sum(len(stage.all_devices()) for pipeline in pipelines for stage in pipeline.stages),
+        num_gpus=sum(len(stage.devices) for pipeline in pipelines for stage in pipeline.stages),
         layers=(min(layers), max(layers)),
         sequences=(min(sequences), max(sequences)),
         end_s=max(cost.pipelines[p].end_s for p in own),

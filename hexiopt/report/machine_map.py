@@ -30,7 +30,7 @@ def machine_kinds(problem: Problem, plan: Plan, rows: PlanRows) -> list[tuple[li
     for row in rows.pipelines:
         for index in row.members:
             for stage, stage_row in zip(plan.pipelines[index].stages, row.stages, strict=True):
-                on.update(dict.fromkeys(stage.all_devices(), (row, stage_row)))
+                on.update(dict.fromkeys(stage.devices, (row, stage_row)))
     used = set(plan.devices())
     few = len(cluster.machines) <= MAX_MACHINES
     kinds: dict[object, tuple[list[int], tuple[Square, ...]]] = {}

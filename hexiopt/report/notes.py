@@ -51,7 +51,7 @@ def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
     share = priced.memory.total / priced.limit_bytes * (1.0 - problem.space.memory_headroom)
     if not cost.fits or share * (1.0 + LEAST_BEYOND_PREDICTED) <= 1.0:
         return []
-    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices()), 2)
+    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices), 2)
     return [
         f"{share:.1%} of the memory of {where} is predicted to be taken, and in 31 published runs the allocator "
         f"held {percent(LEAST_BEYOND_PREDICTED)} to {percent(MOST_BEYOND_PREDICTED)} more than predicted; "

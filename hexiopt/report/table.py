@@ -308,6 +308,6 @@ def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 def misfit(problem: Problem, plan: Plan, cost: Cost) -> str:
     """A sentence on the stage that exceeds its memory most."""
     p, s = cost.binding_stage()
-    devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices())
+    devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices)
     where = f"stage {p}·{s} ({listed(devices, 4)})"
     return f"does not fit: {where} is {gib(cost.excess_bytes)} GiB over its memory"

@@ -215,7 +215,7 @@ def binding_memory(plan: PlacedPlan) -> str:
     stage = plan.cost.pipelines[p].stages[s]
     parts = sorted(MEMORY_PARTS, key=lambda part: -getattr(stage.memory, part))[:3]
     held = ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(stage.memory, part))}" for part in parts)
-    where = listed(device_ranges(plan.problem.cluster, plan.pipelines[p].stages[s].all_devices()), 2)
+    where = listed(device_ranges(plan.problem.cluster, plan.pipelines[p].stages[s].devices), 2)
     return f"{where} hold {gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB: {held}"
 
 

@@ -257,15 +257,15 @@ def _pipelines(problem: Problem, plan: Plan) -> list[str]:
 
 
 def _gpus(problem: Problem, stage: Stage) -> str:
-    number = len(stage.all_devices())
-    return (f"{number} " if number > 1 else "") + gpu_names(problem.cluster, stage.all_devices())
+    number = len(stage.devices)
+    return (f"{number} " if number > 1 else "") + gpu_names(problem.cluster, stage.devices)
 
 
 def _memory(problem: Problem, plan: Plan, cost: Cost) -> str:
     """The free memory of the fullest GPUs, and where they are."""
     p, s = cost.binding_stage()
     stage = cost.pipelines[p].stages[s]
-    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices()), 2)
+    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices), 2)
     taken = f"{gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB"
     left = f"{gib(abs(stage.excess_bytes))} GiB {'free' if stage.excess_bytes <= 0 else 'too much'}"
     return f"{left} on the fullest GPUs: {taken} on {where}"

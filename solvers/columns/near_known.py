@@ -51,7 +51,7 @@ class NearKnown(ArrangementSearch):
         for pipeline in known.pipelines:
             places: dict[int, list[float]] = defaultdict(list)
             for s, stage in enumerate(pipeline.stages):
-                for device in stage.all_devices():
+                for device in stage.devices:
                     places[int(machine_of[device])].append(s / len(pipeline.stages))
             number = 1
             for one in [one for one in found if one[0].keys() & places]:

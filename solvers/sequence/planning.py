@@ -220,9 +220,7 @@ def plan_jointly(search: Search, rng: random.Random) -> None:
 
 def shape_of(plan: Plan) -> SequenceShape:
     """The shape of a plan; the replicas of a stage are merged into one."""
-    pipelines = tuple(
-        tuple(tuple(sorted(stage.all_devices())) for stage in pipeline.stages) for pipeline in plan.pipelines
-    )
+    pipelines = tuple(tuple(tuple(sorted(stage.devices)) for stage in pipeline.stages) for pipeline in plan.pipelines)
     zero = plan.sharding.stage
     groups = plan.sharding.groups if isinstance(plan.sharding.groups, str) else "all"
     return SequenceShape(

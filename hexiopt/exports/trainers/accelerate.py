@@ -217,8 +217,7 @@ def _fsdp(settings: Settings, world: int) -> _Kind:
         )
     if tp * replicas * shard != world or replicas > shard == 1:
         settings.fault("parallelism_config", f"does not shard over {world} GPUs; correct its sizes")
-    resharded = settings.flag(reshard, default=True)
-    stage = 0 if shard == 1 else 3 if resharded else 2
+    stage = 0 if shard == 1 else 3 if settings.flag(reshard, default=True) else 2
     return _Kind(tp, sharding=stage, replicas=replicas, recompute=policy, notes=notes)
 
 

@@ -15,6 +15,7 @@ import yaml
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
 from hexiopt.exports.layout import (
+    NO_RECOMPUTE,
     UNIFORM_RECOMPUTE,
     BlockRecompute,
     JobLayout,
@@ -22,6 +23,7 @@ from hexiopt.exports.layout import (
     chain_of,
     check_tp,
     first_layers,
+    joined_groups,
     note_lines,
     schedule_of,
     zero_stage,
@@ -34,6 +36,7 @@ from hexiopt.exports.trainers.megatron_layers import stated_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import JOINED
 from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import ONE_F_ONE_B
 
@@ -135,6 +138,9 @@ def _recompute(chain: JobLayout) -> Settings:
         return {"recompute_granularity": "selective"}
     if every == {"full"}:
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if JOINED in every:
+        together = joined_groups(chain, refuse).together
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": together}
     counts = []
     for s, own in enumerate(policies):
         count = first_layers(own)
@@ -368,10 +374,9 @@ def _stage_recompute(
 
     found = []
     choices = zip(each("granularity", 1), each("method", int(block)), each("num_layers", count), strict=True)
-    for s, (on, by_block, layers) in enumerate(choices):
-        if on and not by_block and layers > 1:
-            context.fail(f"stage {s} recomputes uniformly in groups of {layers} layers, which is not modelled; take 1")
-        found.append(BlockRecompute("full", layers) if on and by_block else BlockRecompute("full" if on else "none"))
+    for on, by_block, layers in choices:
+        grouped = BlockRecompute("full", layers) if by_block else BlockRecompute("full", together=layers)
+        found.append(grouped if on else NO_RECOMPUTE)
     return found
 
 
@@ -392,11 +397,12 @@ def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[
 TRAINER = Trainer(
     name="flagscale",
     target=TARGET,
-    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers by stage",
+    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage",
     preset=_preset,
     takes_tp=takes_tp,
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    recomputes_together=True,
     optional_sequence_parallelism=True,
 )

@@ -80,7 +80,8 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
         found |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
         found["recompute-num-layers"] = [str(recompute.block)]
     elif recompute.policy == "full":
-        found |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"], "recompute-num-layers": ["1"]}
+        found |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
+        found["recompute-num-layers"] = [str(recompute.together)]
     elif recompute.policy == "selective":
         found |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
     if zero:
@@ -236,11 +237,15 @@ def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[
 TRAINER = Trainer(
     name="megatron",
     target=TARGET,
-    expresses="pipelines all alike with one TP degree; uneven and interleaved layers, full recompute of first layers",
+    expresses=(
+        "pipelines all alike with one TP degree; uneven and interleaved layers, "
+        "full recompute of first layers or groups"
+    ),
     preset=lambda problem: PRESET,
     takes_tp=takes_tp,
     write=_write,
     read=_read,
     unsuitable=unsuitable,
     optional_sequence_parallelism=True,
+    recomputes_together=True,
 )

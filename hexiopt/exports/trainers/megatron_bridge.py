@@ -205,4 +205,5 @@ TRAINER = Trainer(
     read=_read,
     unsuitable=unsuitable,
     optional_sequence_parallelism=True,
+    recomputes_together=True,
 )

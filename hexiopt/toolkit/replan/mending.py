@@ -66,7 +66,7 @@ def _left(before: PlacedPlan, problem: Problem) -> dict[int, int]:
 
 
 def _whole(before: Plan, left: Mapping[int, int]) -> list[Pipeline]:
-    return [own for own in before.pipelines if all(d in left for stage in own.stages for d in stage.all_devices())]
+    return [own for own in before.pipelines if all(d in left for stage in own.stages for d in stage.devices)]
 
 
 def _fastest(
@@ -94,7 +94,7 @@ def _plans(
         return
     groups = before.sharding.groups
     if not isinstance(groups, str):
-        used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.all_devices()}
+        used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.devices}
         groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
     try:
         plan = renumbered(Plan(tuple(pipelines), schedule, Sharding(before.sharding.stage, groups)), left)
@@ -136,7 +136,7 @@ def _without_lost(
     """A pipeline without lost devices, with less memory where `leaner` says, and with one range of layers a stage if so
     asked; None where nothing is left of it, or it divides tokens."""
     if any(stage.sequence is not None for stage in pipeline.stages):
-        whole = all(device in left for stage in pipeline.stages for device in stage.all_devices())
+        whole = all(device in left for stage in pipeline.stages for device in stage.devices)
         return pipeline if whole else None
     machines, machine_of = problem.cluster.machines, problem.cluster.machine_of
 
@@ -147,7 +147,7 @@ def _without_lost(
     for stage in pipeline.stages:
         replicas = _replicas_left(stage, left, allowed)
         if replicas:
-            now, then = sum(len(one.devices) for one in replicas), len(stage.all_devices())
+            now, then = sum(len(one.devices) for one in replicas), len(stage.devices)
             held.append((stage, replicas))
             weights.append(stage.num_layers * now / then)
     if not held or len(held) > pipeline.num_layers:
@@ -156,7 +156,7 @@ def _without_lost(
     ranges = layer_ranges(_in_proportion(weights, pipeline.num_layers, chunks), chunks)
     stages = []
     for (stage, replicas), own in zip(held, ranges, strict=True):
-        now, then = sum(len(one.devices) for one in replicas), len(stage.all_devices())
+        now, then = sum(len(one.devices) for one in replicas), len(stage.devices)
         grown = sum(end - first for first, end in own) * then > stage.num_layers * now
         lean = leaner is _Leaner.EVERYWHERE or (grown and leaner is _Leaner.GROWN)
         stages.append(Stage.of_replicas(replicas, own, (_LEAST_MEMORY if lean else stage.recompute[0],)))

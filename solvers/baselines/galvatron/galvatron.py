@@ -48,7 +48,7 @@ _ENUMERATION = 0.4  # share of the time limit for finding candidates
 def ranks_of(plan: Plan) -> Ranks:
     """The devices of a plan stage by stage."""
     slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    return tuple(d for stage_groups in slots for stage in stage_groups for d in stage.all_devices())
+    return tuple(d for stage_groups in slots for stage in stage_groups for d in stage.devices)
 
 
 def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
@@ -60,7 +60,7 @@ def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
 
 def _has_equal_blocks(problem: Problem, plan: Plan) -> bool:
     slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    blocks = {sum(len(stage.all_devices()) for stage in stage_groups) for stage_groups in slots}
+    blocks = {sum(len(stage.devices) for stage in stage_groups) for stage_groups in slots}
     return len(blocks) == 1 and follow_machines(problem, ranks_of(plan))
 
 

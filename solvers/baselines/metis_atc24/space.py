@@ -18,7 +18,7 @@ Types = Counter[str]  # GPUs of each type
 def _follows_ranks(problem: Problem, plan: Plan) -> bool:
     """Whether stages are device groups of ranks in order, and idle devices those whose share rounds to no sample."""
     pipelines, count = plan.pipelines, len(plan.pipelines[0].stages)
-    used = [[d for pipeline in pipelines for d in pipeline.stages[s].all_devices()] for s in range(count)]
+    used = [[d for pipeline in pipelines for d in pipeline.stages[s].devices] for s in range(count)]
     name_of = {d: problem.cluster.gpu_of(d).name for d in problem.usable_devices}
     machine_of = problem.cluster.machine_of.tolist()
     for name in set(name_of.values()):

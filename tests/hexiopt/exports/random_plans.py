@@ -82,6 +82,8 @@ def grid(
     recompute = BlockRecompute(rng.choice(policies))
     if blocks and rng.random() < 0.4:
         recompute = BlockRecompute("full", rng.randint(1, 5))
+    elif blocks and rng.random() < 0.3:
+        recompute = BlockRecompute("full", together=rng.randint(2, 4))
     flat = groups_of(rng, where, [tp] * (pipelines * num_stages))
     stages = tuple(LayoutStage(tuple(flat[s::num_stages]), own, recompute.of(own)) for s, own in enumerate(layers))
     drawn = JobLayout(stages, count, rng.choice((1, 2, 4)) * pipelines)

@@ -167,6 +167,22 @@ def test_memory_without_sequence_parallelism_is_more() -> None:
     assert peaks[1] > 1.3 * peaks[0]
 
 
+def test_one_input_is_kept_of_so_many_layers(tmp_path: Path) -> None:
+    """`--recompute-num-layers 5` with method uniform: less memory than one input of each layer."""
+    folder = CASES / "throughput_of_70b"
+    text = (folder / "pp8_r5.sh").read_text().replace("--distribute-saved-activations", "")
+    peaks = []
+    for name, own in (("r5", text), ("r1", text.replace("num-layers 5", "num-layers 1"))):
+        path = tmp_path / f"{name}.sh"
+        path.write_text(own)
+        found = imported("megatron", path, hx.cluster(folder / "cluster.yaml"), None, Workload(), Space(), None)
+        stage = found.plan.pipelines[0].stages[0]
+        assert stage.recompute == (("full", *["joined"] * 4) * 2 if name == "r5" else ("full",))
+        assert ("recompute full of 5 layers together" in found.notes[0]) == (name == "r5")
+        peaks.append(hx.price(found.problem, found.plan).pipelines[0].stages[0].memory.activations)
+    assert peaks[0] < peaks[1]
+
+
 # ----------------------------------------------------------------------------- the job's own size
 
 

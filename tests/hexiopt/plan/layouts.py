@@ -48,7 +48,7 @@ def with_layouts(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[Problem, Plan]]
     seq_len, heads = problem.workload.seq_len, problem.model.num_heads
 
     def change(stage: Stage) -> Stage:
-        devices = tuple(draw(st.permutations(stage.all_devices())))
+        devices = tuple(draw(st.permutations(stage.devices)))
         if len(stage.layers) > 1 or len(devices) > seq_len or not draw(st.booleans()):
             return stage
         return replace(stage, parallelism=draw(layouts_of(devices, seq_len, heads)))

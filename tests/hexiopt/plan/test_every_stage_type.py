@@ -133,7 +133,7 @@ def test_copies_of_its_parameters_are_synchronised(kinds: tuple[type, type]) -> 
     found = parameter_holders(plan.pipelines, model)
     copied = [stage for stage in plan.pipelines[0].stages if len(stage.parameter_copies) > 1]
     groups = [tuple(row) for rows in found.holders for row in rows.tolist()]
-    assert sorted(groups) == [stage.all_devices() for stage in copied]
+    assert sorted(groups) == [stage.devices for stage in copied]
     first, last = plan.pipelines[0].stages
     held = sum(stage.num_layers for stage in copied) * model.layer_params
     held += model.embedding_params * (first in copied) + model.head_params * (last in copied)
@@ -243,6 +243,6 @@ def test_the_runtime_lays_it_out_as_it_is_priced(kinds: tuple[type, type]) -> No
         assert [tuple(sorted(devices)) for devices in stage.executors] == [one.ranks for one in executors]
         assert tuple(end - first for first, end in (one.samples for one in executors)) == stage.samples(SIZE)
     for held in layout.held:
-        [stage] = [stage for stage in plan.pipelines[0].stages if held.ranks[0] in stage.all_devices()]
+        [stage] = [stage for stage in plan.pipelines[0].stages if held.ranks[0] in stage.devices]
         norms = all(part.name.endswith("norm.weight") for part in held.parts)
-        assert len(held.ranks) == (len(stage.all_devices()) if norms else len(stage.parameter_copies))
+        assert len(held.ranks) == (len(stage.devices) if norms else len(stage.parameter_copies))

@@ -27,7 +27,7 @@ def test_page_is_self_contained(mixed: Case) -> None:
         assert word in page
     for p, pipeline in enumerate(mixed[1].pipelines):
         for s in range(len(pipeline.stages)):
-            num_devices = len(pipeline.stages[s].all_devices())
+            num_devices = len(pipeline.stages[s].devices)
             assert page.count(f">{p}·{s}</span>") == 3 + num_devices  # lane, stage and memory; its squares on the map
 
 

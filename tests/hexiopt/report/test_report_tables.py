@@ -326,7 +326,7 @@ def test_tables_hold_at_eighty_columns(case: Case) -> None:
         assert [word for word in numbers if word not in text.split()] == [], "no number is cut"
     if len(plan.devices()) <= 64:
         for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
-            assert all(name in text for name in device_ranges(problem.cluster, stage.all_devices()) if len(name) <= 9)
+            assert all(name in text for name in device_ranges(problem.cluster, stage.devices) if len(name) <= 9)
 
 
 def test_a_comparison_holds_at_eighty_columns(mixed: Case) -> None:

@@ -170,7 +170,7 @@ def test_without_partition_pipelines_have_nearly_equally_many_gpus(seen: list[in
     plan = HexiScale(partition=False).solve(problem, Budget(3600.0, 20)).plan
     assert plan is not None
     assert not seen
-    sizes = [sum(len(stage.all_devices()) for stage in pipeline.stages) for pipeline in plan.pipelines]
+    sizes = [sum(len(stage.devices) for stage in pipeline.stages) for pipeline in plan.pipelines]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -179,7 +179,7 @@ def test_without_construction_stages_stand_as_the_cluster_does() -> None:
     plan = HexiScale(construction=False).solve(problem, Budget(3600.0, 30)).plan
     assert plan is not None
     for pipeline in plan.pipelines:
-        machines = [int(problem.cluster.machine_of[stage.all_devices()[0]]) for stage in pipeline.stages]
+        machines = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in pipeline.stages]
         assert machines == sorted(machines)
 
 
