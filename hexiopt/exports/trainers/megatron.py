@@ -204,8 +204,8 @@ def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tu
     named = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     gradients = 4 if arguments.flag("accumulate-allreduce-grads-in-fp32") else context.workload.gradient_bytes
     if "bf16" in named:
-        reduced = arguments.flag("grad-reduce-in-bf16") or arguments.word("main-grads-dtype", "fp32") == "bf16"
-        gradients = 2 if reduced else 4
+        kept = arguments.word("main-grads-dtype", "fp32", noted=False)
+        gradients = 2 if arguments.flag("grad-reduce-in-bf16") or kept == "bf16" else 4
     precision = named[0] if named else "fp32"
     if "fp8-format" in arguments or any([arguments.flag("fp8-hybrid"), arguments.flag("fp8-e4m3")]):
         arguments.word("fp8-format", "hybrid", ("hybrid", "e4m3"))
