@@ -12,7 +12,7 @@ from hexiopt.errors import InputError
 from hexiopt.plan.check import Violation, check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Result, Status
+from hexiopt.result import RestrictedBound, Result, Status
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, PricerMaker, Solver, foreign_name
 
 _TOLERANCE = 1e-9  # of a step time, for prices that a solver states
@@ -81,6 +81,19 @@ def _invalid(result: Result, text: str) -> InvalidPlanError:
     return InvalidPlanError(text, marked)
 
 
+def _or_start(problem: Problem, start: Plan, result: Result, pricer: Pricer | None) -> Result:
+    """`result` of a search, or `start` if that is faster: it recomputes layers together, so that no search begins there
+    and the bound does not speak of it. Raises InputError where it breaks a rule."""
+    if broken := check(problem, start):
+        raise InputError(f"start: breaks the rule {broken[0].rule}: {broken[0].text}; give a plan of this problem")
+    cost = (pricer or PlanPricer(problem)).price(start)
+    if cost.objective >= result.objective:
+        return result
+    bound = RestrictedBound(result.bound_s, "plans that recompute each layer by itself") if result.bound_s else None
+    chosen = replace(result, status=Status.FEASIBLE, plan=start, cost=cost, reason="", bound_s=0.0)
+    return replace(chosen, restricted_bound=bound)
+
+
 @dataclass(frozen=True, slots=True)
 class Refereed:
     """A solver whose plans are checked before anybody sees them: what the registry gives out.
@@ -127,6 +140,9 @@ class Refereed:
         """As the solver's. Raises InvalidPlanError where its plan breaks a rule, InputError where `start` does or the
         solver takes none, and what the solver raises."""
         more: dict[str, Any] = {}
+        if start is not None and start.joins_layers:
+            result = self.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress)
+            return _or_start(problem, start, result, pricer)
         if start is not None:
             if not self.takes_start:
                 raise InputError(f"start: {self.name} begins from no plan; leave it out, or use solver=portfolio")

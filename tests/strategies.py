@@ -299,6 +299,17 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
 
 
 @st.composite
+def layer_policies(draw: st.DrawFn, choices: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:
+    """A policy for each layer of ranges of `lengths` layers, of `choices`, or joined to a layer with full recompute."""
+    found: list[str] = []
+    for length in lengths:
+        for k in range(length):
+            joined = ("joined",) if k and found[-1] in ("full", "joined") else ()
+            found.append(draw(st.sampled_from((*choices, *joined))))
+    return tuple(found)
+
+
+@st.composite
 def stages_of(
     draw: st.DrawFn,
     problem: Problem,
@@ -325,8 +336,7 @@ def stages_of(
         ranges = layers[s]
         policies = (draw(policy),)
         if not plain and draw(st.booleans()):
-            total = sum(end - first for first, end in ranges)
-            policies = tuple(draw(st.lists(policy, min_size=total, max_size=total)))
+            policies = draw(layer_policies(recompute_policies(problem.workload), [b - a for a, b in ranges]))
         replicas = tuple(Replica(devices, own) for devices, own in zip(groups, samples, strict=True))
         stages.append(Stage.of_replicas(replicas, ranges, policies))
     return tuple(stages)
@@ -362,8 +372,8 @@ def format_plans(draw: st.DrawFn, cluster: Cluster, max_layers: int = 12) -> Pla
         stages = []
         for s, group in enumerate(slots):
             ranges = tuple((ends[k] - lengths[k], ends[k]) for k in range(s, len(ends), len(slots)))
-            few = draw(st.sampled_from((1, sum(end - first for first, end in ranges))))
-            policies = tuple(draw(st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=few, max_size=few)))
+            lengths_in = draw(st.sampled_from(([1], [end - first for first, end in ranges])))
+            policies = draw(layer_policies(RECOMPUTE_POLICIES, lengths_in))
             stages.append(Stage(draw(_parallelisms(group, size, sequence=chunks == 1)), ranges, policies))
         pipelines.append(Pipeline(tuple(stages), count, size))
     plan = Plan(tuple(pipelines), schedule)

@@ -27,6 +27,7 @@ FURTHER = {
     "solvers/heuristics/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
     "hexiopt/readers/hub.py": {"huggingface_hub"},
+    "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
 FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no law, and no solver, imports it

@@ -61,6 +61,10 @@ def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
             f"export.format: {trainer.name} has no tensor parallelism without sequence parallelism; plan with "
             "workload.sequence_parallel=true, or constraints.max_tp=1"
         )
+    if plan.joins_layers and not trainer.recomputes_together:
+        raise InputError(
+            f"export.format: {trainer.name} recomputes each layer by itself; recompute without joined layers"
+        )
     return trainer.write(problem, plan)
 
 

@@ -148,6 +148,9 @@ class Trainer:
     optional_sequence_parallelism: bool = False
     """Whether the trainer runs TP groups without sequence parallelism too, which others always have."""
 
+    recomputes_together: bool = False
+    """Whether it can recompute groups of layers, keeping the input of each group alone."""
+
     def runs_tp(self, problem: Problem, tp: int) -> bool:
         """Whether a TP degree suits the model, and the trainer the sequence parallelism of its groups."""
         has_switch = problem.workload.sequence_parallel or self.optional_sequence_parallelism

@@ -13,7 +13,8 @@ from hexiopt.exports.formats import Refusal, stage_name
 from hexiopt.plan.parallelism import Replica, Replicated, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute
+from hexiopt.problem.space import Recompute, recompute_groups
+from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import Schedule
 
@@ -55,7 +56,7 @@ class LayoutStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JobLayout:
     """Stages in order; all replicas of a stage together take `micro_batch_size` sequences of each micro-batch."""
 
     stages: tuple[LayoutStage, ...]
@@ -112,7 +113,7 @@ class Layout:
 def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: bool = False) -> tuple[Groups, ...]:
     """The devices of each replica of each stage of a grid, whose devices in the order of ranks are `ranks`.
 
-    The inverse of `Layout.stage_major`, or of `Layout.pipeline_major`. TP times stages divides the number of ranks.
+    The inverse of `JobLayout.stage_major`, or of `pipeline_major`. TP times stages divides the number of ranks.
     """
     dp = len(ranks) // (tp * num_stages)
 
@@ -132,7 +133,7 @@ def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[Ranges, ...]:
 # ----------------------------------------------------------------------------- from plans
 
 
-def layout_of(plan: Plan, refuse: Refusal) -> Layout:
+def layout_of(plan: Plan, refuse: Refusal) -> JobLayout:
     """The layout that a plan is. Raises InputError, by `refuse`, where its pipelines or replicas differ."""
     first = plan.pipelines[0]
     for p, pipeline in enumerate(plan.pipelines):
@@ -155,7 +156,7 @@ def layout_of(plan: Plan, refuse: Refusal) -> Layout:
     )
     size = first.micro_batch_size * len(plan.pipelines)
     folded = any(len(stage.replicas) > 1 for stage in first.stages)
-    return Layout(stages, first.num_micro_batches, size, folded)
+    return JobLayout(stages, first.num_micro_batches, size, folded)
 
 
 def _check(name: str, stage: Stage, first: Stage, refuse: Refusal) -> None:
@@ -173,7 +174,7 @@ def _check(name: str, stage: Stage, first: Stage, refuse: Refusal) -> None:
         refuse(f"{name} recomputes other layers than that of pipeline 0", "space.recompute_per_stage=false")
 
 
-def grid_of(plan: Plan, refuse: Refusal) -> Layout:
+def grid_of(plan: Plan, refuse: Refusal) -> JobLayout:
     """The grid that a plan is. Raises InputError where it is none."""
     layout = layout_of(plan, refuse)
     if len(widths := sorted({stage.dp for stage in layout.stages})) > 1:
@@ -181,14 +182,14 @@ def grid_of(plan: Plan, refuse: Refusal) -> Layout:
     return layout
 
 
-def chain_of(plan: Plan, refuse: Refusal) -> Layout:
+def chain_of(plan: Plan, refuse: Refusal) -> JobLayout:
     """The layout that a plan is, of stages with one layer range each. Raises InputError where it is none."""
     if plan.pipelines[0].num_chunks > 1:
         refuse(f"{stage_name(0, 0)} has several layer ranges", "workload.schedule=1f1b")
     return layout_of(plan, refuse)
 
 
-def check_tp(problem: Problem, layout: Layout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> None:
+def check_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> None:
     """Raises InputError where a TP degree does not suit the model."""
     for s, stage in enumerate(layout.stages):
         if not takes_tp(problem, stage.tp):
@@ -196,7 +197,7 @@ def check_tp(problem: Problem, layout: Layout, takes_tp: Callable[[Problem, int]
             refuse(what, "constraints.max_tp")
 
 
-def uniform_tp(problem: Problem, layout: Layout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> int:
+def uniform_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> int:
     """The TP degree of all stages. Raises InputError where they differ, or it does not suit the model."""
     first = layout.stages[0].tp
     for s, stage in enumerate(layout.stages):
@@ -231,13 +232,17 @@ def schedule_of(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Sch
 @dataclass(frozen=True, slots=True)
 class BlockRecompute:
     """`policy` for all layers or, where `block` is stated, for the first `block` layers of every layer range, and none
-    for the others."""
+    for the others. Of full recompute of all layers, so many of a range are recomputed `together`."""
 
     policy: str
     block: int | None = None
+    together: int = 1
 
     def of(self, ranges: Ranges) -> Recompute:
         """The policies of a stage."""
+        if self.together > 1:
+            starts = [k % self.together == 0 for first, end in ranges for k in range(end - first)]
+            return ("full",) if all(starts) else tuple("full" if start else JOINED for start in starts)
         if self.block is None:
             return (self.policy,)
         each = [k < self.block for first, end in ranges for k in range(end - first)]
@@ -253,7 +258,7 @@ def first_layers(policies: Sequence[str], policy: str = "full") -> int | None:
     return count if set(policies[count:]) <= {"none"} else None
 
 
-def uniform_policy(layout: Layout, refuse: Refusal) -> str:
+def uniform_policy(layout: JobLayout, refuse: Refusal) -> str:
     """The recompute policy of all layers, full or none. Raises InputError where it is neither."""
     policies = sorted({policy for stage in layout.stages for policy in stage.recompute})
     if "selective" in policies:
@@ -263,12 +268,15 @@ def uniform_policy(layout: Layout, refuse: Refusal) -> str:
     return policies[0]
 
 
-def block_recompute(layout: Layout, refuse: Refusal) -> BlockRecompute:
-    """The recompute of all stages: one policy, or full of the first layers. Raises InputError where it is neither."""
+def block_recompute(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
+    """The recompute of all stages: one policy, full of the first layers, or full of groups of equally many layers.
+    Raises InputError where it is none of them."""
     ranges = [(s, policies) for s, stage in enumerate(layout.stages) for policies in stage.policies()]
     every = {policy for _, policies in ranges for policy in policies}
     if len(every) == 1:
         return BlockRecompute(every.pop())
+    if JOINED in every:
+        return joined_groups(layout, refuse)
     most = max(first_layers(policies) or 0 for _, policies in ranges)
     for s, policies in ranges:
         name, count = stage_name(0, s), first_layers(policies)
@@ -282,10 +290,20 @@ def block_recompute(layout: Layout, refuse: Refusal) -> BlockRecompute:
     return BlockRecompute("full", most)
 
 
+def joined_groups(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
+    """Full recompute of groups of layers, the last of a range with what is left."""
+    lengths = [n for stage in layout.stages for policies in stage.policies() for n in recompute_groups(policies)]
+    grouped = BlockRecompute("full", together=max(lengths))
+    if any(grouped.of(stage.layers) != stage.recompute for stage in layout.stages):
+        what = f"layers are recomputed in groups of {' and '.join(map(str, sorted(set(lengths))))}"
+        refuse(f"{what}; it takes groups of equally many", "space.recompute_per_layer=false")
+    return grouped
+
+
 # ----------------------------------------------------------------------------- to plans
 
 
-def plan_of_layout(layout: Layout, schedule: Schedule, sharding: int) -> Plan:
+def plan_of_layout(layout: JobLayout, schedule: Schedule, sharding: int) -> Plan:
     """The plan that a layout is: of as many pipelines as all stages have replicas, or of one pipeline with replicas.
 
     Raises InputError as the classes of a plan do.

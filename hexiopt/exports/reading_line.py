@@ -2,6 +2,8 @@
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_groups
+from hexiopt.problem.workload import JOINED
 
 
 def what_was_read(problem: Problem, plan: Plan) -> str:
@@ -17,7 +19,9 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
     shown = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
     layers = " + ".join(str(stage.num_layers) for stage in first.stages)
     same = len({stage.num_layers for stage in first.stages}) == 1
-    policies = sorted({policy for p in plan.pipelines for stage in p.stages for policy in stage.recompute})
+    policies = {policy for p in plan.pipelines for stage in p.stages for policy in stage.recompute}
+    groups = [n for stage in first.stages for n in recompute_groups(stage.recompute)]
+    recompute = f"full of {max(groups)} layers together" if JOINED in policies else " and ".join(sorted(policies))
     gradients = f"gradients of {workload.stored_gradient_bytes} bytes"
     parts = [
         f"{model.name} of {model.num_params / 1e9:.2f} B parameters in {model.num_layers} layers",
@@ -28,10 +32,10 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
         f"micro-batch {shown['micro-batch']}",
         f"batch {workload.global_batch}",
         f"sequence {workload.seq_len}",
-        f"recompute {' and '.join(policies)}",
+        f"recompute {recompute}",
         f"{workload.precision} with {gradients}",
         f"ZeRO-{plan.sharding.stage}",
-        f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}",
+        *([f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}"] if shown["TP"] != "1" else []),
         "no offload",
     ]
     return f"read: {', '.join(parts)}"

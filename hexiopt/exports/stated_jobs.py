@@ -8,7 +8,7 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import (
     NO_RECOMPUTE,
     BlockRecompute,
-    Layout,
+    JobLayout,
     LayoutStage,
     plan_of_layout,
     ranges_of,
@@ -77,7 +77,7 @@ def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
         )
     ranges = ranges_of(_parts(context, job), num_stages)
     stages = tuple(LayoutStage(g, own, job.recompute.of(own)) for g, own in zip(groups, ranges, strict=True))
-    layout = Layout(stages, max(1, batch // (size * dp)), size * dp)
+    layout = JobLayout(stages, max(1, batch // (size * dp)), size * dp)
     values = {"global_batch": batch, **job.workload}
     return imported_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
 
@@ -102,7 +102,7 @@ def _parts(context: ImportContext, job: StatedJob) -> Sequence[int]:
 def imported_layout(
     context: ImportContext,
     model: ModelSpec,
-    layout: Layout,
+    layout: JobLayout,
     schedule: Schedule,
     sharding: int,
     workload: Mapping[str, Any],

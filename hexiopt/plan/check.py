@@ -11,6 +11,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.workload import JOINED
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for policy in set(stage.recompute):
-                if policy not in policies:
+                if ("full" if policy == JOINED else policy) not in policies:
                     found.append(
                         Violation(
                             "recompute",

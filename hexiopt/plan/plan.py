@@ -21,19 +21,20 @@ from hexiopt.plan.parallelism import (
     make_tuple,
 )
 from hexiopt.problem.space import SHARDING_GROUPS
-from hexiopt.problem.workload import RECOMPUTE_POLICIES, SHARDING_STAGES
+from hexiopt.problem.workload import JOINED, LAYER_POLICIES, SHARDING_STAGES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
 _PARALLELISMS = get_args(StageParallelism)
-_POLICIES = frozenset(RECOMPUTE_POLICIES)
+_POLICIES = frozenset(LAYER_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Consecutive layers, and how devices work on them: as one TP group, as several, or with a sequence layout.
 
-    `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer. What a stage
+    `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer; of these,
+    `joined` is full recompute together with the layer before, whose group keeps its first input alone. What a stage
     asks of how it is parallel it asks `parallelism`, whose types answer alike. Raises InputError where ranges, policies
     and parallelism do not go together.
     """
@@ -70,9 +71,15 @@ class Stage:
         except TypeError:  # what has no hash is no policy
             known = False
         if not known:
-            wrong = next(policy for policy in self.recompute if policy not in RECOMPUTE_POLICIES)
+            wrong = next(policy for policy in self.recompute if policy not in LAYER_POLICIES)
             said = f"the stage has recompute policy {quoted(wrong)}"
-            raise InputError(f"{said}; choose {', '.join(RECOMPUTE_POLICIES[:-1])} or {RECOMPUTE_POLICIES[-1]}")
+            raise InputError(f"{said}; choose {', '.join(LAYER_POLICIES[:-1])} or {LAYER_POLICIES[-1]}")
+        if JOINED in self.recompute:
+            for (first, _), policies in zip(self.layers, self.policies(), strict=True):
+                for k, policy in enumerate(policies):
+                    if policy == JOINED and (k == 0 or policies[k - 1] not in ("full", JOINED)):
+                        said = f"layer {first + k} is joined to {quoted(policies[k - 1]) if k else 'no layer'}"
+                        raise InputError(f"{said}; join a layer to one of its range that is full or joined itself")
 
     @classmethod
     def of(cls, devices: tuple[int, ...], first: int, end: int, recompute: str = "none") -> "Stage":
@@ -270,6 +277,8 @@ class Sharding:
             return None
         if not schedule.lockstep:
             return f"ZeRO-{self.stage} under the {schedule} schedule; take 1f1b or gpipe"
+        if any(JOINED in stage.recompute for pipeline in pipelines for stage in pipeline.stages):
+            return f"ZeRO-{self.stage} over layers recomputed together; recompute each by itself"
         if len({len(pipeline.stages) for pipeline in pipelines}) > 1:
             return f"ZeRO-{self.stage} over pipelines of unequally many stages; give all as many"
         if len({pipeline.num_micro_batches for pipeline in pipelines}) > 1:
@@ -319,6 +328,11 @@ class Plan:
         """Whether a TP group has several devices."""
         stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
         return any(len(replica.devices) > 1 for stage in stages for replica in stage.replicas)
+
+    @property
+    def joins_layers(self) -> bool:
+        """Whether layers are recomputed together."""
+        return any(JOINED in stage.recompute for pipeline in self.pipelines for stage in pipeline.stages)
 
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""

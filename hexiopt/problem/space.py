@@ -6,8 +6,10 @@ micro-batch. Pipelines have any structure and any number of micro-batches, and o
 has its own recompute policy, or two, the one that stores less on its first layers. Sharding groups are all holders or
 those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; one adds a freedom:
 with `sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`) over
-devices of any machines and types, with one recompute policy. Other policies per layer and stated sharding groups can be
-priced and checked too, but solvers of the whole space need not consider them.
+devices of any machines and types, with one recompute policy.
+
+Other policies per layer, layers recomputed together (`joined`) and stated sharding groups can be priced and checked
+too, but searches do not make them, and no bound or proof speaks of plans that have them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
+from hexiopt.problem.workload import AUTO, JOINED, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
@@ -101,6 +103,17 @@ def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, in
 def range_lengths(count: int, chunks: int) -> list[int]:
     """The number of layers of each of `chunks` ranges of a stage that holds `count` layers."""
     return [count // chunks + (c < count % chunks) for c in range(chunks)]
+
+
+def recompute_groups(policies: Sequence[str]) -> list[int]:
+    """The lengths of the runs of layers that are one for recompute: a layer, and those `joined` to it."""
+    found: list[int] = []
+    for policy in policies:
+        if policy == JOINED:
+            found[-1] += 1
+        else:
+            found.append(1)
+    return found
 
 
 def recompute_policies(workload: Workload) -> tuple[str, ...]:

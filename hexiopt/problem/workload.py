@@ -10,6 +10,10 @@ from hexiopt.schedules.registry import schedule_named, schedule_names
 from hexiopt.value import Value
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
+JOINED = "joined"
+LAYER_POLICIES = (*RECOMPUTE_POLICIES, JOINED)
+"""What a layer of a plan may have: also `joined`, full recompute together with the layer before it, whose group keeps
+the input of its first layer alone."""
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 MAX_SEQ_LEN = 2**27

@@ -23,7 +23,7 @@ from hexiopt.plan.parallelism import (
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.workload import RECOMPUTE_POLICIES
+from hexiopt.problem.workload import LAYER_POLICIES
 from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.result import Result
@@ -268,9 +268,9 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
     policy = section.raw("recompute", "none")
     policies = tuple(policy) if isinstance(policy, list) else (policy,)
     for item in policies:
-        Section({"recompute": item}, section.where).text("recompute", choices=RECOMPUTE_POLICIES)
+        Section({"recompute": item}, section.where).text("recompute", choices=LAYER_POLICIES)
     if not policies:
-        section.fail("recompute", f"is empty; choose one of {', '.join(RECOMPUTE_POLICIES)}")
+        section.fail("recompute", f"is empty; choose one of {', '.join(LAYER_POLICIES)}")
     section.finish()
     with section.blamed():
         return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)

@@ -8,6 +8,8 @@ from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_groups
+from hexiopt.problem.workload import JOINED
 from hexiopt.report.style import FULL_MEMORY, PAPER, gib, gpu_names, mix, place, stage_colour
 
 # Stages within this share of the slowest stage's time are marked as slowest too.
@@ -234,8 +236,11 @@ def _layers(stage: Stage) -> str:
 
 
 def _recompute(policies: Sequence[str]) -> str:
-    """The recompute policy; where layers differ, the number of layers with each, in order of appearance."""
+    """The recompute policy; where layers differ, the number of layers with each, in order of appearance; of groups of
+    equal length that are recomputed together, the length."""
     counts = Counter(policies)
+    if counts.keys() == {"full", JOINED} and len(groups := set(recompute_groups(policies))) == 1:
+        return f"full by {groups.pop()}"
     return policies[0] if len(counts) == 1 else ", ".join(f"{n} {policy}" for policy, n in counts.items())
 
 

@@ -172,8 +172,9 @@ def boundary_of(action: Action) -> tuple[int, bool]:
 
 
 def backward_parts(chunk: Chunk) -> int:
-    """In how many parts a backward can be cut: head, layers from the last to the first, embedding."""
-    return chunk.last + chunk.layers[1] - chunk.layers[0] + chunk.first
+    """In how many parts a backward can be cut: head, layers from the last to the first, embedding. Layers that are
+    recomputed together are one part."""
+    return chunk.last + len(chunk.groups) + chunk.first
 
 
 def _last_parts(stage: Sequence[RankExecutor], summing: set[int]) -> tuple[int, ...]:
@@ -201,7 +202,7 @@ def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
         yield backward_parts(chunk) - 1
     words = name.split(".")
     if "layers" in words and chunk.layers[0] <= int(words[2]) < chunk.layers[1]:
-        yield chunk.last + chunk.layers[1] - 1 - int(words[2])
+        yield chunk.last + sum(first > int(words[2]) for first, _ in chunk.groups)
 
 
 def _joint_events(

@@ -20,6 +20,7 @@ from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
+from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import Workload
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
@@ -33,6 +34,11 @@ class Chunk:
     recompute: tuple[str, ...]
     first: bool
     last: bool
+
+    @property
+    def groups(self) -> list[Range]:
+        """Runs of its layers that the backward takes one at a time: each layer, with those joined to it."""
+        return list(pairwise(accumulate(recompute_groups(self.recompute), initial=self.layers[0])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hexiopt.plan.token_layout import Range
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import JOINED
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShard, head_name
 from runtime.model.attention import Attention
@@ -59,21 +60,27 @@ class LayerCall:
     is_selective: bool
 
 
-class Layer:
-    """One decoder layer on one rank: what it computes with which of the rank's parameters. Compiled, one with full
-    recompute is compiled twice, without its backward and with it."""
+class Layers:
+    """Decoder layers on one rank, one or several that are recomputed together: what they compute with which of the
+    rank's parameters. Compiled, those with full recompute are compiled twice, without their backward and with it."""
 
-    def __init__(self, number: int, call: LayerCall, policy: str, weights: Weights, run: "LayerRun") -> None:
-        at = f"model.layers.{number}."
-        self._run = partial(
-            run, {name.removeprefix(at): own for name, own in weights.items() if name.startswith(at)}, call
-        )
+    def __init__(self, numbers: Range, call: LayerCall, policy: str, weights: Weights, run: "LayerRun") -> None:
+        self._runs = []
+        for number in range(*numbers):
+            at = f"model.layers.{number}."
+            mine = {name.removeprefix(at): own for name, own in weights.items() if name.startswith(at)}
+            self._runs.append(partial(run, mine, call))
         self._is_full = policy == "full"
 
     def __call__(self, x_tbh: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Hidden states after the layer, from those before it: the rank's own tokens."""
+        """Hidden states after the layers, from those before them: the rank's own tokens."""
         given = (x_tbh,) if documents is None else (x_tbh, documents)
         return recomputed(self._run, *given) if self._is_full else self._run(*given)
+
+    def _run(self, x_tbh: Tensor, *documents: Tensor) -> Tensor:
+        for run in self._runs:
+            x_tbh = run(x_tbh, *documents)
+        return x_tbh
 
 
 LayerRun = Callable[..., Tensor]
@@ -139,17 +146,18 @@ class DecoderChunk:
         calls = {
             policy: LayerCall(model, tp, rope, attention, policy == "selective") for policy in set(chunk.recompute)
         }
+        policies = [policy for policy in chunk.recompute if policy != JOINED]
         self._layers = [
-            Layer(number, calls[policy], policy, weights, run)
-            for number, policy in zip(range(*chunk.layers), chunk.recompute, strict=True)
+            Layers(numbers, calls[policy], policy, weights, run)
+            for numbers, policy in zip(chunk.groups, policies, strict=True)
         ]
 
     def parts(
         self, labels_tb: Tensor | None, num_tokens: int, borders: Tensor | None = None, num_samples: int = 1
     ) -> list[Callable[[Tensor], Tensor]]:
-        """What it computes, one after another: of a first chunk the embedding, each layer, of a last one the sum of the
-        cross entropies of all labels over `num_tokens`. Between them are hidden states [t, B, H]. Attention keeps to
-        the documents between `borders`, if any."""
+        """What it computes, one after another: of a first chunk the embedding, each layer (those that are recomputed
+        together are one), of a last one the sum of the cross entropies of all labels over `num_tokens`. Between them
+        are hidden states [t, B, H]. Attention keeps to the documents between `borders`, if any."""
         found = self._to_hidden(None if borders is None else self._attention.documents(borders, num_samples))
         if self.chunk.last:
             assert labels_tb is not None

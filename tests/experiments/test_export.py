@@ -82,7 +82,8 @@ def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven: str
     files = sorted((tmp_path / "out").iterdir(), reverse=True)  # .yaml before .sh
     own = next(path for path in files if path.stem in (name, "hexiopt_plan"))
     command = ("import", f"format={name}", f"file={own}", "ranks=out/ranks.tsv", *CLUSTER, *WORK, *BUDGET)
-    ran = hexiopt(*command, "solver.max_steps=5", "hydra.run.dir=imported")
+    # The files do not say in which precision gradients are summed, which trainers do in FP32.
+    ran = hexiopt(*command, "workload.gradient_bytes=2", "solver.max_steps=5", "hydra.run.dir=imported")
     assert ran.code == 0, ran.err
     times = [
         json.loads((tmp_path / folder / "plan.json").read_text())["prediction"]["step_time_s"]
@@ -153,7 +154,7 @@ def test_exported_lines_train_to_the_losses_of_a_local_run(hexiopt: Run, tmp_pat
 
 
 EXAMPLE = """
-GPUS_PER_NODE=8
+GPUS_PER_NODE=6
 SEQ=2048
 MODEL_ARGS=(
     --num-layers 24   # a comment
@@ -185,6 +186,32 @@ def test_somebodys_script_is_priced_and_drawn(hexiopt: Run, tmp_path: Path) -> N
     assert whole["problem"]["workload"]["seq_len"] == 2048
     assert {"plan.png", "report.html", "better.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert "50257, that of GPT-2's tokenizer, is assumed" in " ".join(ran.out.split())
+
+
+def test_beside_a_layout_that_does_not_fit_what_fits_is_better(hexiopt: Run, tmp_path: Path) -> None:
+    """Printed, written and drawn, though it is slower; what was read stands first, and the notes in every file."""
+    cases = ROOT / "tests" / "cases"
+    ran = hexiopt(
+        *("import", "format=megatron", f"file={cases / 'import_does_not_fit' / 'train.sh'}"),
+        *(f"cluster={cases / 'h100x8.yaml'}", "solver.max_steps=30", "bound.time_limit_s=0.1", "hydra.run.dir=out"),
+    )
+    assert ran.code == 3
+    assert "GiB too much" in ran.err
+    words = " ".join(ran.out.split())
+    assert words.startswith("read: imported of 8.03 B parameters in 32 layers, TP 1, PP 1, VP 1, DP 8, ")
+    assert "Yours does not fit" in words
+    assert "these do: The best plan found within what megatron expresses" in words
+    note = "the file does not state its number of GPUs: all 8 are taken"
+    assert f"note: {note}" in words
+    assert {"better.json", "better.png", "better_same_trainer.json"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    whole, better = (json.loads((tmp_path / "out" / name).read_text()) for name in ("plan.json", "better.json"))
+    assert better["prediction"]["step_time_s"] > whole["prediction"]["step_time_s"]
+    assert note in whole["solver"]["notes"]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert note in page
+    assert "read: imported of 8.03 B" in page
 
 
 def test_names_of_the_scheduler(hexiopt: Run, tmp_path: Path, uneven: str) -> None:

@@ -151,8 +151,7 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
     stages = []
     for s, own in enumerate(groups):
         layers = tuple(ranges[c * num_stages + s] for c in range(chunks))
-        length = sum(end - first for first, end in layers)
-        recompute = tuple(rng.choice(("none", "selective", "full")) for _ in range(length))
+        recompute = tuple(policy for run in layers for policy in _policies(rng, *run))
         replicas = tuple(
             Replica(group, n, _heads(rng, len(group)))
             for group, n in zip(own, _samples(rng, size, len(own)), strict=True)
@@ -164,6 +163,18 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
     if chunks > 1:
         batches = num_stages * rng.randint(1, 2)
     return Pipeline(tuple(stages), batches, size)
+
+
+def _policies(rng: random.Random, first: int, end: int) -> list[str]:
+    """Recompute policies of a range of layers. Of those that are full one after another, every run that begins at an
+    even layer is recomputed together."""
+    found: list[str] = []
+    for layer in range(first, end):
+        policy = rng.choice(("none", "selective", "full"))
+        follows = found and found[-1] in ("full", "joined") and policy == "full"
+        begins_even = found and (found[-1] == "joined" or (layer - 1) % 2 == 0)
+        found.append("joined" if follows and begins_even else policy)
+    return found
 
 
 def _groups(rng: random.Random, slot: tuple[int, ...]) -> list[tuple[int, ...]]:

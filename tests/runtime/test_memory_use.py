@@ -96,6 +96,20 @@ def test_policies_of_layers_and_unequal_stages() -> None:
     check_all(compared(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
 
 
+def test_layers_recomputed_together() -> None:
+    """Three layers of which one input is kept, then one alone before the head; and two pairs in one stage."""
+    pipeline = even_plan(LLAMA).pipelines[0]
+    stages = (
+        replace(pipeline.stages[0], layers=((0, 3),), recompute=("full", "joined", "joined")),
+        replace(pipeline.stages[1], layers=((3, 4),), recompute=("full",)),
+    )
+    check_all(compared(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
+    for tp in (1, 2):
+        pipeline = even_plan(LLAMA, stages=1, tp=tp).pipelines[0]
+        stage = replace(pipeline.stages[0], recompute=("full", "joined") * 2)
+        check_all(compared(Plan((replace(pipeline, stages=(stage,)),)), LLAMA, Workload(4, SEQ_LEN)))
+
+
 def test_a_layer_recomputed_after_others_are_gone_takes_no_more_than_predicted() -> None:
     """The model adds what one layer recomputes to all that is stored, as if it were the last of its range."""
     pipeline = even_plan(LLAMA, stages=1).pipelines[0]

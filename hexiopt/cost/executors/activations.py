@@ -8,7 +8,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import QUANTIZED_BYTES
 from hexiopt.cost.executors.compute import Amount, Shard, at_least
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import JOINED, Workload
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,18 @@ class Activations(Generic[Amount]):
 
     def stored(self, policy: str) -> Amount:
         """What a layer stores."""
+        if policy == JOINED:
+            return 0.0 * self.layer_input
         if policy == "full":
             return self.layer_input
         return self.layer + self.internals if policy == "none" else self.layer
 
-    def working_set(self, policy: str, last: bool = False) -> Amount:
-        """What the layer being recomputed holds beside what is stored; on the last stage the head's backward has let
-        go of what the final norm kept before."""
+    def working_set(self, policy: str, last: bool = False, together: int = 1) -> Amount:
+        """What a layer being recomputed, or so many of them `together`, holds beside what is stored; on the last stage
+        the head's backward has let go of what the final norm kept before."""
         working = 0.0 * self.internals
         if policy == "full":
-            working = self.layer + self.internals - self.layer_input
+            working = together * (self.layer + self.internals) - self.layer_input
         elif policy == "selective":
             working = self.internals
         return at_least(0.0, working - self.final_norm) if last else working
@@ -137,13 +139,20 @@ class Activations(Generic[Amount]):
             found = found + n * self.stored(policy)
         return found
 
-    def of_stage(self, ranges: Sequence[Mapping[str, int]], first: bool, last: bool, held: Sequence[int]) -> Amount:
-        """All but what the head holds, of layer ranges with so many layers of each policy; `held[c]` micro-batches
-        of range c."""
+    def of_stage(
+        self,
+        ranges: Sequence[Mapping[str, int]],
+        first: bool,
+        last: bool,
+        held: Sequence[int],
+        together: int = 1,
+    ) -> Amount:
+        """All but what the head holds, of layer ranges with so many layers of each policy, of which up to so many are
+        recomputed `together`; `held[c]` micro-batches of range c."""
         found = 0.0 * self.internals
         for at, (n, layers) in enumerate(zip(held, ranges, strict=True)):
             found = found + n * self.of_range(layers, first and at == 0, False)
         working = 0.0 * self.internals
         for policy in {policy for layers in ranges for policy in layers}:
-            working = at_least(working, self.working_set(policy, last))
+            working = at_least(working, self.working_set(policy, last, together))
         return found + working

@@ -2,7 +2,7 @@
 communicators."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -19,8 +19,8 @@ from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
 from hexiopt.memo import Memo
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.space import range_lengths
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.space import range_lengths, recompute_groups
+from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
 
 
@@ -188,8 +188,8 @@ class MemoryModel:
     ) -> Memory:
         """As `stage`, with a policy for each layer."""
         ends = [0, *accumulate(range_lengths(len(policies), len(held[0])))]
-        ranges = [Counter(policies[start:end]) for start, end in pairwise(ends)]
-        return self.stage_of_ranges(ranges, first, last, held, shards)
+        parts = [policies[start:end] for start, end in pairwise(ends)]
+        return self.stage_of_ranges(list(map(Counter, parts)), first, last, held, shards, most_together(parts))
 
     def stage_of_ranges(
         self,
@@ -198,8 +198,10 @@ class MemoryModel:
         last: bool,
         held: InFlight,
         shards: StateSharding = UNSHARDED,
+        together: int = 1,
     ) -> Memory:
-        """As `stage`, of layer ranges with so many layers of each recompute policy."""
+        """As `stage`, of layer ranges with so many layers of each recompute policy, up to so many recomputed
+        `together`."""
         final = len(ranges) - 1
         counts = held[0]
         if len(held) > 1:
@@ -207,7 +209,7 @@ class MemoryModel:
                 self.activations.of_range(own, first and at == 0, last and at == final) for at, own in enumerate(ranges)
             ]
             counts = largest(held, stored)
-        activations = self.activations.of_stage(ranges, first, last, counts)
+        activations = self.activations.of_stage(ranges, first, last, counts, together)
         states = self.states(sum([sum(own.values()) for own in ranges]), first, last, shards)
         return Memory(*states, *transient(self.activations, activations, last, counts[-1], self.communicator_bytes))
 
@@ -338,6 +340,11 @@ class MemoryModel:
         kept = self.activations
         embedding, head = first * kept.token_ids, last * (kept.final_norm + kept.loss)
         return [(counts, counts[0] * embedding + counts[-1] * head) for counts in held]
+
+
+def most_together(ranges: Iterable[Sequence[str]]) -> int:
+    """The most layers that are recomputed together, of ranges with a policy for each layer, or one for all."""
+    return max([max(recompute_groups(policies)) for policies in ranges if JOINED in policies], default=1)
 
 
 @lru_cache(maxsize=4096)

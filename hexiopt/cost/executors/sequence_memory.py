@@ -14,7 +14,7 @@ import numpy as np
 from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import largest_shard
-from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding, transient
+from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding, most_together, transient
 from hexiopt.plan.token_layout import Floats, Ints, Members, RingHolders, uneven_kv_copies
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
@@ -77,7 +77,8 @@ class SequenceMemory:
         """The parts of `Memory` [parts, devices], of layer ranges with a policy for each layer; `held[c]` micro-batches
         of range c in flight."""
         states = self._alone.states(sum(map(len, ranges)), first, last, shards)
-        kept = self.activations.of_stage([Counter(policies) for policies in ranges], first, last, held)
+        counts, together = list(map(Counter, ranges)), most_together(ranges)
+        kept = self.activations.of_stage(counts, first, last, held, together)
         beside = transient(self.activations, kept, last, held[-1], self._communicator_bytes)
         return np.array([*(np.full_like(kept, part) for part in states), *beside])
 

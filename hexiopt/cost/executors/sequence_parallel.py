@@ -47,6 +47,7 @@ from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import JOINED
 
 _CELLS = 2**21  # of a table of steps and devices that is worked through at once
 
@@ -91,7 +92,7 @@ class SequenceStage:
     def _time_layer(self, policy: str) -> tuple[float, float]:
         floor_s = self.framework.layer_host_s
         forward_s, backward_s = self._ends_s(self.forward()), self._ends_s(self.backward(policy))
-        recompute_s = floor_s if policy == "full" else 0.0
+        recompute_s = floor_s if policy in ("full", JOINED) else 0.0
         return max(floor_s, forward_s), max(floor_s + recompute_s, backward_s)
 
     def parts_s(self, policy: str) -> dict[str, Floats]:
@@ -125,8 +126,9 @@ class SequenceStage:
     def backward(self, policy: str) -> Iterator[Phase]:
         """The phases of a layer's backward under a recompute policy."""
         passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
-        if policy == "full":
-            yield from self.forward(again=True)
+        if policy in ("full", JOINED):
+            # Of layers recomputed together, only one may stop early: the last.
+            yield from self.forward(again=policy == "full")
         yield Work(self._dense.after_s(*passes))
         yield self._exchanges["out"]
         if policy == "selective":

@@ -27,7 +27,7 @@ from hexiopt.cost.executors.compute import (
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.links import LinkTable
-from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
+from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together
 from hexiopt.cost.executors.routes import Route, route
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
@@ -37,6 +37,7 @@ from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute, recompute_policies
+from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.in_flight import InFlight
 
 _KEPT = 50_000  # prices of stages
@@ -174,7 +175,9 @@ class StageModel:
     def _time_layer(self, key: tuple[TpGroup, int, str]) -> tuple[float, float]:
         tp_group, micro_batch_size, policy = key
         times = self._layer(tp_group, micro_batch_size)
-        repeated_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s}[policy]
+        # Of layers recomputed together, only one may stop early: the last, or as well the first of the sum.
+        again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
+        repeated_s = again_s[policy]
         return times.forward_s, times.backward_s + repeated_s
 
     def ends_s(self, tp_group: TpGroup, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
@@ -310,7 +313,7 @@ class StageModel:
             chunk_s.append(self.stage_s(tp_group, count, *at, samples, policies))
             counts.append({policies[0]: count} if len(policies) == 1 else Counter(policies))
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
-        memory = model.stage_of_ranges(counts, first, last, in_flight, sharding)
+        memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, most_together(ranges))
         num_params = model.num_params(sum(lengths), first, last)
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:

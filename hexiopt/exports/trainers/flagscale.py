@@ -15,13 +15,15 @@ import yaml
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
 from hexiopt.exports.layout import (
+    NO_RECOMPUTE,
     UNIFORM_RECOMPUTE,
     BlockRecompute,
-    Layout,
+    JobLayout,
     LayoutStage,
     chain_of,
     check_tp,
     first_layers,
+    joined_groups,
     note_lines,
     schedule_of,
     zero_stage,
@@ -34,6 +36,7 @@ from hexiopt.exports.trainers.megatron_layers import stated_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import JOINED
 from hexiopt.reading import as_mapping, parse
 from hexiopt.schedules.registry import ONE_F_ONE_B
 
@@ -88,7 +91,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     )
 
 
-def _check(problem: Problem, chain: Layout, refuse: Refusal) -> None:
+def _check(problem: Problem, chain: JobLayout, refuse: Refusal) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
     if problem.workload.precision not in ("bf16", "fp16", "fp32"):
         raise InputError(
@@ -104,7 +107,7 @@ def _check(problem: Problem, chain: Layout, refuse: Refusal) -> None:
         refuse(said, "space.uneven_tp=false space.replicas=false")
 
 
-def _system(problem: Problem, chain: Layout, zero: int) -> Settings:
+def _system(problem: Problem, chain: JobLayout, zero: int) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
     for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
@@ -124,7 +127,7 @@ def _system(problem: Problem, chain: Layout, zero: int) -> Settings:
     return settings | _recompute(chain)
 
 
-def _recompute(chain: Layout) -> Settings:
+def _recompute(chain: JobLayout) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
     refuse = Refusal("flagscale")
     policies = [policies for stage in chain.stages for policies in stage.policies()]
@@ -135,6 +138,9 @@ def _recompute(chain: Layout) -> Settings:
         return {"recompute_granularity": "selective"}
     if every == {"full"}:
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if JOINED in every:
+        together = joined_groups(chain, refuse).together
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": together}
     counts = []
     for s, own in enumerate(policies):
         count = first_layers(own)
@@ -157,7 +163,7 @@ def _recompute(chain: Layout) -> Settings:
     }
 
 
-def _model(problem: Problem, chain: Layout) -> Settings:
+def _model(problem: Problem, chain: JobLayout) -> Settings:
     values: Settings = {
         name.replace("-", "_"): _plain(own[0]) if own else True
         for name, own in model_arguments(problem.model, problem.workload.seq_len).items()
@@ -174,7 +180,7 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _notes(problem: Problem, chain: Layout) -> tuple[str, ...]:
+def _notes(problem: Problem, chain: JobLayout) -> tuple[str, ...]:
     most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
     padded = -(-vocab // most) * most
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -241,7 +247,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 
-def _restated(arguments: MegatronArguments, chain: Layout, tp: int) -> list[str]:
+def _restated(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
     """Notes on degrees that are not those of the meshes, which go before them."""
     stated = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
     wrong = [arguments.label(name) for name, own in stated.items() if arguments.whole(name, own, noted=False) != own]
@@ -290,7 +296,7 @@ def _world(data: Mapping[str, Any]) -> int | None:
     return nodes * each if type(nodes) is int and type(each) is int else None
 
 
-def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> Layout:
+def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> JobLayout:
     split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
     stages = sum(pp for *_, pp in meshes)
     if len(split) != stages or sum(split) != num_layers:
@@ -311,7 +317,7 @@ def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, co
         layers = ((layer, layer + count),)
         found.append(LayoutStage(replicas, layers, own.of(layers)))
         rank, layer = rank + tp * dp, layer + count
-    return Layout(tuple(found), batch // size, size)
+    return JobLayout(tuple(found), batch // size, size)
 
 
 def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
@@ -368,10 +374,9 @@ def _stage_recompute(
 
     found = []
     choices = zip(each("granularity", 1), each("method", int(block)), each("num_layers", count), strict=True)
-    for s, (on, by_block, layers) in enumerate(choices):
-        if on and not by_block and layers > 1:
-            context.fail(f"stage {s} recomputes uniformly in groups of {layers} layers, which is not modelled; take 1")
-        found.append(BlockRecompute("full", layers) if on and by_block else BlockRecompute("full" if on else "none"))
+    for on, by_block, layers in choices:
+        grouped = BlockRecompute("full", layers) if by_block else BlockRecompute("full", together=layers)
+        found.append(grouped if on else NO_RECOMPUTE)
     return found
 
 
@@ -392,11 +397,12 @@ def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[
 TRAINER = Trainer(
     name="flagscale",
     target=TARGET,
-    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers by stage",
+    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage",
     preset=_preset,
     takes_tp=takes_tp,
     write=_write,
     read=_read,
     unsuitable=unsuitable,
+    recomputes_together=True,
     optional_sequence_parallelism=True,
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
 from hexiopt.exports.layout import (
-    Layout,
+    JobLayout,
     block_recompute,
     grid_of,
     note_lines,
@@ -53,7 +53,7 @@ PRESET = EVEN | {
 }
 
 
-def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, Layout, tuple[int, ...]]:
+def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, JobLayout, tuple[int, ...]]:
     """The arguments that state a plan, its grid, and its devices in the order of ranks. Raises InputError."""
     refuse = Refusal(trainer)
     grid = grid_of(plan, refuse)
@@ -80,7 +80,8 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
         found |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
         found["recompute-num-layers"] = [str(recompute.block)]
     elif recompute.policy == "full":
-        found |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"], "recompute-num-layers": ["1"]}
+        found |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
+        found["recompute-num-layers"] = [str(recompute.together)]
     elif recompute.policy == "selective":
         found |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
     if zero:
@@ -92,7 +93,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     return found, grid, orders[order]
 
 
-def _notes(problem: Problem, grid: Layout) -> tuple[str, ...]:
+def _notes(problem: Problem, grid: JobLayout) -> tuple[str, ...]:
     tp, vocab = grid.stages[0].tp, problem.model.vocab_size
     padded = -(-vocab // tp) * tp
     said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -203,8 +204,8 @@ def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tu
     named = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     gradients = 4 if arguments.flag("accumulate-allreduce-grads-in-fp32") else context.workload.gradient_bytes
     if "bf16" in named:
-        reduced = arguments.flag("grad-reduce-in-bf16") or arguments.word("main-grads-dtype", "fp32") == "bf16"
-        gradients = 2 if reduced else 4
+        kept = arguments.word("main-grads-dtype", "fp32", noted=False)
+        gradients = 2 if arguments.flag("grad-reduce-in-bf16") or kept == "bf16" else 4
     precision = named[0] if named else "fp32"
     if "fp8-format" in arguments or any([arguments.flag("fp8-hybrid"), arguments.flag("fp8-e4m3")]):
         arguments.word("fp8-format", "hybrid", ("hybrid", "e4m3"))
@@ -236,11 +237,15 @@ def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[
 TRAINER = Trainer(
     name="megatron",
     target=TARGET,
-    expresses="pipelines all alike with one TP degree; uneven and interleaved layers, full recompute of first layers",
+    expresses=(
+        "pipelines all alike with one TP degree; uneven and interleaved layers, "
+        "full recompute of first layers or groups"
+    ),
     preset=lambda problem: PRESET,
     takes_tp=takes_tp,
     write=_write,
     read=_read,
     unsuitable=unsuitable,
     optional_sequence_parallelism=True,
+    recomputes_together=True,
 )

@@ -139,7 +139,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if not {"bf16", "fp16", _MIXED} & set(names.values()):
         absent.append(_MIXED)
     if absent:
-        notes.append(f"not stated: {', '.join(absent)}; what the recipe has is not read, and defaults are taken")
+        notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
     by_name = {name: key for key, name in reversed(names.items())}
     ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
     return imported(ledger, context, None, notes)
@@ -205,4 +205,5 @@ TRAINER = Trainer(
     read=_read,
     unsuitable=unsuitable,
     optional_sequence_parallelism=True,
+    recomputes_together=True,
 )

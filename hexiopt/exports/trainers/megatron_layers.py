@@ -128,6 +128,4 @@ def stated_recompute(arguments: MegatronArguments) -> BlockRecompute:
     way, layers = arguments.word(method, "uniform", ("uniform", "block")), arguments.whole(count, 1)
     if way == "block":
         return BlockRecompute("full", layers)
-    if layers > 1:
-        arguments.fail(count, f"{layers} with method uniform keeps one input in {layers} layers; take 1")
-    return BlockRecompute("full")
+    return BlockRecompute("full", together=layers)

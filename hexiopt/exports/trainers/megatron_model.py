@@ -103,7 +103,7 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
         **shape,
         "name": "imported",
         "max_positions": arguments.whole("max-position-embeddings", 0),
-        "norm_eps": arguments.number(_NORM_EPS[_NORM_EPS[0] not in arguments], "1e-5", noted=noted),
+        "norm_eps": arguments.number(_NORM_EPS[_NORM_EPS[1] in arguments], "1e-5", noted=noted),
     }
     theta = float(arguments.whole("rotary-base", 10000, noted=noted)) if rotary or not noted else 10000.0
     scaled = arguments.flag("use-rope-scaling")

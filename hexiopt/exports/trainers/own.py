@@ -18,4 +18,5 @@ TRAINER = Trainer(
     preset=lambda problem: {},
     takes_tp=lambda problem, tp: True,
     write=_write,
+    recomputes_together=True,
 )

@@ -38,6 +38,7 @@ VOCABULARY = Vocabulary(
             "checkpoint",
             "checkpoint.*",
             "comm.*",
+            "training.disable_cuda_graphs",
             "dataloader",
             "dataloader.*",
             "debug.deterministic_warn_only",

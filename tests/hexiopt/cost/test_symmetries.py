@@ -124,12 +124,16 @@ def uniform(draw: st.DrawFn) -> tuple[Problem, Plan]:
     counts = {"a100_80gb_sxm": size * draw(st.integers(1, 3)), "t4": size * draw(st.integers(1, 2))}
     cluster = Cluster.of(counts, inter_gb_per_s=draw(st.sampled_from((1, 25))), gpus_per_machine=size, name="c")
     problem = draw(roomy_problems())
-    problem = replace(problem, cluster=cluster, workload=replace(problem.workload, precision="fp16"))
-    return problem, draw(plans(problem))
+    problem = replace(
+        problem, cluster=cluster, workload=replace(problem.workload, precision="fp16", optimizer_sharding="auto")
+    )
+    return problem, draw(plans(problem).filter(lambda plan: plan.sharding.stage < 2))
 
 
 @given(uniform(), st.randoms(use_true_random=False))
 def test_equal_devices_are_interchangeable(pair: tuple[Problem, Plan], random: Any) -> None:
+    """But for what rings of gradients take and hold: NCCL has ranks in their order, which is that of devices, so that
+    other names are other rings (`hexiopt/toolkit/naming.py` looks for good ones)."""
     problem, plan = pair
     cluster = problem.cluster
     kinds: dict[Any, list[int]] = {}
@@ -142,8 +146,9 @@ def test_equal_devices_are_interchangeable(pair: tuple[Problem, Plan], random: A
                 [d for d in range(cluster.num_devices) if cluster.machine_of[d] == one] for one in (m, other)
             )
             to.update(zip(mine, random.sample(theirs, len(theirs)), strict=True))
-    cost = PlanPricer(problem).price(plan)
-    assert_equal(PlanPricer(problem).price(renamed(plan, lambda own: tuple(to[d] for d in own))), cost)
+    moved = renamed(plan, lambda own: tuple(to[d] for d in own))
+    for mine, theirs in zip(*(PlanPricer(problem).pipelines(one) for one in (plan, moved)), strict=True):
+        assert flat(astuple(mine)) == pytest.approx(flat(astuple(theirs)), rel=1e-9, abs=1e-12)
 
 
 def test_a_crowded_replica_is_priced_wherever_it_stands() -> None:

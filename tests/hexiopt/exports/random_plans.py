@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from hexiopt.exports.layout import BlockRecompute, Layout, LayoutStage, plan_of_layout, ranges_of
+from hexiopt.exports.layout import BlockRecompute, JobLayout, LayoutStage, plan_of_layout, ranges_of
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -82,9 +82,11 @@ def grid(
     recompute = BlockRecompute(rng.choice(policies))
     if blocks and rng.random() < 0.4:
         recompute = BlockRecompute("full", rng.randint(1, 5))
+    elif blocks and rng.random() < 0.3:
+        recompute = BlockRecompute("full", together=rng.randint(2, 4))
     flat = groups_of(rng, where, [tp] * (pipelines * num_stages))
     stages = tuple(LayoutStage(tuple(flat[s::num_stages]), own, recompute.of(own)) for s, own in enumerate(layers))
-    drawn = Layout(stages, count, rng.choice((1, 2, 4)) * pipelines)
+    drawn = JobLayout(stages, count, rng.choice((1, 2, 4)) * pipelines)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE, "interleaved": INTERLEAVED}[name]
     zero = rng.choice(zeros)
     if zero >= 2 and not schedule.lockstep:
@@ -129,7 +131,7 @@ def chain(
             policy = policy[:1] if len(set(policy)) == 1 else policy
         stages.append(LayoutStage(replicas, own, policy))
     size = 8 * rng.randint(1, 2)
-    drawn = Layout(tuple(stages), rng.randint(1, 6), size)
+    drawn = JobLayout(tuple(stages), rng.randint(1, 6), size)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE}[rng.choice(schedules)]
     return Problem(where, model, Workload(drawn.global_batch)), plan_of_layout(drawn, schedule, zero)
 

@@ -53,6 +53,7 @@ EQUIVALENT = {
     ("torchtitan", "parallelism.pipeline_parallel_last_stage_less_layers"): "its rule divides the layers alike",
     ("megatron", "make-vocab-size-divisible-by"): "the vocabulary is a multiple already",
     ("flagscale", "model.make_vocab_size_divisible_by"): "the vocabulary is a multiple already",
+    ("accelerate", "fsdp_config.fsdp_reshard_after_forward"): "a single shard has nothing to reshard",
     ("flagscale", "system.tensor_model_parallel_size"): "the meshes state it",
     ("flagscale", "system.pipeline_model_parallel_size"): "the meshes state it",
     ("flagscale", "system.recompute.recompute_num_layers"): "every stage states its own",

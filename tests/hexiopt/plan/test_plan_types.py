@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an unknown policy": (
         lambda: Stage.of((4,), 12, 20, "some"),
-        "the stage has recompute policy 'some'; choose none, selective or full",
+        "the stage has recompute policy 'some'; choose none, selective, full or joined",
     ),
     "no range": (lambda: Stage(TensorParallel((4,)), ()), "the stage has no layer range; give it one"),
     "a range that is not nested": (

@@ -21,6 +21,8 @@ from hexiopt.exports.trainers.shell_arguments import shell_arguments
 from hexiopt.exports.formats import LaunchOptions, Program
 from hexiopt.exports.launchers import jobset, skypilot
 from hexiopt.exports.rank_table import rank_rows
+from hexiopt.exports.shell.scripts import read_script
+from hexiopt.exports.trainers.megatron import CORE
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -58,7 +60,8 @@ def test_megatron_core_takes_the_layout_and_places_ranks_as_we_do() -> None:
     torch = pytest.importorskip("torch")
     for seed in SEEDS:
         problem, plan, program = written("megatron", seed)
-        given = shell_arguments(program.files["megatron.sh"], "megatron.sh")
+        script = read_script(program.files["megatron.sh"], "megatron.sh", CORE)
+        given = {name: [str(word) for word in words] for name, words in script.arguments.items()}
         tp, pp = (int(given[f"{kind}-model-parallel-size"][0]) for kind in ("tensor", "pipeline"))
         recompute = {
             key: given[f"recompute-{key}"][0] for key in ("granularity", "method") if f"recompute-{key}" in given

@@ -103,7 +103,7 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
             MEGATRON + "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*9|t*9L",
             "18 layers",
         ),
-        ("megatron", MEGATRON + "--recompute-granularity full --recompute-num-layers 2", "keeps one input in 2 layers"),
+        ("megatron", MEGATRON + "--recompute-granularity selective --recompute-modules moe", "moe: is not modelled"),
         ("megatron_bridge", "a=b", "has no override"),
         ("flagscale", "a: b", "hetero_process_meshes: is not a list"),
         ("flagscale", "- a", "is not a mapping"),
