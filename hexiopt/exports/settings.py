@@ -29,7 +29,7 @@ def unknown_key(name: str, known: frozenset[str]) -> str:
     return f"is no key of the format; {near if near.startswith('did you mean') else 'take it out'}"
 
 
-class Settings(Ledger):
+class StatedSettings(Ledger):
     """The settings of a file, with a default of the trainer's for each that is not stated.
 
     Getters do not raise: a value of the wrong kind becomes a fault, and the default is returned. `refuse` raises

@@ -40,21 +40,21 @@ class Path:
 
 def merged(paths: Iterable[Path], where: str) -> list[Path]:
     """Paths that are in the same state as one. Raises InputError where too many are left."""
-    found: list[Path] = []
+    result: list[Path] = []
     for path in paths:
-        same = next((k for k, other in enumerate(found) if other.state() == path.state()), None)
+        same = next((k for k, other in enumerate(result) if other.state() == path.state()), None)
         if same is None:
-            found.append(path)
+            result.append(path)
         else:
-            common = tuple(a for a in found[same].assumed if a in path.assumed)
-            found[same] = replace(found[same], assumed=common)
-    if len(found) > MOST_PATHS:
-        conditions = list(dict.fromkeys(text for path in found for text, _ in path.assumed))
+            common = tuple(a for a in result[same].assumed if a in path.assumed)
+            result[same] = replace(result[same], assumed=common)
+    if len(result) > MOST_PATHS:
+        conditions = list(dict.fromkeys(text for path in result for text, _ in path.assumed))
         raise InputError(
             f"{where}: has too many conditions that it does not decide, such as {conditions[0]}; "
             "set the variables that they ask for in the script"
         )
-    return found
+    return result
 
 
 class Evaluation:
@@ -71,16 +71,16 @@ class Evaluation:
         self._nested += 1
         if self._nested > MOST_NESTED:
             raise InputError(f"{self._where}: calls itself more than {MOST_NESTED} times over; write the command out")
-        found = self._all(self._parse(text).children, paths)
+        result = self._all(self._parse(text).children, paths)
         self._nested -= 1
-        return found
+        return result
 
     def _all(self, nodes: Sequence[Node], paths: Sequence[Path]) -> list[Path]:
-        found = list(paths)
+        result = list(paths)
         for node in nodes:
             if node.is_named and node.type != "comment":
-                found = merged((q for p in found for q in ([p] if p.end else self._step(node, p))), self._where)
-        return found
+                result = merged((q for p in result for q in ([p] if p.end else self._step(node, p))), self._where)
+        return result
 
     def _step(self, node: Node, path: Path) -> list[Path]:
         """Where a path comes to after one statement."""
@@ -177,31 +177,31 @@ class Evaluation:
         conditions = [child for child in children[1:then] if child.is_named]
         body = [c for c in children[then + 1 :] if c.type not in ("elif_clause", "else_clause")]
         others = [c for c in children[then + 1 :] if c.type in ("elif_clause", "else_clause")]
-        found: list[Path] = []
+        result: list[Path] = []
         text = " ".join(conditions[-1].text.decode().split())
         for outcome, way in self._ways(text, self._verdict(conditions[-1], path), path):
             if outcome:
-                found += self._all(body, [way])
+                result += self._all(body, [way])
             elif node.type == "elif_clause":
-                found.append(replace(way, end="else"))
+                result.append(replace(way, end="else"))
             else:
-                found += self._otherwise(others, way)
-        return found
+                result += self._otherwise(others, way)
+        return result
 
     def _otherwise(self, clauses: Sequence[Node], path: Path) -> list[Path]:
         """Where a path comes to whose first condition does not hold."""
-        found, left = list[Path](), [path]
+        result, left = list[Path](), [path]
         for clause in clauses:
             ends = [q for p in left for q in self._step(clause, p)]
             left = [replace(q, end="") for q in ends if q.end == "else"]
-            found += [q for q in ends if q.end != "else"]
+            result += [q for q in ends if q.end != "else"]
             if clause.type == "else_clause":
-                return found
-        return found + left
+                return result
+        return result + left
 
     def _case(self, node: Node, path: Path) -> list[Path]:
         scope, subject = Scope(self._unknowns, path.variables), node.child_by_field_name("value")
-        text, left, found = scope.text(subject), [path], list[Path]()
+        text, left, result = scope.text(subject), [path], list[Path]()
         for item in (child for child in node.children if child.type == "case_item"):
             end = next(k for k, child in enumerate(item.children) if child.type == ")")
             patterns = [scope.text(child) for child in item.children[:end] if child.is_named]
@@ -213,9 +213,9 @@ class Evaluation:
                 verdict = YES if any(matches(text, pattern) for pattern in patterns) else NO
             condition = f"case {subject.text.decode()} in {'|'.join(patterns)}"
             ways = [way for p in left for way in self._ways(condition, verdict, p)]
-            found += self._all(item.children[end + 1 :], [way for outcome, way in ways if outcome])
+            result += self._all(item.children[end + 1 :], [way for outcome, way in ways if outcome])
             left = [way for outcome, way in ways if not outcome]
-        return found + left
+        return result + left
 
     def _list(self, node: Node, path: Path) -> list[Path]:
         """`a && b` and `a || b`: what follows a command runs after `&&`, and after `||` where it ends the script."""
@@ -226,13 +226,13 @@ class Evaluation:
             after = self._all([left], [path])
             ends = right.text.decode().split()[0] in ("exit", "return")
             return self._all([right], after) if operator.type == "&&" and not ends else after
-        found: list[Path] = []
+        result: list[Path] = []
         text = " ".join(left.text.decode().split())
         for outcome, way in self._ways(text, verdict, path):
             runs = outcome == (operator.type == "&&")
             inner = self._step(left, way) if left.type == "list" else [way]
-            found += self._all([right], inner) if runs else inner
-        return found
+            result += self._all([right], inner) if runs else inner
+        return result
 
     def _loop(self, node: Node, path: Path) -> list[Path]:
         body = node.child_by_field_name("body")
@@ -241,11 +241,11 @@ class Evaluation:
             name = node.child_by_field_name("variable").text.decode()
             words = [word for child in node.children_by_field_name("value") for word in scope.words(child)]
             if self._unknowns.first("".join(words)) is None and len(words) <= MOST_TURNS:
-                found = [path]
+                result = [path]
                 for word in words:
-                    turns = [replace(p, variables={**p.variables, name: word}) for p in found]
-                    found = self._all([body], turns)
-                return found
+                    turns = [replace(p, variables={**p.variables, name: word}) for p in result]
+                    result = self._all([body], turns)
+                return result
         elif node.type == "while_statement":
             conditions = node.children_by_field_name("condition")
             text = conditions[0].text.decode()
@@ -323,11 +323,11 @@ class Evaluation:
 
     def _inside(self, runner: list[str], scripts: Sequence[str], path: Path) -> list[Path]:
         """Scripts that a command runs elsewhere, whose commands have the runner's words before their own."""
-        found = []
+        result = []
         for end in self.script("\n".join(scripts), [replace(path, commands=())]):
             commands = tuple((*runner, *words) for words in end.commands)
-            found.append(replace(end, variables=path.variables, commands=(*path.commands, *commands), end=""))
-        return found
+            result.append(replace(end, variables=path.variables, commands=(*path.commands, *commands), end=""))
+        return result
 
     def _called(self, body: Node, words: Sequence[str], path: Path) -> list[Path]:
         self._nested += 1
@@ -336,11 +336,11 @@ class Evaluation:
         outer = {key: value for key, value in path.variables.items() if key.isdecimal() or key in "@#"}
         ends = self._all([body], [replace(path, variables={**path.variables, **_arguments(words[1:])})])
         self._nested -= 1
-        found = []
+        result = []
         for end in ends:
             after = {key: value for key, value in end.variables.items() if not key.isdecimal() and key not in "@#"}
-            found.append(replace(end, variables={**after, **outer}, end="" if end.end == "return" else end.end))
-        return found
+            result.append(replace(end, variables={**after, **outer}, end="" if end.end == "return" else end.end))
+        return result
 
 
 def _arguments(words: Sequence[str] | Value) -> dict[str, Value]:
@@ -351,5 +351,5 @@ def _arguments(words: Sequence[str] | Value) -> dict[str, Value]:
 
 def _all_of(node: Node, kind: str) -> list[Node]:
     """All nodes of a kind below one."""
-    inner = [found for child in node.children for found in _all_of(child, kind)]
+    inner = [result for child in node.children for result in _all_of(child, kind)]
     return [node, *inner] if node.type == kind else inner

@@ -43,7 +43,7 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
         values, notes, _ = _read(bare, unknowns)
         return Script(values, notes=tuple(notes))
     slurm = _slurm(text)
-    evaluation = Evaluation(lambda own: _tree(own, where), unknowns, where)
+    evaluation = Evaluation(lambda source: _tree(source, where), unknowns, where)
     try:
         paths = evaluation.script(text, [Path(_slurm_variables(slurm))])
     except RecursionError:
@@ -61,7 +61,7 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
             programs = " and ".join(" ".join(map(unknowns.shown, _split(words)[0][-2:])) for words in commands[:2])
             raise InputError(f"{where}: starts several runs ({programs}); keep the one that is meant")
     read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
-    notes = list(dict.fromkeys(note for path, _, own, _ in read for note in (*path.notes, *own)))
+    notes = list(dict.fromkeys(note for path, _, passed, _ in read for note in (*path.notes, *passed)))
     arguments = _agreed([(path, values) for path, values, _, _ in read])
     worlds = {_world(launcher, slurm) for *_, launcher in read}
     return Script(arguments, worlds.pop() if len(worlds) == 1 else None, tuple(notes))
@@ -136,22 +136,22 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _read(words: Sequence[str], unknowns: Unknowns) -> tuple[dict[str, Words], list[str], Sequence[str]]:
     """The arguments of a command, notes, and the launcher's words."""
     launcher, rest = _split(words)
-    found: dict[str, Words] = {}
+    result: dict[str, Words] = {}
     passed: list[Unknown] = []
     name = None
     for word in rest:
         unknown = unknowns.word(word)
         if match := _ARGUMENT.match(word):
             name = match[1].replace("_", "-")
-            found[name] = [] if match[2] is None else [unknowns.word(_bare(match[2]))]
-        elif is_open(word) and isinstance(unknown, Unknown) and (name is None or found[name]):
+            result[name] = [] if match[2] is None else [unknowns.word(_bare(match[2]))]
+        elif is_open(word) and isinstance(unknown, Unknown) and (name is None or result[name]):
             passed.append(unknown)
         elif name is not None:
-            found[name].append(unknown if isinstance(unknown, Unknown) else _bare(unknown))
-    notes = [f"not read: {own}, which {own.why}" for own in dict.fromkeys(passed)]
+            result[name].append(unknown if isinstance(unknown, Unknown) else _bare(unknown))
+    notes = [f"not read: {word}, which {word.why}" for word in dict.fromkeys(passed)]
     if not launcher:
-        launcher, found = words, {key: value for key, value in found.items() if key not in LAUNCH}
-    return found, notes, launcher
+        launcher, result = words, {key: value for key, value in result.items() if key not in LAUNCH}
+    return result, notes, launcher
 
 
 def _bare(word: str) -> str:
@@ -162,16 +162,16 @@ def _bare(word: str) -> str:
 def _agreed(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
     """The arguments in which all paths agree; others are not known, by the condition that divides the paths."""
     names = dict.fromkeys(name for _, values in read for name in values)
-    found: dict[str, Words] = {}
+    result: dict[str, Words] = {}
     for name in names:
         stated = [values.get(name) for _, values in read]
-        if all(own == stated[0] for own in stated):
-            found[name] = read[0][1][name]
+        if all(words == stated[0] for words in stated):
+            result[name] = read[0][1][name]
             continue
-        shown = dict.fromkeys("absent" if own is None else " ".join(map(str, own)) or "stated" for own in stated)
+        shown = dict.fromkeys("absent" if words is None else " ".join(map(str, words)) or "stated" for words in stated)
         why = f"depends on {_dividing(read, name)}, which the script does not decide"
-        found[name] = [Unknown(" or ".join(shown), why, undecided=True)]
-    return found
+        result[name] = [Unknown(" or ".join(shown), why, undecided=True)]
+    return result
 
 
 def _dividing(read: Sequence[tuple[Path, Mapping[str, Words]]], name: str) -> str:
@@ -179,8 +179,8 @@ def _dividing(read: Sequence[tuple[Path, Mapping[str, Words]]], name: str) -> st
     for text in dict.fromkeys(text for path, _ in read for text, _ in path.assumed):
         sides: dict[bool, list[Words | None]] = {True: [], False: []}
         for path, values in read:
-            for own, outcome in path.assumed:
-                if own == text:
+            for condition, outcome in path.assumed:
+                if condition == text:
                     sides[outcome].append(values.get(name))
         if sides[True] and sides[False] and sides[True] != sides[False]:
             return text
@@ -191,12 +191,12 @@ def _of_variables(paths: Sequence[Path], unknowns: Unknowns, where: str) -> Scri
     """The arguments that the variables of a script hold, where no command has any: what another script takes in."""
     values = [value for path in paths[:1] for value in path.variables.values()]
     words = [word for value in values for word in (value.split() if isinstance(value, str) else value)]
-    found, notes, _ = _read(words, unknowns)
-    if not found or not any(word.startswith("--") for word in words):
+    result, notes, _ = _read(words, unknowns)
+    if not result or not any(word.startswith("--") for word in words):
         raise InputError(f"{where}: has no argument --name value; give the script or the arguments of a training run")
     used = [name for name, value in paths[0].variables.items() if "--" in "".join(value)]
     notes.append(f"no command of a training run is there: the arguments are those of {', '.join(used)}")
-    return Script(found, None, tuple(notes))
+    return Script(result, None, tuple(notes))
 
 
 # ----------------------------------------------------------------------------- on how many GPUs
@@ -240,7 +240,7 @@ def _slurm_variables(options: Mapping[str, str]) -> dict[str, Value]:
 
 def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
     """The number of ranks that a launcher's words and Slurm's options state; None where they do not."""
-    found: dict[str, str] = dict(slurm)
+    result: dict[str, str] = dict(slurm)
     stated: set[str] = set()
     names = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--num-nodes": "--nnodes"}
     names |= {"--num-gpus": "--nproc-per-node"}
@@ -256,17 +256,17 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
             "--nnodes",
             "--nproc-per-node",
         ):
-            found[name] = value if equals else after
+            result[name] = value if equals else after
             stated.add(name)
     if {"--nnodes", "--nproc-per-node"} & stated:
-        nodes = found.get("--nnodes", slurm.get("--nodes", "1"))
-        each = _count(found["--nproc-per-node"]) if "--nproc-per-node" in stated else _per_node(found)
+        nodes = result.get("--nnodes", slurm.get("--nodes", "1"))
+        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in stated else _per_node(result)
         return _ranks(_count(nodes), each)
     if any(word.rpartition("/")[2] in ("mpirun", "mpiexec") for word in launcher):
-        return _count(found.get("--ntasks"))
-    if "--ntasks" in found and "--nodes" not in found:
-        return _count(found["--ntasks"])
-    return _ranks(_count(found.get("--nodes")), _per_node(found))
+        return _count(result.get("--ntasks"))
+    if "--ntasks" in result and "--nodes" not in result:
+        return _count(result["--ntasks"])
+    return _ranks(_count(result.get("--nodes")), _per_node(result))
 
 
 def _ranks(nodes: int | None, each: int | None) -> int | None:

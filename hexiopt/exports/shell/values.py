@@ -6,7 +6,7 @@ A text may hold what is not known, such as the output of a command: it stands th
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,15 +107,15 @@ class Scope:
 
     def _joined(self, node: Node) -> list[str]:
         """The words of parts that touch: values without quotes are split, and their ends stick to their neighbours."""
-        found = [""]
+        result = [""]
         for child in node.children:
             whole = child.type in ("expansion", "simple_expansion")
             value = self._expansion(child) if whole else self.text(child)
             text = value if isinstance(value, str) else " ".join(value)
             parts = re.split(r"\s+", text) if whole else [text]
-            found[-1] += parts[0]
-            found += parts[1:]
-        return [word for word in found if word]
+            result[-1] += parts[0]
+            result += parts[1:]
+        return [word for word in result if word]
 
     def _lone_array(self, node: Node) -> tuple[str, ...] | None:
         """The elements of an array that is all of a string: each is a word."""
@@ -152,18 +152,18 @@ class Scope:
 
     def _string(self, node: Node) -> str:
         """The text between double quotes, with spaces that stand between its parts."""
-        found, at, source = "", node.start_byte + 1, bytes(node.text)
+        result, at, source = "", node.start_byte + 1, bytes(node.text)
         for child in node.children:
             if child.type == '"':
                 continue
-            found += source[at - node.start_byte : child.start_byte - node.start_byte].decode()
+            result += source[at - node.start_byte : child.start_byte - node.start_byte].decode()
             if child.type == "string_content":
-                found += re.sub(r'\\(["\\$`\n])', lambda m: "" if m[1] == "\n" else m[1], child.text.decode())
+                result += re.sub(r'\\(["\\$`\n])', lambda m: "" if m[1] == "\n" else m[1], child.text.decode())
             else:
                 blanks = _BLANKS.match(child.text.decode())
-                found += ("" if blanks is None else blanks[0].replace("\\\n", "")) + self.text(child)
+                result += ("" if blanks is None else blanks[0].replace("\\\n", "")) + self.text(child)
             at = child.end_byte
-        return found + source[at - node.start_byte : len(source) - 1].decode()
+        return result + source[at - node.start_byte : len(source) - 1].decode()
 
     def _expansion(self, node: Node) -> Value:
         """The value of `$X` or `${...}`."""
@@ -194,7 +194,7 @@ class Scope:
 
     def _modified(self, node: Node, source: str, name: str, value: Value | None, rest: str) -> Value:
         """The value of `${X:-word}` and the like. A variable that the script does not set counts as not set."""
-        operator = next((own for own in (":-", ":=", ":+", ":?", "-", "=", "+", "?") if rest.startswith(own)), None)
+        operator = next((o for o in (":-", ":=", ":+", ":?", "-", "=", "+", "?") if rest.startswith(o)), None)
         first = self.unknowns.first(value if isinstance(value, str) else " ".join(value or ()))
         if operator is None or first is not None:
             return self.unknowns.mark(source, "is not followed" if first is None else f"has {first}, which {first.why}")
@@ -215,6 +215,8 @@ class Scope:
     def _unset(self, source: str, name: str) -> str:
         if name.isdecimal() or name in "@*#":
             return self.unknowns.mark(source, "is an argument of the script itself")
+        if name.startswith("SLURM_"):
+            return self.unknowns.mark(source, "is set by Slurm")
         return self.unknowns.mark(source, "is not set in the script" if name.isidentifier() else "is not known")
 
     # ------------------------------------------------------------------------- numbers and conditions
@@ -242,17 +244,20 @@ class Scope:
         return MAYBE if tokens else verdict
 
     def _either(self, tokens: list[Node | str]) -> int:
-        verdict = self._both(tokens)
-        while tokens and tokens[0] in ("||", "-o"):
-            tokens.pop(0)
-            verdict = max(verdict, self._both(tokens))
-        return verdict
+        return self._joint(tokens, ("||", "-o"), max, lambda left: self._joint(left, ("&&", "-a"), min, self._single))
 
-    def _both(self, tokens: list[Node | str]) -> int:
-        verdict = self._single(tokens)
-        while tokens and tokens[0] in ("&&", "-a"):
+    def _joint(
+        self,
+        tokens: list[Node | str],
+        operators: tuple[str, str],
+        pick: Callable[[int, int], int],
+        part: Callable[[list[Node | str]], int],
+    ) -> int:
+        """The verdict of parts that operators join, which are taken off `tokens`."""
+        verdict = part(tokens)
+        while tokens and tokens[0] in operators:
             tokens.pop(0)
-            verdict = min(verdict, self._single(tokens))
+            verdict = pick(verdict, part(tokens))
         return verdict
 
     def _single(self, tokens: list[Node | str]) -> int:

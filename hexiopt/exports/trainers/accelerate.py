@@ -23,7 +23,7 @@ from hexiopt.exports.layout import (
     uniform_tp,
     zero_stage,
 )
-from hexiopt.exports.settings import Settings, flat, script_notes, unknown_key
+from hexiopt.exports.settings import StatedSettings, flat, script_notes, unknown_key
 from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
 from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
@@ -134,7 +134,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if isinstance(own := data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
         twice = [key for key in own if f"fsdp_{key}" in own]
         data["fsdp_config"] = {key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in own.items()}
-    settings, model = Settings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
+    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
     for key in twice:
         settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
     for key in data:
@@ -184,7 +184,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     return sharded_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
 
 
-def _precision(settings: Settings) -> str:
+def _precision(settings: StatedSettings) -> str:
     default = "fp16" if "fp16" in settings and settings.flag("fp16", default=False) else "no"  # its name until 0.6
     precision = settings.word("mixed_precision", _PRECISIONS, default)
     if precision == "fp8":
@@ -193,7 +193,7 @@ def _precision(settings: Settings) -> str:
     return precision
 
 
-def _fsdp(settings: Settings, world: int) -> _Kind:
+def _fsdp(settings: StatedSettings, world: int) -> _Kind:
     version = settings.whole("fsdp_config.fsdp_version", 1)
     policy = "full" if settings.flag("fsdp_config.fsdp_activation_checkpointing", default=False) else "none"
     wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
@@ -221,17 +221,17 @@ def _fsdp(settings: Settings, world: int) -> _Kind:
     return _Kind(tp, sharding=stage, replicas=replicas, recompute=policy, notes=notes)
 
 
-def _ddp(settings: Settings, world: int) -> _Kind:
+def _ddp(settings: StatedSettings, world: int) -> _Kind:
     return _Kind(gradient_bytes=4)
 
 
-def _lone(settings: Settings, world: int) -> _Kind:
+def _lone(settings: StatedSettings, world: int) -> _Kind:
     if world != 1:
         settings.refuse_value("distributed_type", f"is of one GPU, not {world}; take MULTI_GPU, or num_processes 1")
     return _Kind(gradient_bytes=4)
 
 
-def _deepspeed(settings: Settings, world: int) -> _Kind:
+def _deepspeed(settings: StatedSettings, world: int) -> _Kind:
     stage = settings.whole("deepspeed_config.zero_stage", 2, at_least=0)
     if stage > 3:
         settings.refuse_value("deepspeed_config.zero_stage", "is not 0, 1, 2 or 3; take one")
@@ -239,7 +239,7 @@ def _deepspeed(settings: Settings, world: int) -> _Kind:
     return _Kind(sharding=stage, accumulation=settings.whole(steps) if steps in settings else None)
 
 
-def _megatron(settings: Settings, world: int) -> _Kind:
+def _megatron(settings: StatedSettings, world: int) -> _Kind:
     def name(key: str) -> str:
         return f"megatron_lm_config.megatron_lm_{key}"
 
@@ -256,7 +256,7 @@ def _megatron(settings: Settings, world: int) -> _Kind:
     )
 
 
-_KINDS: dict[str, Callable[[Settings, int], _Kind]] = {
+_KINDS: dict[str, Callable[[StatedSettings, int], _Kind]] = {
     "FSDP": _fsdp,
     "MULTI_GPU": _ddp,
     "NO": _lone,

@@ -12,7 +12,7 @@ from typing import Any
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
-from hexiopt.exports.settings import Settings, flat, script_notes
+from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import StatedJob, imported_job
 from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
@@ -82,7 +82,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = Settings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
+    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
     exported = any(name.startswith(f"{_OWN}.") for name in settings)
     stages = settings.whole("hexiopt.pipe", 1) if exported else 1
     of_tp = settings.stated("hexiopt.model", "tensor_parallel.autotp_size")
@@ -135,7 +135,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     )
 
 
-def _batch(settings: Settings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
+def _batch(settings: StatedSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
     """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs, where the batch tells it.
 
     Of the batch, the micro-batch and their number, DeepSpeed takes what is missing from the others
@@ -169,7 +169,7 @@ def _batch(settings: Settings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int
     return size, max(1, derived), None
 
 
-def _workload(settings: Settings, context: ImportContext) -> dict[str, Any]:
+def _workload(settings: StatedSettings, context: ImportContext) -> dict[str, Any]:
     """Precision and the width of gradients: by default they are kept and sent in the precision of the weights."""
     on = [
         precision

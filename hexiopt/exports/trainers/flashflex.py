@@ -10,7 +10,7 @@ from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
-from hexiopt.exports.settings import Settings, flat, script_notes
+from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_plan
 from hexiopt.ledger import Vocabulary
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -123,7 +123,7 @@ VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = Settings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("FlashFlex")
+    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("FlashFlex")
     degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
     if list(map(len, degrees)) != list(map(len, layers)):
         settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")
@@ -151,7 +151,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     return imported_plan(context, model, Plan(tuple(pipelines), schedule, Sharding(0)), workload, notes)
 
 
-def _check_machines(settings: Settings, context: ImportContext, degrees: list[list[int]]) -> None:
+def _check_machines(settings: StatedSettings, context: ImportContext, degrees: list[list[int]]) -> None:
     """Refuse ranks that stand on other machines than the file's, whose numbers are its own."""
     named = settings.get("devices_id")
     if named is None:
@@ -173,7 +173,7 @@ def _nested(named: Any) -> bool:
     )
 
 
-def _batch(settings: Settings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
+def _batch(settings: StatedSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
     """Micro-batches and sequences of each pipeline, and notes: arguments of the run, which the exporter states too."""
     keys = f"{_OWN}.chunks", f"{_OWN}.global_bsz_size"
     if not any(key in settings for key in keys):
@@ -192,7 +192,7 @@ def _fit(values: Any, count: int) -> bool:
     return isinstance(values, list) and len(values) == count and all(type(v) is int and v > 0 for v in values)
 
 
-def _lists(settings: Settings, key: str) -> list[list[int]]:
+def _lists(settings: StatedSettings, key: str) -> list[list[int]]:
     found = settings.get(key)
     if (
         isinstance(found, list)

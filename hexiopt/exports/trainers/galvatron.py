@@ -16,7 +16,7 @@ from hexiopt.exports.formats import (
     stage_name,
 )
 from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
-from hexiopt.exports.settings import Settings, flat, script_notes
+from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.ledger import Reason, Vocabulary
@@ -124,7 +124,7 @@ VOCABULARY = Vocabulary(
 
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = Settings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("Galvatron")
+    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("Galvatron")
     devices, of_ranks = context.ranks_of(None)
     stages = settings.whole("pp_deg")
     division = _numbers(settings, "pp_division", stages)
@@ -172,7 +172,7 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     return imported_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
 
 
-def _numbers(settings: Settings, key: str, count: int, default: int | None = None) -> list[int]:
+def _numbers(settings: StatedSettings, key: str, count: int, default: int | None = None) -> list[int]:
     """The `count` numbers in a text that commas divide."""
     if key not in settings and default is not None:
         settings.by_default(key, default)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
-from hexiopt.exports.settings import Settings, flat
+from hexiopt.exports.settings import StatedSettings, flat
 from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
 from hexiopt.exports.trainers.python_settings import python_settings
 from hexiopt.exports.trainers.torchtitan_vocabulary import VOCABULARY
@@ -117,7 +117,7 @@ class _Degrees:
         return self.replicate * self.shard
 
 
-def _degrees(settings: Settings, context: ImportContext) -> _Degrees:
+def _degrees(settings: StatedSettings, context: ImportContext) -> _Degrees:
     tp = settings.whole(_named(settings, "tensor_parallel_degree", "parallelism", "training"), 1)
     stages = settings.whole(_named(settings, "pipeline_parallel_degree", "parallelism", "experimental", "training"), 1)
     replicate = settings.whole(_named(settings, "data_parallel_replicate_degree", "parallelism", "training"), 1)
@@ -140,7 +140,7 @@ def _degrees(settings: Settings, context: ImportContext) -> _Degrees:
     return _Degrees(tp, stages, replicate, shard, world)
 
 
-def _batch(settings: Settings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
+def _batch(settings: StatedSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
     """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step where they are stated."""
     local = settings.whole(settings.stated("training.local_batch_size", "training.batch_size"), 8)
     batch = settings.whole("training.global_batch_size", -1)
@@ -157,29 +157,29 @@ def _batch(settings: Settings, degrees: _Degrees, num_parts: int) -> tuple[int, 
     return size, local // size, None
 
 
-def _named(settings: Settings, name: str, *tables: str) -> str:
+def _named(settings: StatedSettings, name: str, *tables: str) -> str:
     return settings.stated(*(f"{table}.{name}" for table in tables))
 
 
-def _settings(text: str, context: ImportContext) -> tuple[Settings, list[str] | None]:
+def _settings(text: str, context: ImportContext) -> tuple[StatedSettings, list[str] | None]:
     """The settings of a TOML file; or those of a Python configuration, and the functions elsewhere that it changes."""
     try:
         data, bases = tomllib.loads(text), None
     except (tomllib.TOMLDecodeError, RecursionError):
         data, bases = python_settings(text, context.where)
-    settings = Settings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
+    settings = StatedSettings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
     if not any(name.startswith(("parallelism.", "training.")) for name in settings):
         context.fail(f"assigns no ..._{_DEGREE}; give the configuration of a torchtitan run")
     return settings, bases
 
 
-def _schedule(settings: Settings) -> Schedule:
+def _schedule(settings: StatedSettings) -> Schedule:
     names = {"1F1B": ONE_F_ONE_B, "GPipe": GPIPE, "Interleaved1F1B": INTERLEAVED, "interleaved_1f1b": INTERLEAVED}
     key = _named(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
     return settings.word(key, names, "1F1B")
 
 
-def _parts(settings: Settings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
+def _parts(settings: StatedSettings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
     """The layers of each virtual stage: stated by module or by split point, or as torchtitan divides them.
 
     It counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives what is left
@@ -202,7 +202,7 @@ def _parts(settings: Settings, num_layers: int, stages: int, schedule: Schedule)
     return parts
 
 
-def _stated_parts(settings: Settings, num_layers: int) -> list[int] | None:
+def _stated_parts(settings: StatedSettings, num_layers: int) -> list[int] | None:
     key = "parallelism.module_fqns_per_model_part"
     if settings.get(key) is not None:
         modules = settings[key]
@@ -227,7 +227,7 @@ def _stated_parts(settings: Settings, num_layers: int) -> list[int] | None:
     return [b - a for a, b in pairwise(bounds)]
 
 
-def _micro_batch_size(settings: Settings, stages: int, num_parts: int, local: int) -> int:
+def _micro_batch_size(settings: StatedSettings, stages: int, num_parts: int, local: int) -> int:
     """Sequences of a micro-batch of a pipeline; earlier versions state how many there are, as many as stages if not."""
     key = _named(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
     current = "parallelism.pipeline_parallel_microbatch_size"
@@ -243,7 +243,7 @@ def _micro_batch_size(settings: Settings, stages: int, num_parts: int, local: in
     return max(1, size)
 
 
-def _recompute(settings: Settings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
+def _recompute(settings: StatedSettings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
     """The recompute policy and notes; what is recomputed by operator, the user's own choice replaces."""
     key, mode, option = (
         "activation_checkpoint",
@@ -273,7 +273,7 @@ def _recompute(settings: Settings, context: ImportContext, python: bool) -> tupl
     return BlockRecompute(own), [f"{said} is by operator, for which workload.recompute={own} is priced"]
 
 
-def _precision(settings: Settings, mixed: bool) -> tuple[str, list[str]]:
+def _precision(settings: StatedSettings, mixed: bool) -> tuple[str, list[str]]:
     """The precision and notes; `mixed`, whether the version trains the layout in mixed precision where asked to."""
     words = {"bfloat16": "bf16", "float32": "fp32"}
     precision, notes = settings.word("training.mixed_precision_param", words, "bfloat16"), list[str]()

@@ -39,7 +39,7 @@ def test_no_argument_has_two_places() -> None:
     values = (
         {name: ["2"] for name in CORE}
         | {"global-batch-size": ["64"]}
-        | {"max-position-embeddings": ["64"], "num-attention-heads": ["2"]}
+        | {"seq-length": ["64"], "max-position-embeddings": ["64"], "num-attention-heads": ["2"]}
     )
     arguments = MegatronArguments(context(), {**values, **{name: [] for name in known.harmless}})
     imported(arguments, context(), None)

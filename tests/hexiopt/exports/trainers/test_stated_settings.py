@@ -9,7 +9,7 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan
-from hexiopt.exports.settings import Settings, flat
+from hexiopt.exports.settings import StatedSettings, flat
 from hexiopt.exports.trainers.python_settings import Computed, python_settings
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.ledger import Vocabulary
@@ -37,9 +37,9 @@ def read(trainer: str, text: str, num_gpus: int = 8, **stated: Any) -> ImportedP
 # ----------------------------------------------------------------------------- settings
 
 
-def settings(values: dict[str, Any], known: frozenset[str] | None = None) -> Settings:
+def settings(values: dict[str, Any], known: frozenset[str] | None = None) -> StatedSettings:
     vocabulary = Vocabulary(frozenset({"log"}), {"offload": "is not modelled; leave it out"})
-    return Settings(asked(), values, vocabulary, known)
+    return StatedSettings(asked(), values, vocabulary, known)
 
 
 def test_tables_stay_tables() -> None:
