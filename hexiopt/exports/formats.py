@@ -1,6 +1,7 @@
 """What a trainer's and a launcher's format are, and how a format refuses a plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -52,6 +53,14 @@ class ImportContext:
     def fail(self, what: str) -> NoReturn:
         """Refuse the file: `what` ends in the remedy."""
         raise InputError(f"{self.where}: {what}")
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Where what is made of the file's values refuses them, the error names the file."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{self.where}: {error}") from None
 
     def stated_model(self, name: str) -> ModelSpec:
         """The model. Raises InputError where none is stated, since files of `name` do not hold one."""

@@ -110,7 +110,9 @@ def imported_layout(
 ) -> ImportedPlan:
     """The problem and the plan of a layout; see `imported_plan`."""
     schedule = ONE_F_ONE_B if schedule == INTERLEAVED and layout.num_chunks == 1 else schedule
-    return imported_plan(context, model, plan_of_layout(layout, schedule, sharding), workload, notes)
+    with context.blamed():
+        plan = plan_of_layout(layout, schedule, sharding)
+    return imported_plan(context, model, plan, workload, notes)
 
 
 def imported_plan(
@@ -122,7 +124,8 @@ def imported_plan(
     plan and of a problem do.
     """
     notes = list(notes)
-    stated, overrules = context.workload_of(**workload)
+    with context.blamed():
+        stated, overrules = context.workload_of(**workload)
     if stated.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
         plan = _with_batch(context, plan, stated.global_batch)
     chosen = {key: word for key in ("recompute", "schedule", "optimizer_sharding") if (word := _choice(context, key))}
@@ -136,7 +139,8 @@ def imported_plan(
     if chosen.get("optimizer_sharding", str(plan.sharding.stage)) != str(plan.sharding.stage):
         notes.append(context.overruled("optimizer_sharding", plan.sharding.stage))
         plan = replace(plan, sharding=replace(plan.sharding, stage=int(chosen["optimizer_sharding"])))
-    problem = Problem(context.cluster, model, stated, context.space)
+    with context.blamed():
+        problem = Problem(context.cluster, model, stated, context.space)
     return ImportedPlan(problem, plan, (*notes, *overrules))
 
 

@@ -60,6 +60,11 @@ def test_torchtitans_own_rule_gives_the_ends_fewer_layers() -> None:
     assert any("not read: compile.enable" in note for note in found.notes)
 
 
+def test_what_the_gpus_lack_is_refused_with_the_name_of_the_file() -> None:
+    with pytest.raises(InputError, match=r"newer\.toml: workload: precision: fp8 is not supported by a100_80gb_sxm"):
+        torchtitan("newer", TITAN / "a100_64.yaml")
+
+
 def test_offload_and_values_left_to_the_script_are_refused_in_one_line() -> None:
     with pytest.raises(InputError) as error:
         layout("deepspeed_accelerate/ds_zero3_offload.json", "deepspeed", SPEED / "cluster.yaml", LLAMA_8B)
