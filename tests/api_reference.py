@@ -1,6 +1,7 @@
-"""Generates the reference of the Python API, two pages of `docs/`, from docstrings: `python -m tests.api_reference`.
+"""Generates the reference of the Python API, two pages of `docs/`, from docstrings, and the table of baselines from
+their published spaces: `python -m tests.api_reference`.
 
-`tests/hexiopt/toolkit/test_reference.py` checks that the page is current and that every public name is described.
+`tests/hexiopt/toolkit/test_reference.py` checks that the pages are current and that every public name is described.
 """
 
 import inspect
@@ -14,6 +15,9 @@ from typing import Any
 
 import hexiopt
 from hexiopt import plot, testing
+from solvers.baselines._frame import Baseline
+from solvers.baselines._published_space import markdown_table
+from solvers.registry import names, solver_class
 
 DOCS = Path(__file__).parent.parent / "docs"
 CALLS, OBJECTS = DOCS / "api.md", DOCS / "api_objects.md"
@@ -57,9 +61,9 @@ def pages() -> dict[Path, str]:
 
 
 def _described(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for title, names in parts.items():
+    for title, own in parts.items():
         yield f"## {title}\n"
-        for name in names:
+        for name in own:
             yield from _entry(f"hexiopt.{name}", getattr(hexiopt, name))
 
 
@@ -126,7 +130,24 @@ def _doc(value: ModuleType | type | Any) -> str:
     return (inspect.getdoc(value) or "").strip()
 
 
+BASELINES = DOCS / "baselines.md"
+
+
+def baselines_page() -> str:
+    """The page on baselines, its table written from their spaces."""
+    spaces = {}
+    for name in names(lambda able: able.kind == "baseline"):
+        found = solver_class(name)
+        assert isinstance(found, type)
+        assert issubclass(found, Baseline)
+        spaces[name] = found.space
+    lines = BASELINES.read_text(encoding="utf-8").splitlines()
+    own = [k for k, line in enumerate(lines) if line.startswith("| ")]
+    table = markdown_table(spaces).splitlines()
+    return "\n".join([*lines[: own[0]], *table, *lines[own[-1] + 1 :]]) + "\n"
+
+
 if __name__ == "__main__":
-    for path, text in pages().items():
+    for path, text in {**pages(), BASELINES: baselines_page()}.items():
         path.write_text(text, encoding="utf-8")
         print(path, file=sys.stderr)

@@ -1,7 +1,12 @@
 """The code of the pages on how to add a schedule and a baseline does what they say."""
 
+import os
 import random
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,3 +52,62 @@ def test_a_baseline_of_the_page_is_fair_to_its_space() -> None:
     assert len(drawn) >= 10
     pricer = PlanPricer(problem)
     assert result.objective <= 1.02 * min(pricer.price(plan).objective for plan in drawn)
+
+
+def house(folder: Path) -> Path:
+    """A copy of the project."""
+    kept = ("hexiopt", "solvers", "experiments", "runtime", "conf", "docs", "tests")
+    for name in kept:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    return folder
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, old
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def code_of(page: str) -> str:
+    [block] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return str(block)
+
+
+def passes(folder: Path, *tests: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    own = {**os.environ, "PYTHONPATH": str(folder)}
+    ran = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
+
+
+@pytest.mark.slow
+def test_tests_stay_green_with_the_schedule_of_the_page(tmp_path: Path) -> None:
+    """Those that are parametrised over all schedules, or rest on what schedules state."""
+    folder = house(tmp_path)
+    (folder / "hexiopt" / "schedules" / "eager.py").write_text(code_of("add_a_schedule.md"))
+    registry = folder / "hexiopt" / "schedules" / "registry.py"
+    changed(registry, "(GPIPE, ONE_F_ONE_B, INTERLEAVED)\n", "(GPIPE, ONE_F_ONE_B, INTERLEAVED, Eager())\n")
+    first = "from hexiopt.schedules.gpipe import GPipe\n"
+    changed(registry, first, "from hexiopt.schedules.eager import Eager\n" + first)
+    schedules = ("tests/hexiopt/schedules", "tests/hexiopt/plan/test_every_stage_type.py", "tests/hexiopt/bounds")
+    passes(folder, *schedules, "tests/solvers/baselines/test_published_space.py", "tests/hexiopt/problem/test_space.py")
+
+
+@pytest.mark.slow
+def test_tests_stay_green_with_the_baseline_of_the_page(tmp_path: Path) -> None:
+    folder = house(tmp_path)
+    (folder / "solvers" / "baselines" / "zero_3.py").write_text(code_of("add_a_baseline.md"))
+    first = '    "hexiseq": '
+    row = '    "zero_3": "solvers.baselines.zero_3:ZeroThree",\n'
+    assert row in (ROOT / "docs" / "add_a_baseline.md").read_text(encoding="utf-8")
+    changed(folder / "solvers" / "registry.py", first, row + first)
+    with (folder / "docs" / "baselines.md").open("a") as page:
+        page.write("\n**`zero_3`** has no planner.\n")
+    changed(folder / "docs" / "solvers.md", "| `fsdp` |", "| `zero_3` | ZeRO-3 |\n| `fsdp` |")
+    own = {**os.environ, "PYTHONPATH": str(folder)}
+    subprocess.run([sys.executable, "-m", "tests.api_reference"], cwd=folder, env=own, check=True)
+    tests = ("tests/solvers/baselines/test_published_space.py", "tests/experiments/test_documents.py")
+    passes(folder, *tests, "tests/hexiopt/toolkit/test_reference.py", "tests/solvers/test_registry.py")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
+from hexiopt.reading import whole_in
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import PipelineGroup
 from solvers.core.search import Search
@@ -17,6 +18,9 @@ class Symmetric(SearchSolver):
     max_tp: int = 8  # solver.max_tp=4 on the command line
 
     name = "mine"
+
+    def __post_init__(self) -> None:
+        whole_in(self.max_tp, "solver.max_tp", at_least=1, at_most=1024)  # solver.max_tp=-3 is refused in one line
 
     def search(self, run: Search, rng: Random) -> None:
         completer, problem = PlanCompleter(run.pricer), run.problem

@@ -46,7 +46,10 @@ _LISTED, _SHIFTED = 0.35, 0.5  # shares of the time limit: when all is listed, a
 
 
 class Amp(Baseline):
-    """Searches all degrees, micro-batch sizes and orders of machines, each with its best layers."""
+    """AMP (NeurIPS 2022): degrees, micro-batch size and layers of alike pipelines.
+
+    Searches all degrees, micro-batch sizes and orders of machines, each with its best layers.
+    """
 
     name = "amp"
     space = PublishedSpace(schedules=(ONE_F_ONE_B,), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)

@@ -25,7 +25,7 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Pricer
 from solvers.baselines._frame import Baseline, PlanCandidate
@@ -53,11 +53,14 @@ class _Passes:
 
 
 class Fsdp(Baseline):
-    """Tries all subsets of machines, sharding strategies, micro-batch sizes and recompute policies."""
+    """FSDP (VLDB 2023): sharded data parallelism over the GPUs of any machines.
+
+    Tries all subsets of machines, sharding strategies, micro-batch sizes and recompute policies.
+    """
 
     name = "fsdp"
     space = PublishedSpace(
-        schedules=SCHEDULES,
+        schedules=(GPIPE, ONE_F_ONE_B, INTERLEAVED),
         sharding=STRATEGIES,
         pipelines=SINGLE_STAGES,
         tp=NO_TP,

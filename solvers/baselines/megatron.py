@@ -89,7 +89,10 @@ def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
 
 
 class Megatron(Baseline):
-    """Opens grids in the order of a lower bound; within a grid, every choice is estimated."""
+    """Megatron-LM (SC 2021) as an engineer tunes it: grids, interleaving, end stages and block recompute.
+
+    Opens grids in the order of a lower bound; within a grid, every choice is estimated.
+    """
 
     name = "megatron"
     space = PublishedSpace(

@@ -88,7 +88,10 @@ def _has_equal_units(problem: Problem, plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Sailor(MoneyBaseline):
-    """Opens shapes in the order of a lower bound; every placement of a shape is estimated."""
+    """Sailor (SOSP 2025): devices, types and degrees of every replica.
+
+    Opens shapes in the order of a lower bound; every placement of a shape is estimated.
+    """
 
     name = "sailor"
     space = PublishedSpace(

@@ -35,7 +35,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SHARDING_STAGES
 from hexiopt.schedules.in_flight import most_in_flight
-from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
@@ -68,7 +68,7 @@ def _are_symmetric(_: Problem, plan: Plan) -> bool:
 
 
 _SPACE = PublishedSpace(
-    schedules=SCHEDULES,
+    schedules=(GPIPE, ONE_F_ONE_B, INTERLEAVED),
     sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
     stages=Rule(
         "a symmetric sequence layout",
@@ -177,7 +177,7 @@ class SymmetricLayouts(Baseline):
 
 
 class RingLayouts(SymmetricLayouts):
-    """Context parallelism alone: every device is a group."""
+    """Ring Attention (2310.01889): context parallelism alone, every device a group."""
 
     name = "ring"
     space = replace(_SPACE, tp=_RING)
@@ -188,7 +188,7 @@ class RingLayouts(SymmetricLayouts):
 
 
 class UlyssesLayouts(SymmetricLayouts):
-    """Head parallelism alone: one group."""
+    """Ulysses (2309.14509): head parallelism alone, one group."""
 
     name = "ulysses"
     space = replace(_SPACE, tp=_ALL_TO_ALL)
@@ -199,7 +199,7 @@ class UlyssesLayouts(SymmetricLayouts):
 
 
 class UspLayouts(SymmetricLayouts):
-    """Context and head parallelism together."""
+    """USP (2405.07719): context and head parallelism together."""
 
     name = "usp"
 

@@ -43,7 +43,10 @@ _EFFORT_S = 20.0  # most deterministic seconds of one program
 
 
 class CpSat(SearchSolver):
-    """The best plan and a lower bound. Steps: the portfolio's, plans priced, and CP-SAT models solved."""
+    """The portfolio's plan and a lower bound by constraint programming (OR-Tools).
+
+    Steps: the portfolio's, plans priced, and CP-SAT models solved.
+    """
 
     name = "cp_sat"
     capabilities = Capabilities(kind="oracle", cores=2)

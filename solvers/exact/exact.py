@@ -14,7 +14,9 @@ _WARM_SHARE, _WARM_S = 0.15, 4.0  # share of the time limit for the portfolio's 
 
 @dataclass(frozen=True)
 class Exact(SearchSolver):
-    """The best plan, and a proof of its distance to the optimum. Steps are the portfolio's, and usages, cases and plans
+    """The portfolio's plan, with a proof that it is the best of all, or of how far it is from that.
+
+    Steps are the portfolio's, and usages, cases and plans
     examined.
 
     `gap`: stop at a plan proved to be within this fraction of the best; 0 stops at none but a proved optimum.

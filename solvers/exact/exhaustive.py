@@ -49,7 +49,10 @@ _SLACK = 1e-9  # of a step time, for rounding
 
 
 class Exhaustive(SearchSolver):
-    """Examines every plan; a step is one plan priced."""
+    """Every plan of a small problem, but for those that a bound rules out.
+
+    A step is one plan priced.
+    """
 
     name = "exhaustive"
     capabilities = Capabilities(kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS)

@@ -385,7 +385,9 @@ def shape_partitions(search: Search, should_continue: Callable[[], bool] | None 
 
 
 class Shapes(SearchSolver):
-    """Prices the rounded linear programmes; a step is one partition.
+    """Shapes of pipelines by linear programmes over what machines of each kind can form.
+
+    Prices the rounded linear programmes; a step is one partition.
 
     Where the plan space allows none of them, the first rule-based or random partition that fits is the result.
     """

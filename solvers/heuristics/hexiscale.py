@@ -385,7 +385,9 @@ def _groups(block: list[int], degrees: tuple[int, ...]) -> list[DeviceGroup]:
 
 @dataclass(frozen=True)
 class HexiScale(Phases, SearchSolver):
-    """Iterates the two phases until the budget is spent; a step is one pass of both phases.
+    """HexiScale's two phases: a graph partition of the devices, then a plan for each part.
+
+    Iterates the two phases until the budget is spent; a step is one pass of both phases.
 
     For ablations, each part can be turned off. Without `partition`, the GPUs of each pipeline are drawn at random.
     Without `construction`, the GPUs of a pipeline in one machine become as few stages as TP allows, in the order of the

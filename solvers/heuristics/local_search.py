@@ -287,7 +287,9 @@ def improve(
 
 
 class LocalSearch(SearchSolver):
-    """`local_search`: rule-based partitions are annealed and the best plan hill-climbed; a step is one partition or
+    """Simulated annealing and hill climbing from rule-based partitions.
+
+    Rule-based partitions are annealed and the best plan hill-climbed; a step is one partition or
     move.
     """
 

@@ -94,7 +94,10 @@ def _regular(problem: Problem, rng: random.Random) -> Partition | None:
 
 
 class RandomPartition(SearchSolver):
-    """Draws random partitions until the budget is spent, and keeps the best; a step is one draw."""
+    """Random partitions of the devices, the best of them kept: what any search should beat.
+
+    A step is one draw.
+    """
 
     name = "random"
 

@@ -36,7 +36,9 @@ _COUNTED = 2  # members where steps are limited
 
 @dataclass(frozen=True)
 class Portfolio(SearchSolver):
-    """The best plan of all members, which share the steps equally.
+    """The default: several searches side by side, the best plan of all, and a proof where the problem is small.
+
+    Members share the steps equally.
 
     `gap`: stop at a plan proved to be within this fraction of the best; 0 stops at none but a proved optimum.
     """

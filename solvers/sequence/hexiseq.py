@@ -19,7 +19,9 @@ from solvers.sequence.planning import SequencePlanner, search_shapes
 
 @dataclass(frozen=True)
 class HexiSeq(SearchSolver):
-    """`uneven_tokens`, `uneven_heads` and `uneven_groups` allow uneven layouts; False removes that freedom. `order` of
+    """HexiSeq: uneven sequence layouts, with pipelines and data parallelism.
+
+    `uneven_tokens`, `uneven_heads` and `uneven_groups` allow uneven layouts; False removes that freedom. `order` of
     the tokens is `contiguous`, `zigzag`, or the `best` of both. A step is one plan priced.
 
     Raises InputError for any other order.

@@ -65,7 +65,10 @@ def random_shape(problem: Problem, rng: random.Random) -> SequenceShape | None:
 
 
 class SequenceRandom(SearchSolver):
-    """Draws shapes until the budget is spent; a step is one draw."""
+    """Random sequence layouts, the best of them kept: what any search for them should beat.
+
+    Draws shapes until the budget is spent; a step is one draw.
+    """
 
     name = "sequence_random"
     capabilities = Capabilities(sequence="only")

@@ -207,6 +207,18 @@ def test_wrong_sources_are_one_line(problem: hexiopt.Problem) -> None:
 
 
 def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path / "site", "corsair", "class Portfolio: ...", portfolio="Portfolio", mine="Portfolio")
+    install(
+        monkeypatch, tmp_path / "site", "corsair", "class Portfolio: ...", portfolio="Portfolio", a_rival="Portfolio"
+    )
     assert plugins.declared()["portfolio"] == BUILT_IN["portfolio"]
-    assert plugins.declared()["mine"] == "corsair:Portfolio"
+    assert plugins.declared()["a_rival"] == "corsair:Portfolio"
+
+
+def test_each_solver_says_in_one_line_what_it_is() -> None:
+    said = {name: info.description for name, info in api.solvers().items() if name in BUILT_IN}
+    assert len(set(said.values())) == len(BUILT_IN)
+    for name, text in said.items():
+        assert len(text) <= 110, name
+        assert "\n" not in text, name
+        assert text.endswith("."), name
+        assert not re.search(r"\bsteps?\b|\bruns?\b", text), f"{name}: what it does in a step is not what it is"

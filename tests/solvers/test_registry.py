@@ -40,9 +40,11 @@ def test_an_old_name_still_serves_and_says_so() -> None:
 
 
 def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path / "site", "pirate", "class Portfolio: ...", portfolio="Portfolio", mine="Portfolio")
+    install(
+        monkeypatch, tmp_path / "site", "pirate", "class Portfolio: ...", portfolio="Portfolio", a_rival="Portfolio"
+    )
     assert registry.known()["portfolio"] == registry.BUILT_IN["portfolio"]
-    assert registry.known()["mine"] == "pirate:Portfolio"
+    assert registry.known()["a_rival"] == "pirate:Portfolio"
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,9 @@ def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_a_broken_package_is_bad_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, said: str) -> None:
-    install(monkeypatch, tmp_path / "site", "broken", code, mine="Mine")
+    install(monkeypatch, tmp_path / "site", "broken", code, a_rival="Mine")
     with pytest.raises(InputError) as caught:
-        registry.make_solver("mine")
-    assert str(caught.value).startswith("solver: mine: broken:Mine ")
+        registry.make_solver("a_rival")
+    assert str(caught.value).startswith("solver: a_rival: broken:Mine ")
     assert said in str(caught.value)
     assert registry.make_solver("random").name == "random"

@@ -53,7 +53,10 @@ def _has_stages_of_one_type(problem: Problem, plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Espresso(MoneyBaseline):
-    """Opens allocations in the order of a lower bound, area by area from the smallest, and places their stages."""
+    """Espresso (INFOCOM 2025): stages of one GPU type each, for least money or time.
+
+    Opens allocations in the order of a lower bound, area by area from the smallest, and places their stages.
+    """
 
     name = "espresso"
     space = PublishedSpace(

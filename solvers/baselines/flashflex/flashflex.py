@@ -88,7 +88,10 @@ _RELEASED_SPACE = replace(
 
 @dataclass(frozen=True)
 class FlashFlex(Baseline):
-    """Partitions the GPUs repeatedly. `defects` is `as_published` or `as_released`; raises InputError for others."""
+    """FlashFlex (2409.01143): unequal pipelines by graph partitions.
+
+    Partitions the GPUs repeatedly. `defects` is `as_published` or `as_released`; raises InputError for others.
+    """
 
     defects: str = PUBLISHED
 

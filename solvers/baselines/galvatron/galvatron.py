@@ -92,8 +92,11 @@ FULL_WHERE_PLANNED = Rule("full where memory asks", "", lambda *_: True)
 
 
 class Galvatron(Baseline):
-    """Searches degrees, micro-batches, sharding and layers for every set of machines, and the best in every order of
-    these."""
+    """Galvatron (2211.13878): degrees, sharding and recompute, planned for the slowest GPU.
+
+    Searches degrees, micro-batches, sharding and layers for every set of machines, and the best in every order of
+    these.
+    """
 
     name = "galvatron"
     space = PublishedSpace(

@@ -36,7 +36,7 @@ _WIDER = 1.5  # changes of the best plan whose quick estimate is this much above
 
 
 class MetisAtc24(Baseline):
-    """What the planner finds."""
+    """Metis (ATC 2024): device groups by GPU type, samples by speed."""
 
     name = "metis_atc24"
     space = SPACE

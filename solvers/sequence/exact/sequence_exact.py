@@ -341,7 +341,9 @@ MOST_DEVICES = 6
 
 @dataclass(frozen=True)
 class SequenceExact(SearchSolver):
-    """`resolution`: quanta per sequence, a divisor of its length; None takes the largest up to 16 for which a quantum
+    """Sequence layouts of a small problem, proved optimal on a grid of tokens.
+
+    `resolution`: quanta per sequence, a divisor of its length; None takes the largest up to 16 for which a quantum
     has an even number of tokens. A step is one CP-SAT model solved.
     """
 

@@ -109,7 +109,9 @@ def test_one_device_meets_the_raised_bound() -> None:
     """One GPU with all the layers and a large LM head: the program finds its time, and does not pass it."""
     model = replace(MODEL, vocab_size=32_000)
     problem = replace(
-        two_kinds(global_batch=16, recompute="none"), model=model, space=Space(exclude=("b",), max_micro_batch_size=1)
+        two_kinds(global_batch=16, recompute="none", schedule="1f1b"),
+        model=model,
+        space=Space(exclude=("b",), max_micro_batch_size=1),
     )
     pricer = PlanPricer(problem)
     step_s = pricer.price(Plan((Pipeline((Stage.of((0,), 0, 8),), 16),))).step_time_s
@@ -131,7 +133,7 @@ def test_memory_raises_the_bound() -> None:
 
 def test_a_clock_alone_decides_how_far_the_bound_is_raised() -> None:
     """Of a clock that counts its readings, equal limits give equal bounds, and longer ones none that are lower."""
-    model, found = PlanPricer(two_kinds(global_batch=16, recompute="none")), []
+    model, found = PlanPricer(two_kinds(global_batch=16, recompute="none", schedule="1f1b")), []
     for readings in (0, 40, 40, 4000):
         counted = itertools.count()
         found.append(lower_bound_s(model, float(readings), lambda counted=counted: float(next(counted))))  # type: ignore[misc]

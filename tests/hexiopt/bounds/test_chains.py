@@ -23,6 +23,7 @@ from hexiopt.schedules.schedule import BoundTerms
 from tests.solvers.problems import TINY
 
 LAYERS = 4
+BOUNDED = tuple(schedule for schedule in SCHEDULES if schedule.bounded)
 
 
 def types_of(bandwidth_gb_per_s: float, sharding: str) -> StageTypes:
@@ -143,7 +144,7 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
     box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
     wanted, chains = (
         np.array([np.inf]),
-        Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, m if late_of(types) else None)),
+        Chains(types, ScheduleFamily(BOUNDED, 1, 1, 1, LAYERS, m if late_of(types) else None)),
     )
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
@@ -179,7 +180,7 @@ def test_no_chain_of_a_wide_box_processes_more(
     low_s, high_s, high_m = 0.2 * step_s, step_s, low_m + more
     most = max(m / every_price(types, prices, step_s, m, low_s, high_s) for m in range(low_m, high_m + 1))
     box = Boxes(*(np.array([float(x)]) for x in (low_m, high_m, low_s, high_s)))
-    chains = Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, low_m if late_of(types) else None))
+    chains = Chains(types, ScheduleFamily(BOUNDED, 1, 1, 1, LAYERS, low_m if late_of(types) else None))
     target = max(most, 1e-3) / wanted_share
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     for multipliers in (weights, None):
@@ -196,7 +197,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
         prices = some._replace(longest=np.ones_like(some.longest))
         step_s = 20 * LAYERS * float(types.layer_s.max())
         box = Boxes(*(np.array([x]) for x in (8.0, 8.0, 0.0, step_s)))
-        chains = Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS))
+        chains = Chains(types, ScheduleFamily(BOUNDED, 1, 1, 1, LAYERS))
         least.append(chains.least_price(prices, step_s, box, np.array([np.inf]), np.zeros((1, 1)))[0][0])
     assert least[1] > 1.1 * least[0]
 
@@ -206,7 +207,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
 def test_a_program_is_worth_what_its_columns_process(rate: float, aligned: int | None) -> None:
     """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
     types = TYPES[rate, "1" if aligned is None else "2"]
-    columns, chains = BoundColumns(types, aligned), Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, aligned))
+    columns, chains = BoundColumns(types, aligned), Chains(types, ScheduleFamily(BOUNDED, 1, 1, 1, LAYERS, aligned))
     step_s = 40 * LAYERS * float(types.layer_s.min())
     counts = np.array([1.0, 4.0, 16.0, 64.0] if aligned is None else [float(aligned)])
     boxes = Boxes.grid(counts, np.linspace(0.0, step_s, 5))

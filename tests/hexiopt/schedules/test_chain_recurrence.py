@@ -26,17 +26,18 @@ from tests.timing import within
 Times = tuple[list[float], list[float], list[float], list[float]]
 
 
+def stated_order(schedule: Schedule, stage: int, num_stages: int, num_micro_batches: int) -> list[tuple[str, int]]:
+    """What a stage runs, forwards and backwards of micro-batches, as its schedule states it."""
+    letters = {OperationKind.FORWARD: "f", OperationKind.BACKWARD: "b"}
+    order = operations(schedule, StagePosition(stage, num_stages, num_micro_batches))
+    return [(letters[one.kind], one.micro_batch) for one in order]
+
+
 def plain(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
     """When each stage ends: the longest path through all operations and messages, none left out."""
     forward, backward, ahead, back = times
     p, m = len(forward), num_micro_batches
-    orders = []
-    for i in range(p):
-        warm_up = m if schedule == GPIPE else min(m, p - 1 - i)
-        order = [("f", k) for k in range(warm_up)]
-        for k in range(m):
-            order += [("f", warm_up + k)] * (warm_up + k < m) + [("b", k)]
-        orders.append(order)
+    orders = [stated_order(schedule, i, p, m) for i in range(p)]
     came: dict[tuple[str, int, int], float] = {("f", 0, k): 0.0 for k in range(m)}
     ends, at = [0.0] * p, [0] * p
     link = {("f", i): 0.0 for i in range(p)} | {("b", i): 0.0 for i in range(p)}
@@ -125,6 +126,17 @@ def test_every_stage_ends_when_the_event_simulation_says(
 @given(times=step_times(), num_micro_batches=COUNTS)
 def test_every_stage_ends_at_its_longest_path(schedule: Schedule, times: Times, num_micro_batches: int) -> None:
     assert same(of(schedule, times, num_micro_batches), plain(schedule, times, num_micro_batches))
+
+
+@given(stage=st.integers(0, 9), after=st.integers(0, 9), num_micro_batches=st.integers(1, 60))
+def test_the_orders_of_two_are_as_written_here(stage: int, after: int, num_micro_batches: int) -> None:
+    """GPipe runs all forwards first, 1F1B as many as there are stages after this one."""
+    for schedule in (GPIPE, ONE_F_ONE_B):
+        warm_up = num_micro_batches if schedule == GPIPE else min(num_micro_batches, after)
+        order = [("f", k) for k in range(warm_up)]
+        for k in range(num_micro_batches):
+            order += [("f", warm_up + k)] * (warm_up + k < num_micro_batches) + [("b", k)]
+        assert stated_order(schedule, stage, stage + 1 + after, num_micro_batches) == order
 
 
 def test_two_stages_by_hand() -> None:

@@ -9,10 +9,9 @@ from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
 from solvers.baselines import _published_space as columns
-from solvers.baselines._frame import Baseline
-from solvers.baselines._published_space import PublishedSpace, markdown_table
-from solvers.registry import names, solver_class
-from tests.conftest import ROOT
+from solvers.baselines._published_space import PublishedSpace
+from solvers.registry import names
+from tests import api_reference
 from tests.solvers import problems
 
 
@@ -71,13 +70,6 @@ def test_every_column_is_tried() -> None:
 
 
 def test_the_documents_hold_the_table() -> None:
-    """`markdown_table` writes it; copy what this test shows into docs/baselines.md after a change of a space."""
-    spaces = {}
-    for name in names(lambda able: able.kind == "baseline"):
-        found = solver_class(name)
-        assert isinstance(found, type)
-        assert issubclass(found, Baseline)
-        spaces[name] = found.space
-    text = (ROOT / "docs" / "baselines.md").read_text()
-    assert markdown_table(spaces) in text
-    assert all(f"**`{name}`**" in text for name in spaces)
+    text = api_reference.BASELINES.read_text(encoding="utf-8")
+    assert text == api_reference.baselines_page(), "run make reference"
+    assert all(f"**`{name}`**" in text for name in names(lambda able: able.kind == "baseline"))
