@@ -167,7 +167,7 @@ def _replanned(
             continue
         if dropped:
             keys = " and ".join(f"constraints.{key}={getattr(problem.space, key)}" for key in dropped)
-            job.show(f"Note: planned without {keys}: {_one_line(why)}.")
+            job.show(f"Note: planned without {keys}: {_one_line(why).partition(';')[0]}.")
         show_plan(job, left, best.plan, best.cost, best.plan.solver)
         job.show("", replanned_table(found))
         return path
