@@ -239,7 +239,8 @@ def _how_to_resume(run: "TrainingRun", session: "Session") -> str:
     last = written[-1] if written else run.resume
     at = f"at step {session.steps[-1].step}" if session.steps else "before the first step"
     if last is None:
-        return f"{at}, before the first checkpoint (train.checkpoint_every={run.settings.checkpoint_every})"
+        first = f", before the first checkpoint (train.checkpoint_every={run.settings.checkpoint_every})"
+        return at + (first if session.steps else "")
     return f"{at}; resume with {typed('train.resume', last)}"
 
 
