@@ -77,9 +77,8 @@ class DatasetRows:
     def _opened(self) -> Any:
         from datasets import load_dataset  # only here, as few have it
 
-        for name in ("datasets", "huggingface_hub"):  # they log every attempt; the error says it all
+        for name in ("datasets", "huggingface_hub", "httpx", "httpx2"):  # log every attempt; the error says it all
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        logging.getLogger("httpx").disabled = True  # whose level they set
         if not self._files:
             return load_dataset(self._source.removeprefix(HUB), self._subset, split=self._split, streaming=True)
         files = {"train": [str(path) for path in self._files]}

@@ -138,7 +138,7 @@ def test_the_table_names_what_a_change_is_taken_to_cost(hexiopt: Run, tmp_path: 
     for stated, foot in (
         (
             (),
-            "takes 120 s more, and a machine reads a checkpoint at 2 GB/s, or as fast as its network where that is less",
+            "takes 120 s more, and a machine reads a checkpoint at 2 GB/s, or as fast as its network where that",
         ),
         (
             ("replan.restart_s=7", "replan.checkpoint_gb_per_s=null"),
