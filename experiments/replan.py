@@ -16,7 +16,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
-from hexiopt.toolkit.replan.changes import changed
+from hexiopt.toolkit.replan.changes import changed, relaxations
 from hexiopt.toolkit.replan.replanning import NoReplacementError, Replanning, replacements
 from hexiopt.toolkit.solution import PlacedPlan
 
@@ -62,7 +62,9 @@ def replanned(
             before, problem, search, job.budget, steps, config.restart_s, config.checkpoint_gb_per_s, restores=restores
         )
     except NoReplacementError as error:
-        raise NoPlanError(str(error)) from None
+        lifted = " ".join(f"constraints.{name}=null" for name in relaxations(problem.space)[-1][1])
+        hint = f"; lift what was asked of the plan before: {lifted}" if lifted else ""
+        raise NoPlanError(f"{error}{hint}") from None
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def _replanned(
             continue
         if dropped:
             keys = " and ".join(f"constraints.{key}={getattr(problem.space, key)}" for key in dropped)
-            job.show(f"Note: planned without {keys}: {_one_line(why)}.")
+            job.show(f"Note: planned without {keys}: {_one_line(why).partition(';')[0]}.")
         show_plan(job, left, best.plan, best.cost, best.plan.solver)
         job.show("", replanned_table(found))
         return path
@@ -239,7 +239,8 @@ def _how_to_resume(run: "TrainingRun", session: "Session") -> str:
     last = written[-1] if written else run.resume
     at = f"at step {session.steps[-1].step}" if session.steps else "before the first step"
     if last is None:
-        return f"{at}, before the first checkpoint (train.checkpoint_every={run.settings.checkpoint_every})"
+        first = f", before the first checkpoint (train.checkpoint_every={run.settings.checkpoint_every})"
+        return at + (first if session.steps else "")
     return f"{at}; resume with {typed('train.resume', last)}"
 
 

@@ -15,6 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from experiments.app.compile import compile_once
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
@@ -175,12 +177,14 @@ class Job:
             data["cluster"] = cluster_to_dict(cluster_from_section(section, self._profile_folder()))
         preset = None
         for override in self.overrides:
-            section_name, _, key = override.lstrip("+~").partition("=")[0].partition(".")
-            if section_name in _CHANGEABLE:
-                now = asdict(getattr(self.config, section_name))
-                stated = {key: now[key]} if key else now
+            path, _, value = override.lstrip("+~").partition("=")
+            name, _, key = path.partition(".")
+            if name in _CHANGEABLE:
+                now = asdict(getattr(self.config, name))
+                keys = [key] if key else map(str, OmegaConf.create(value) if value.startswith("{") else now)
+                stated = {key: now[key] for key in keys}
                 preset = stated.pop("preset", preset)
-                data[_CHANGEABLE[section_name]] |= stated
+                data[_CHANGEABLE[name]] |= stated
         data["workload"] = {key: value for key, value in data["workload"].items() if value is not None}
         problem = problem_from_section(Section(data, str(self.config.plan)))
         return file, problem if preset is None else restricted(problem, TRAINERS[preset])

@@ -75,10 +75,10 @@ class DatasetRows:
         return f", train.data_split={self._split} and train.data_subset={subset}"
 
     def _opened(self) -> Any:
-        for name in ("datasets", "huggingface_hub", "httpx", "fsspec"):  # they log each attempt; the error says it all
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         from datasets import load_dataset  # only here, as few have it
 
+        for name in ("datasets", "huggingface_hub", "httpx", "httpx2"):  # log every attempt; the error says it all
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if not self._files:
             return load_dataset(self._source.removeprefix(HUB), self._subset, split=self._split, streaming=True)
         files = {"train": [str(path) for path in self._files]}

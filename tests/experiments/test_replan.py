@@ -114,6 +114,21 @@ def test_what_a_plan_was_asked_for_can_be_lifted_by_what_the_error_says(hexiopt:
     assert not now["space"]["uneven_tp"]
 
 
+def test_an_override_of_a_section_changes_what_it_states(hexiopt: Run, tmp_path: Path) -> None:
+    plan = planned(hexiopt, "constraints.num_stages=1", "workload.seq_len=64")
+    again = ("replan", plan, "solver.max_steps=40", "report=false", "hydra.run.dir=second")
+    for change, expected in (
+        ("constraints={max_tp: 1}", (1, 1, 64, 8)),
+        ("workload=default", (1, None, 4096, 256)),
+    ):
+        ran = hexiopt(*again, change)
+        assert ran.code == 0, ran.err
+        now = json.loads((tmp_path / "second" / "plan.json").read_text())["problem"]
+        space, workload = now["space"], now["workload"]
+        found = space["num_stages"], space["max_tp"], workload["seq_len"], workload["global_batch"]
+        assert found == expected, change
+
+
 def test_the_table_names_what_a_change_is_taken_to_cost(hexiopt: Run, tmp_path: Path, plan: str) -> None:
     before = json.loads((tmp_path / "first" / "plan.json").read_text())
     machines = [one["name"] for one in before["problem"]["cluster"]["machines"]]
@@ -121,7 +136,10 @@ def test_the_table_names_what_a_change_is_taken_to_cost(hexiopt: Run, tmp_path: 
     own = ("replan", plan, f"lost=['{used}']", "solver.max_steps=40", "report=false")
     times_s = {}
     for stated, foot in (
-        ((), "takes 120 s more, and a machine reads a checkpoint at 2 GB/s"),
+        (
+            (),
+            "takes 120 s more, and a machine reads a checkpoint at 2 GB/s, or as fast as its network where that",
+        ),
         (
             ("replan.restart_s=7", "replan.checkpoint_gb_per_s=null"),
             "takes 7 s more, and a machine reads a checkpoint as",

@@ -81,8 +81,9 @@ class Replanning(Value):
     @property
     def storage(self) -> str:
         """In words, what a change takes beside moving between devices."""
-        rate = "as fast as its network" if self.checkpoint_gb_per_s is None else f"at {self.checkpoint_gb_per_s:g} GB/s"
-        return f"a change takes {self.restart_s:g} s more, and a machine reads a checkpoint {rate}"
+        rate, network = self.checkpoint_gb_per_s, "as fast as its network"
+        read = network if rate is None else f"at {rate:g} GB/s, or {network} where that is less"
+        return f"a change takes {self.restart_s:g} s more, and a machine reads a checkpoint {read}"
 
     def pays_back_steps(self, one: Replacement) -> float | None:
         """After how many steps `one` has made good what it moves beyond the least moved plan; None for that one."""

@@ -70,6 +70,7 @@ def test_a_lost_shard_sends_all_back_to_a_checkpoint() -> None:
     read = Moving(PROBLEM, (Transfer(0, None, 6e9), Transfer(1, None, 4e9)), from_checkpoint=True)
     assert read.seconds() == pytest.approx(1.0)
     assert read.seconds(checkpoint_gb_per_s=2.0) == pytest.approx(5.0)
+    assert read.seconds(checkpoint_gb_per_s=1000.0) == pytest.approx(1.0), "no faster than the interfaces"
 
 
 def test_a_wider_zero_group_takes_its_shards_from_all_holders() -> None:

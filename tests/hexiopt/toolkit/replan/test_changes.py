@@ -12,7 +12,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.reading import Section
-from hexiopt.toolkit.replan.changes import changed, measured_speeds, with_machines
+from hexiopt.toolkit.replan.changes import changed, measured_speeds, relaxations, with_machines
 from hexiopt.toolkit.replan.mending import mended
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
@@ -153,3 +153,30 @@ def test_broken_pipelines_go_on_without_what_was_lost() -> None:
     assert rest is not None
     assert [stage.devices for stage in rest.pipelines[0].stages] == [(2,), (4,)]
     assert rest.pipelines[0].num_layers == LAYERS
+
+
+def test_constraints_on_the_shape_are_lifted_fewest_first_and_no_others() -> None:
+    space = SMALL_SPACE.replace(num_pipelines=3, max_tp=2, exclude=("a",), memory_headroom=0.1)
+    found = relaxations(space)
+    assert [dropped for _, dropped in found] == [(), ("num_pipelines",), ("num_pipelines", "max_tp")]
+    assert [(one.num_pipelines, one.num_stages, one.max_tp) for one, _ in found] == [
+        (3, None, 2),
+        (None, None, 2),
+        (None, None, None),
+    ]
+    assert all((one.exclude, one.memory_headroom) == (("a",), 0.1) for one, _ in found)
+    assert relaxations(SMALL_SPACE) == [(SMALL_SPACE, ())]
+    assert [dropped for _, dropped in relaxations(SMALL_SPACE.replace(max_tp=1))] == [(), ("max_tp",)]
+
+
+def test_the_api_plans_again_without_what_the_old_plan_was_asked_for() -> None:
+    asked = PROBLEM.replace(space=SMALL_SPACE.replace(num_pipelines=3, num_stages=1))
+    old = hx.PlacedPlan.of(asked, before())
+    lost = ["a:1", "b:0", "b:1", "b:2"]
+    with pytest.raises(hx.InputError, match=r"3 pipelines .* or for any number: constraints\.num_pipelines=null"):
+        hx.replan(old, lost=lost, max_steps=20, time_limit_s=600)
+    lifted = asked.replace(space=asked.space.replace(num_pipelines=None, num_stages=None))
+    new = hx.replan(old, lifted, lost=lost, max_steps=20, time_limit_s=600)
+    assert set(new.best.plan.devices()) <= {0, 5}
+    assert (new.restart_s, new.checkpoint_gb_per_s) == (120.0, 2.0)
+    assert "120 s more, and a machine reads a checkpoint at 2 GB/s" in str(new)
