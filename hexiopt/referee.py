@@ -140,6 +140,7 @@ class Refereed:
         """As the solver's. Raises InvalidPlanError where its plan breaks a rule, InputError where `start` does or the
         solver takes none, and what the solver raises."""
         more: dict[str, Any] = {}
+        pricer = self.judge(problem) if pricer is None else pricer
         if start is not None and start.joins_layers:
             result = self.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress)
             return _or_start(problem, start, result, pricer)
@@ -151,7 +152,6 @@ class Refereed:
                     f"start: breaks the rule {broken[0].rule}: {broken[0].text}; give a plan of this problem"
                 )
             more["start"] = start
-        pricer = self.judge(problem) if pricer is None else pricer
         began_s = time.perf_counter()
         result = self.solver.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress, **more)
         overrun_s = time.perf_counter() - began_s - budget.time_limit_s

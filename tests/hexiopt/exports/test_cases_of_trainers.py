@@ -8,12 +8,12 @@ deepspeedai/DeepSpeed#5770, Qwen2-1.5B with ZeRO-3 on two nodes of two A10s: 3.5
 from pathlib import Path
 
 import pytest
+from tests.hexiopt.exports.test_cases import CASES, layout
 
 import hexiopt as hx
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportedPlan
 from hexiopt.problem.workload import Workload
-from tests.hexiopt.exports.test_cases import CASES, layout
 
 TITAN, SPEED, NODES = (
     CASES / name for name in ("torchtitan_toml", "deepspeed_accelerate", "two_nodes_slower_than_one")

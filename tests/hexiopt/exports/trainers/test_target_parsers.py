@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hexiopt.exports.trainers.shell_arguments import shell_arguments
 
 from hexiopt.exports.formats import LaunchOptions, Program
 from hexiopt.exports.launchers import jobset, skypilot
