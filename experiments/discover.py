@@ -104,9 +104,9 @@ def _unknown(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> It
             how = "torchrun ... -m experiments.profile across the machines"
         else:
             how = f"hexiopt profile {'on one of them' if owner in several else 'there'}"
-        for names, remedy in ((measured, how), (by_hand, "no tool measures it")):
-            if names:
-                owners.setdefault((", ".join(names), remedy), []).append(owner)
+        for unknown, remedy in ((measured, how), (by_hand, "no tool measures it")):
+            if unknown:
+                owners.setdefault((", ".join(unknown), remedy), []).append(owner)
     for (names, remedy), owned in owners.items():
         listed = "; ".join(owned[:_SHOWN]) + (f"; and {len(owned) - _SHOWN:,} more" if len(owned) > _SHOWN else "")
         whose = "" if owned == ["between machines"] else f" of {listed}"

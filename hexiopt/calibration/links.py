@@ -24,7 +24,7 @@ _LINK_GB_PER_S = {
 _STAGED_SHARE = 0.5
 # Export versions with NVLink cut to 400 GB/s bidirectional (NVIDIA A800 and H800 datasheets). MI250: between dies of
 # different modules one link of 50 GB/s or two (AMD CDNA 2 whitepaper); the least counts. MI300A: 128 GB/s to each of
-# three others (AMD MI300A datasheet).
+# three others (AMD CDNA 3 whitepaper).
 _TYPE_GB_PER_S = {"a800_80gb_sxm": 200.0, "h800_80gb_sxm": 200.0, "mi250": 50.0, "mi250x": 50.0, "mi300a": 384.0}
 
 
