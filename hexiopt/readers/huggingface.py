@@ -126,8 +126,11 @@ class _Reader:
             self._derive(values)
         with self._collecting():
             values |= self._rope(values)
+        before = len(self._faults)
         with self._collecting():
             values["attention_window"] = self._window(values)
+        if "num_layers" not in values:  # a fault already, without which windows cannot be judged
+            del self._faults[before:]
         own_name = self._name(name or self._kind)
         self._head()
         self._own_code()
@@ -215,10 +218,6 @@ class _Reader:
             values["mlp_bias"] = values.get("attention_bias")
         if values.get("projected_embedding", 0) == hidden_size:
             values["projected_embedding"] = None
-        if self._kind == "opt":
-            if not self.flag("layer_norm_elementwise_affine", True):
-                self.refuse("layer_norm_elementwise_affine", "is not modelled; use a model whose norms have weights")
-            values["final_norm"] &= not self.flag("_remove_final_layer_norm", False)
         if hidden_size is None or num_heads is None:
             return
         if values.get("num_kv_heads", 0) is None:

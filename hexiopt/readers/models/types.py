@@ -87,6 +87,13 @@ def _lfm2_ffn_size(config: ConfigFile, values: dict[str, Any]) -> int | None:
     return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple
 
 
+def _opt_final_norm(config: ConfigFile, values: dict[str, Any]) -> bool:
+    if not config.flag("layer_norm_elementwise_affine", True):
+        config.refuse("layer_norm_elementwise_affine", "is not modelled; use a model whose norms have weights")
+    removed = config.flag("_remove_final_layer_norm", False)
+    return config.flag("do_layer_norm_before", True) and not removed
+
+
 def _bigcode_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
     config.size("num_key_value_heads")  # which transformers writes, and does not read
     return 1 if config.flag("multi_query", True) else None
@@ -431,6 +438,7 @@ _BY_FIELDS: dict[str, ModelType] = {
 TYPES: Mapping[str, ModelType] = MappingProxyType(
     {
         **{name: ModelType(named(name), _NAMED_WINDOWS.get(name), name) for name in DEFAULTS if name != DECODER},
+        "opt": ModelType(row(named("opt"), final_norm=_opt_final_norm), architecture="opt"),
         "gpt-sw3": ModelType(named("gpt2"), architecture="gpt2"),
         **_BY_FIELDS,
         DECODER: ModelType(

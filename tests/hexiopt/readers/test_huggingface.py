@@ -234,8 +234,8 @@ def test_each_size_must_be_stated(base: dict[str, Any]) -> None:
     [
         (
             LLAMA,
-            {"model_type": "lama"},
-            "model_type: 'lama' is not known; did you mean llama",
+            {"model_type": "olmoo"},
+            "model_type: 'olmoo' is not known; did you mean olmo",
         ),
         (LLAMA, {"model_type": 3}, "model_type"),
         (LLAMA, {"num_key_value_head": 2}, "did you mean num_key_value_heads?; remove it if"),

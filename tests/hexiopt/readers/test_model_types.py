@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hexiopt.errors import InputError
 from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.models.facts import Key
@@ -32,7 +33,7 @@ SWITCHES: dict[str, dict[str, tuple[Any, ...]]] = {  # that functions of a row r
     },
     "gpt_bigcode": {"multi_query": (False, True)},
     "lfm2": {"intermediate_size": (96, 1000), "block_auto_adjust_ff_dim": (False, True), "block_multiple_of": (8, 256)},
-    "opt": {"_remove_final_layer_norm": (False, True)},
+    "opt": {"_remove_final_layer_norm": (False, True), "do_layer_norm_before": (False, True)},
     "apertus": {"hidden_act": ("xielu", "silu")},
 }
 
@@ -156,3 +157,47 @@ def test_the_page_of_models_is_current_and_refuses_by_feature() -> None:
     outcomes = [model_types.row(kind)[0] for kind in model_types.kinds()]
     assert outcomes.count("read") >= 50
     assert "otherwise" not in outcomes
+
+
+JUNK = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    2.5,
+    10**30,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "full_attention",
+    [],
+    ["x"],
+    {},
+    {"a": 1},
+)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_junk_in_a_file_gives_a_model_or_one_line(kind: str) -> None:
+    rng = random.Random(kind)
+    keys = [name for fact in TYPES[kind].facts.values() if isinstance(fact, Key) for name in fact.names]
+    keys += ["layer_types", "rope_scaling", "rope_parameters", "sliding_window", "attn_config", *SWITCHES.get(kind, {})]
+    for _ in range(150):
+        config = {"model_type": kind, **drawn(kind, rng)}
+        for name in rng.sample(keys, rng.randint(1, 3)):
+            config[name] = rng.choice(JUNK)
+            if rng.random() < 0.2:
+                del config[name]
+        try:
+            model = model_from_config(Section(config, "config.json"))
+        except InputError as error:
+            text = str(error)
+        else:
+            text = "config.json: "
+            assert read(model.to_dict()) == model
+        assert text.startswith("config.json: ")
+        assert "\n" not in text

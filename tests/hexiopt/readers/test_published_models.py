@@ -95,6 +95,19 @@ def test_all_faults_of_a_file_come_in_one_line() -> None:
     ]
 
 
+def test_a_fault_does_not_bring_others_with_it() -> None:
+    neo = {
+        "model_type": "gpt_neo",
+        "hidden_size": 64,
+        "num_heads": 4,
+        "vocab_size": 100,
+        "attention_layers": ["global"],
+    }
+    with pytest.raises(hx.InputError) as error:
+        model_from_config(Section(neo, "m"))
+    assert str(error.value) == "m: num_layers: is missing; state it"
+
+
 def test_a_switch_that_is_off_states_nothing_unless_it_is_misspelt() -> None:
     off = {"use_mrope": False, "some_new_switch": None, "other": 0, "transformers.js_config": {"a": 1}}
     assert model_from_config(Section(LLAMA | off, "m")) == model_from_config(Section(LLAMA, "m"))
