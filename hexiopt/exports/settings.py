@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from hexiopt.errors import did_you_mean, quoted
+from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.exports.formats import ImportContext
 from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.reading import MAX_DEPTH
 
 AUTO = "auto"  # what a training script fills in when it runs
 _MOST = 10**9
@@ -13,12 +14,14 @@ _MOST = 10**9
 T = TypeVar("T")
 
 
-def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Every setting of nested tables by its dotted name; an empty table is one with the value {}."""
+    if depth > MAX_DEPTH:
+        raise InputError(f"the file is nested deeper than {MAX_DEPTH} levels; flatten it")
     for key, value in data.items():
         name = prefix + (f'"{key}"' if "." in key else key)
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{name}.")
+            yield from flat(value, f"{name}.", depth + 1)
         else:
             yield name, value
 
@@ -53,7 +56,7 @@ class StatedSettings(Ledger):
     def whole(self, name: str, default: int | None = None, *, at_least: int = 1) -> int:
         """A whole number from `at_least` on, or `default`, which may be below; without a default it must be stated."""
         value = self._value(name, default)
-        if default is not None and value == default:
+        if default is not None and type(value) is int and value == default:
             return default
         if type(value) is int and at_least <= value <= _MOST:
             return value

@@ -131,9 +131,9 @@ class _Kind:
 def _read(text: str, context: ImportContext) -> ImportedPlan:
     data = as_mapping(parse(text, context.where, as_json=False), context.where)
     twice: list[str] = []
-    if isinstance(own := data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
-        twice = [key for key in own if f"fsdp_{key}" in own]
-        data["fsdp_config"] = {key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in own.items()}
+    if isinstance(fsdp := data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
+        twice = [key for key in fsdp if f"fsdp_{key}" in fsdp]
+        data["fsdp_config"] = {key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in fsdp.items()}
     settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
     for key in twice:
         settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")

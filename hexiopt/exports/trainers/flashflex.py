@@ -193,13 +193,13 @@ def _fit(values: Any, count: int) -> bool:
 
 
 def _lists(settings: StatedSettings, key: str) -> list[list[int]]:
-    found = settings.get(key)
+    lists = settings.get(key)
     if (
-        isinstance(found, list)
-        and found
-        and all(isinstance(one, list) and one and _fit(one, len(one)) for one in found)
+        isinstance(lists, list)
+        and lists
+        and all(isinstance(inner, list) and inner and _fit(inner, len(inner)) for inner in lists)
     ):
-        return found
+        return lists
     settings.require(key in settings, key, "is missing; state it")
     settings.fault(key, "is not a list of lists of whole numbers from 1, one for each pipeline; correct it")
     return []

@@ -140,12 +140,12 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     if sum(division) != model.num_layers:
         settings.fault("pp_division", f"does not sum to the {model.num_layers} layers of {model.name}; correct it")
     if len(devices) % stages or batch % chunks:
-        said = f"{stages} stages do not divide {len(devices)} GPUs, or {chunks} chunks global_bsz {batch}"
-        settings.fault("pp_deg and chunks", f"{said}; give ranks=ranks.tsv, or correct them")
+        what = f"{stages} stages do not divide {len(devices)} GPUs, or {chunks} chunks global_bsz {batch}"
+        settings.fault("pp_deg and chunks", f"{what}; give ranks=ranks.tsv, or correct them")
     vocabulary = settings.whole("vtp", tps[0])
     settings.refuse()
     size, per = batch // chunks, len(devices) // stages
-    found = []
+    chain = []
     for s, (first, end) in enumerate(pairwise([0, *accumulate(division)])):
         tp, rank = tps[first], s * per
         if len(set(tps[first:end])) > 1:
@@ -159,15 +159,15 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
             )
         replicas = tuple(devices[rank + r * tp : rank + (r + 1) * tp] for r in range(per // tp))
         policies = tuple("full" if on else "none" for on in checkpoint[first:end])
-        found.append(LayoutStage(replicas, ((first, end),), policies if len(set(policies)) > 1 else policies[:1]))
-    ends = {found[0].tp, found[-1].tp} - {vocabulary}
-    said = f"embedding and head have TP degree {vocabulary}, priced with that of their stages"
+        chain.append(LayoutStage(replicas, ((first, end),), policies if len(set(policies)) > 1 else policies[:1]))
+    ends = {chain[0].tp, chain[-1].tp} - {vocabulary}
+    note = f"embedding and head have TP degree {vocabulary}, priced with that of their stages"
     workload = context.workload
     script = {"seq_len": workload.seq_len, "precision": workload.precision}
     if max(tps) > 1:
         script["sequence_parallel"] = workload.sequence_parallel
-    notes = (*of_ranks, *((said,) if ends else ()), *script_notes(context, **script), *settings.notes())
-    layout = JobLayout(tuple(found), chunks, size)
+    notes = (*of_ranks, *((note,) if ends else ()), *script_notes(context, **script), *settings.notes())
+    layout = JobLayout(tuple(chain), chunks, size)
     zero = 3 if set(types) == {1} else zero
     return imported_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
 

@@ -43,11 +43,13 @@ def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     """The settings of the one configuration that a module makes, by dotted names, and the functions outside the file
     whose configurations it changes. Raises InputError where it makes none, or several."""
     try:
-        tree = ast.parse(text)
+        module = _Module(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(f"{where}: is neither a Python configuration nor TOML; give one of them") from None
-    module = _Module(tree)
-    found = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
+    try:
+        found = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
+    except RecursionError:
+        raise InputError(f"{where}: has expressions nested too deeply; write their values") from None
     outer = [name for name in found if name not in module.called] or list(found)
     if len(outer) > 1:
         raise InputError(f"{where}: makes {len(outer)} configurations, {', '.join(outer)}; leave the one that runs")

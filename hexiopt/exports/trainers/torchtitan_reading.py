@@ -252,25 +252,25 @@ def _recompute(settings: StatedSettings, context: ImportContext, python: bool) -
     )
     if key in settings or (python and mode not in settings):
         policies = {"FullAC": "full", "None": "none", "SelectiveAC": "op"}
-        policy, said = settings.word(key, policies, "SelectiveAC"), f"{key} {settings.get(key, 'by default')}"
+        policy, what = settings.word(key, policies, "SelectiveAC"), f"{key} {settings.get(key, 'by default')}"
     else:
         policy = settings.word(mode, {"none": "none", "full": "full", "selective": "selective"}, "selective")
-        said = mode
+        what = mode
         if policy == "selective":
             chosen = settings.get(option, "2")
             if option not in settings:
                 settings.by_default(option, "2")
-            said = f"{option} {chosen}"
+            what = f"{option} {chosen}"
             if str(chosen).isdecimal():
                 return (EveryRecompute("full", int(chosen)) if int(chosen) > 1 else BlockRecompute("full")), []
             policy = "op"
     if policy != "op":
         return BlockRecompute(policy), []
-    own = context.workload.recompute if "recompute" in context.stated else "auto"
-    if own == "auto":
-        settings.fault(said, _BY_OPERATOR)
+    stated = context.workload.recompute if "recompute" in context.stated else "auto"
+    if stated == "auto":
+        settings.fault(what, _BY_OPERATOR)
         return NO_RECOMPUTE, []
-    return BlockRecompute(own), [f"{said} is by operator, for which workload.recompute={own} is priced"]
+    return BlockRecompute(stated), [f"{what} is by operator, for which workload.recompute={stated} is priced"]
 
 
 def _precision(settings: StatedSettings, mixed: bool) -> tuple[str, list[str]]:

@@ -132,8 +132,9 @@ def test_sequence_layouts_do_not_go_with_it() -> None:
         Problem(CLUSTER, LLAMA_70B, WHOLE, Space(sequence=True))
 
 
-LACK_ZERO_1 = {"flashflex", "torchtitan", "accelerate", "galvatron"}
-WITHOUT = {"megatron", "megatron_bridge", "flagscale", "deepspeed"}
+LACK_ZERO_1 = {"flashflex", "galvatron"}
+ZERO_2 = {"torchtitan", "accelerate"}
+WITHOUT = {"megatron", "megatron_bridge", "flagscale", "deepspeed", *ZERO_2}
 SMALL = replace(LLAMA_70B, num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=32, ffn_size=11008)
 
 
@@ -142,7 +143,8 @@ SMALL = replace(LLAMA_70B, num_layers=32, hidden_size=4096, num_heads=32, num_kv
 def test_trainers_state_it_or_refuse(name: str, tp: int) -> None:
     trainer = TRAINERS[name]
     groups = [tuple(range(tp * k, tp * (k + 1))) for k in range(8 // tp)]
-    plan = Plan(tuple(Pipeline((Stage.of(own, 0, 32),), 8 * tp) for own in groups), sharding=Sharding(1))
+    pipelines = tuple(Pipeline((Stage.of(own, 0, 32),), 8 * tp) for own in groups)
+    plan = Plan(pipelines, sharding=Sharding(2 if name in ZERO_2 else 1))
     problem = Problem(CLUSTER, SMALL, Workload(64, 4096, "fp16", sequence_parallel=False))
     if name not in WITHOUT:
         said = "no tensor parallelism without sequence parallelism; plan with" if tp > 1 else "ZeRO-1"
@@ -158,5 +160,7 @@ def test_trainers_state_it_or_refuse(name: str, tp: int) -> None:
     assert "sequence_parallel: true" not in text
     if name in ("megatron", "flagscale"):
         assert ("--sequence-parallel" in more[0]) == (tp > 1)
+    if name == "torchtitan":
+        assert ("enable_sequence_parallel = False" in text) == (tp > 1)
     if name == "megatron_bridge":
         assert ("model.sequence_parallel=false" in text) == (tp > 1) == ("model.sequence_parallel=true" in more[0])

@@ -14,6 +14,7 @@ import hexiopt as hx
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportedPlan
 from hexiopt.problem.workload import Workload
+from tests.hexiopt.exports.test_imported_cases import CASES, layout
 
 TITAN, SPEED, NODES = (
     CASES / name for name in ("torchtitan_toml", "deepspeed_accelerate", "two_nodes_slower_than_one")

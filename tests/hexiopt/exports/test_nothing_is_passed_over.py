@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportedPlan
@@ -159,6 +161,32 @@ def test_a_reader_that_passes_keys_over_is_found_out(monkeypatch: pytest.MonkeyP
     found = unexcused(silences([layout], dropped, Counter()))
     assert f"deepspeed, {layout.name}: drop train_batch_size" in found
     assert f"deepspeed, {layout.name}: drop steps_per_print" not in found
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 9),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text("ab1,-. ", max_size=5),
+    st.lists(st.one_of(st.integers(-1, 40), st.text("a1", max_size=2), st.lists(st.integers(0, 40))), max_size=3),
+)
+SETTINGS_FILES = ("accelerate", "deepspeed", "flashflex", "galvatron", "torchtitan")
+
+
+@pytest.mark.parametrize("trainer", SETTINGS_FILES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_whatever_values_a_file_has_it_is_read_or_refused_in_one_line(trainer: str, data: st.DataObject) -> None:
+    layout = data.draw(
+        st.sampled_from([own for own in stated_layouts() if own.trainer == trainer and own.kind != "python"])
+    )
+    keys = keys_of(layout)
+    changed = data.draw(st.dictionaries(st.sampled_from(sorted(keys)), VALUES, min_size=1, max_size=4))
+    if layout.kind == "toml":
+        changed = {key: value for key, value in changed.items() if value is not None}
+    found = reading(with_keys(layout, keys | changed))
+    assert isinstance(found, ImportedPlan) or "\n" not in str(found)
 
 
 @pytest.mark.slow

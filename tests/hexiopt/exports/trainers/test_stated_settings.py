@@ -47,6 +47,20 @@ def test_tables_stay_tables() -> None:
     assert found == {"a.b": 1, "a.c": {}, "d.b": 2, '"e.b"': 3}
 
 
+def test_truth_is_no_number_and_depth_has_a_limit() -> None:
+    own = settings({"tp": True})
+    assert own.whole("tp", 1) == 1
+    with pytest.raises(InputError, match="tp True: is not a whole number"):
+        own.refuse()
+    deep: dict[str, Any] = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    with pytest.raises(InputError, match="nested deeper than 64 levels"):
+        dict(flat(deep | {"b": 1}))
+    with pytest.raises(InputError, match=r"neither a Python configuration|nested too deeply"):
+        python_settings("def f(c):\n  c.a.b = " + "1+" * 5000 + "1\n  return c", "file")
+
+
 def test_all_faults_of_a_file_come_in_one_line() -> None:
     own = settings({"tp": "x", "pp": "auto", "offload": True, "mode": "fast"})
     assert (own.whole("tp", 1), own.whole("pp", 2), own.whole("dp")) == (1, 2, 1)
