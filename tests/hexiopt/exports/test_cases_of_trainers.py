@@ -8,7 +8,6 @@ deepspeedai/DeepSpeed#5770, Qwen2-1.5B with ZeRO-3 on two nodes of two A10s: 3.5
 from pathlib import Path
 
 import pytest
-from tests.hexiopt.exports.test_cases import CASES, layout
 
 import hexiopt as hx
 from hexiopt.errors import InputError

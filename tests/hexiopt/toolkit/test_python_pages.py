@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hexiopt.api
-from hexiopt.bounds import lower_bound_s
+from hexiopt.bounds import bound_under_s, lower_bound_s
 from hexiopt.solving import Budget
 from tests.conftest import ROOT
 
@@ -45,7 +45,8 @@ def test_the_readme_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     pytest.importorskip("pymetis")
     monkeypatch.setattr(hexiopt.api, "Budget", lambda time_limit_s, max_steps: Budget(600.0, max_steps or 5))
     monkeypatch.setattr(hexiopt.api, "lower_bound_s", lambda pricer, limit_s: lower_bound_s(pricer, 0.0))
-    monkeypatch.setattr("hexiopt.toolkit.comparing.lower_bound_s", lambda pricer, limit_s: lower_bound_s(pricer, 0.0))
+    at_once = lambda pricer, problem, limit_s: bound_under_s(pricer, problem, 0.0)  # noqa: E731
+    monkeypatch.setattr("hexiopt.toolkit.comparing.bound_under_s", at_once)
     check_readme(run(README), capsys.readouterr().out, folder)
 
 
