@@ -1,7 +1,7 @@
 """A plan in the files of other systems, and the layout of another system as a plan: formats by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hexiopt.errors import InputError, did_you_mean
@@ -14,7 +14,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space
+from hexiopt.problem.space import Space, with_equal_chunks
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_text
 
@@ -98,4 +98,14 @@ def imported(
     context = ImportContext(str(file), cluster, devices, model, workload, space)
     read = TRAINERS[format].read
     assert read is not None, "only formats that are read"
-    return read(read_text(file), context)
+    return _with_its_freedoms(read(read_text(file), context))
+
+
+def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
+    """A layout whose chunks are uneven is one of a plan space that has them, which is noted."""
+    problem, ranges = layout.problem, [[s.layers for s in pipeline.stages] for pipeline in layout.plan.pipelines]
+    if problem.space.uneven_chunks or all(own == with_equal_chunks(own) for own in ranges):
+        return layout
+    problem = replace(problem, space=replace(problem.space, uneven_chunks=True))
+    note = "the layer ranges of a stage differ in length, so space.uneven_chunks=true"
+    return replace(layout, problem=problem, notes=(*layout.notes, note))

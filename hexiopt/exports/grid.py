@@ -216,12 +216,6 @@ def one_schedule(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Sc
     return plan.schedule
 
 
-def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[Ranges, ...]:
-    """The layer ranges of each stage, where virtual stage i holds `parts[i]` layers and belongs to stage i mod S."""
-    ends = [0, *accumulate(parts)]
-    return tuple(tuple((ends[k], ends[k + 1]) for k in range(s, len(parts), num_stages)) for s in range(num_stages))
-
-
 def plan_of(grid: Grid, schedule: Schedule, sharding: int) -> Plan:
     """The plan that a grid is. Raises InputError as the classes of a plan do."""
     pipelines = tuple(

@@ -10,10 +10,11 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
-from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, ranges_of, zero_stage
+from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import ranges_of
 from hexiopt.reading import Section, as_mapping, parse
 from hexiopt.schedules.registry import ONE_F_ONE_B
 

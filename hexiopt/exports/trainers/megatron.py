@@ -18,7 +18,6 @@ from hexiopt.exports.grid import (
     one_schedule,
     one_tp,
     plan_of,
-    ranges_of,
     zero_stage,
 )
 from hexiopt.exports.rank_table import num_agents
@@ -34,6 +33,7 @@ from hexiopt.exports.trainers.pipeline_layout import layout_text, read_layout
 from hexiopt.exports.trainers.shell_arguments import shell_arguments
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import ranges_of
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "Megatron-LM with Megatron-Core 0.16 to 0.19"
@@ -247,7 +247,8 @@ TRAINER = Trainer(
     name="megatron",
     target=TARGET,
     expresses=(
-        "pipelines all alike with one TP degree; uneven and interleaved layers, full recompute of first layers or groups"
+        "pipelines all alike with one TP degree; uneven and interleaved layers, "
+        "full recompute of first layers or groups"
     ),
     preset=lambda problem: PRESET,
     takes_tp=takes_tp,

@@ -14,10 +14,11 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model_and_sequence
-from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, ranges_of, zero_stage
+from hexiopt.exports.grid import BlockRecompute, Grid, grid_of, one_schedule, one_tp, plan_of, zero_stage
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import ranges_of
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "torchtitan 0.3"

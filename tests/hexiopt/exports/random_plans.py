@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hexiopt.exports.chain import ChainStage, ReplicaChain, plan_of_chain
-from hexiopt.exports.grid import BlockRecompute, Grid, plan_of, ranges_of
+from hexiopt.exports.grid import BlockRecompute, Grid, plan_of
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges
+from hexiopt.problem.space import layer_ranges, ranges_of
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
