@@ -198,6 +198,11 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"solver: {name} proves nothing about sequence layouts; take space.sequence=false, "
             "solver=sequence_exact or solver=portfolio"
         )
+    if able.kind == "oracle" and problem.space.uneven_chunks:
+        raise InputError(
+            f"solver: {name} proves nothing about chunks of uneven length; take space.uneven_chunks=false, "
+            "or solver=portfolio"
+        )
     for schedule in schedules(problem.workload) if able.kind == "oracle" else ():
         if not schedule.bounded:
             raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")

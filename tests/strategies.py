@@ -19,7 +19,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import Space, layer_ranges, ranges_of, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
@@ -186,7 +186,7 @@ def roomy_problems(draw: st.DrawFn) -> Problem:
     cluster = draw(clusters().filter(lambda c: c.num_devices >= 6))
     model = replace(draw(models()), num_layers=draw(st.integers(6, 16)))
     workload = replace(draw(workloads()), global_batch=12 * draw(st.integers(1, 12)))
-    return Problem(cluster, model, workload, Space(max_tp=2))
+    return Problem(cluster, model, workload, Space(max_tp=2, uneven_chunks=draw(st.booleans())))
 
 
 def compositions(total: int, parts: int) -> st.SearchStrategy[list[int]]:
@@ -325,8 +325,11 @@ def stages_of(
     chunks = 1
     if schedule.chunked and not plain and count > 1 and num_micro_batches % count == 0:
         chunks = draw(st.sampled_from(range(1, min(3, num_layers // count) + 1)[::-1]))
-    more = draw(compositions(num_layers - (chunks - 1) * count, count))
-    layers = layer_ranges([chunks - 1 + n for n in more], chunks)
+    if problem.space.uneven_chunks:
+        layers = list(ranges_of(draw(compositions(num_layers, chunks * count)), count))
+    else:
+        more = draw(compositions(num_layers - (chunks - 1) * count, count))
+        layers = layer_ranges([chunks - 1 + n for n in more], chunks)
     policy = st.sampled_from(recompute_policies(problem.workload))
     stages = []
     for s, groups in enumerate(slots):

@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space
+from hexiopt.problem.space import Space, with_equal_chunks
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_text
 
@@ -102,5 +102,15 @@ def imported(
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
     read = TRAINERS[format].read
     assert read is not None, "only formats that are read"
-    layout = read(read_text(file), context)
+    layout = _with_its_freedoms(read(read_text(file), context))
     return replace(layout, notes=(what_was_read(layout.problem, layout.plan), *layout.notes))
+
+
+def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
+    """A layout whose chunks are uneven is one of a plan space that has them, which is noted."""
+    problem, ranges = layout.problem, [[s.layers for s in pipeline.stages] for pipeline in layout.plan.pipelines]
+    if problem.space.uneven_chunks or all(own == with_equal_chunks(own) for own in ranges):
+        return layout
+    problem = replace(problem, space=replace(problem.space, uneven_chunks=True))
+    note = "the layer ranges of a stage differ in length, so space.uneven_chunks=true"
+    return replace(layout, problem=problem, notes=(*layout.notes, note))

@@ -124,12 +124,6 @@ def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: 
     return tuple(tuple(group(s, p) for p in range(dp)) for s in range(num_stages))
 
 
-def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[Ranges, ...]:
-    """The layer ranges of each stage, where virtual stage i holds `parts[i]` layers and belongs to stage i mod S."""
-    ends = [0, *accumulate(parts)]
-    return tuple(tuple((ends[k], ends[k + 1]) for k in range(s, len(parts), num_stages)) for s in range(num_stages))
-
-
 # ----------------------------------------------------------------------------- from plans
 
 

@@ -11,13 +11,12 @@ from hexiopt.exports.layout import (
     JobLayout,
     LayoutStage,
     plan_of_layout,
-    ranges_of,
     rank_groups,
 )
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute
+from hexiopt.problem.space import Recompute, ranges_of
 from hexiopt.problem.workload import AUTO
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, schedule_named
 from hexiopt.schedules.schedule import Schedule

@@ -10,7 +10,7 @@ from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages, with_equal_chunks
 from hexiopt.problem.workload import JOINED
 
 
@@ -141,12 +141,15 @@ def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     if pipeline.num_layers != problem.model.num_layers:
         said = f"pipeline {p} holds {pipeline.num_layers} layers, the model has {problem.model.num_layers}"
         return [Violation("layers", said)]
-    equal = layer_ranges([stage.num_layers for stage in pipeline.stages], pipeline.num_chunks)
+    if problem.space.uneven_chunks:
+        return []
+    equal = with_equal_chunks([stage.layers for stage in pipeline.stages])
     for s, (stage, ranges) in enumerate(zip(pipeline.stages, equal, strict=True)):
         lengths, expected = ([end - first for first, end in each] for each in (stage.layers, ranges))
         if lengths != expected:
             said = f"stage {s} of pipeline {p} has layer ranges of {_listed(lengths)}"
-            return [Violation("layers", f"{said}; divide them equally, longer ones first: {_listed(expected)}")]
+            remedy = f"divide them equally, longer ones first: {_listed(expected)}"
+            return [Violation("layers", f"{said}; {remedy}, or allow others with space.uneven_chunks=true")]
     return []
 
 

@@ -1,12 +1,13 @@
 """The plan space, defined once for solvers, oracles, checks and bounds.
 
 Tensor parallelism stays inside one machine and one GPU type. A stage holds consecutive layers or, where the schedule is
-interleaved, several ranges of nearly equal length. A stage may have replicas, which share the samples of each
+interleaved, several ranges (chunks) of nearly equal length. A stage may have replicas, which share the samples of each
 micro-batch. Pipelines have any structure and any number of micro-batches, and one micro-batch size each. Every stage
 has its own recompute policy, or two, the one that stores less on its first layers. Sharding groups are all holders or
-those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; one adds a freedom:
+those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; two add one:
 with `sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`) over
-devices of any machines and types, with one recompute policy.
+devices of any machines and types, with one recompute policy; with `uneven_chunks`, the ranges of a stage may have any
+lengths. Where one of them is on, only the compute bound holds for the whole space, and oracles decline.
 
 Other policies per layer, layers recomputed together (`joined`) and stated sharding groups can be priced and checked
 too, but searches do not make them, and no bound or proof speaks of plans that have them.
@@ -26,6 +27,7 @@ from hexiopt.value import Value
 SHARDING_GROUPS = ("all", "machine")
 
 Recompute = tuple[str, ...]  # of a stage: one policy, or one per layer
+LayerRanges = tuple[tuple[int, int], ...]  # of a stage: half open, in the order of the model
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +41,8 @@ class Space(Value):
     `uneven_structure`, all pipelines have the same TP degrees and layers; `recompute_per_stage`, all stages have one
     recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated;
     `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups
-    are all holders. `sequence`, if True, allows sequence layouts.
+    are all holders. `sequence`, if True, allows sequence layouts, `uneven_chunks` stages whose layer ranges differ in
+    length by more than one layer, or of which a later one is longer.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused; `memory_headroom` is the share, 0 to 0.5, of the memory that
     a process can allocate on a GPU which plans must leave free, beyond the reserve that the memory model counts.
@@ -59,6 +62,7 @@ class Space(Value):
     batch_remainder: bool = True
     machine_sharding: bool = True
     sequence: bool = False
+    uneven_chunks: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
     max_tp: int | None = None
@@ -89,15 +93,24 @@ class Space(Value):
         return tuple(1 << k for k in range(top.bit_length()) if 1 << k <= top)
 
 
-def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, int], ...]]:
+def layer_ranges(counts: Sequence[int], chunks: int) -> list[LayerRanges]:
     """The layer ranges of stages that hold `counts` layers in `chunks` ranges each, interleaved.
 
     A stage's layers are divided as equally as possible, longer ranges first.
     """
     parts = [length for turn in zip(*(range_lengths(n, chunks) for n in counts), strict=True) for length in turn]
+    return list(ranges_of(parts, len(counts)))
+
+
+def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[LayerRanges, ...]:
+    """The layer ranges of each stage, where virtual stage i holds `parts[i]` layers and belongs to stage i mod S."""
     ends = [0, *accumulate(parts)]
-    turns = range(0, len(parts), len(counts))
-    return [tuple((ends[turn + s], ends[turn + s + 1]) for turn in turns) for s in range(len(counts))]
+    return tuple(tuple((ends[k], ends[k + 1]) for k in range(s, len(parts), num_stages)) for s in range(num_stages))
+
+
+def with_equal_chunks(ranges: Sequence[LayerRanges]) -> list[LayerRanges]:
+    """The `layer_ranges` of stages that hold as many layers, in as many ranges, as those given."""
+    return layer_ranges([sum(end - first for first, end in own) for own in ranges], len(ranges[0]))
 
 
 def range_lengths(count: int, chunks: int) -> list[int]:
@@ -183,6 +196,9 @@ SWITCHES = (
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
 """Freedoms that other systems' formats lack beside those; searches refuse what they exclude."""
 
+MORE_FREEDOMS = ("sequence", "uneven_chunks")
+"""Freedoms that are off by default: no proof covers them."""
+
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")
 
 
@@ -200,7 +216,7 @@ def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
         "tp_degrees": space.text("tp_degrees", choices=("powers_of_two", "all"), default=defaults["tp_degrees"]),
         "max_micro_batch_size": whole("max_micro_batch_size"),
         "max_chunks": whole("max_chunks"),
-        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, *EXACT_SWITCHES, "sequence")},
+        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, *EXACT_SWITCHES, *MORE_FREEDOMS)},
         "num_pipelines": bound("num_pipelines"),
         "num_stages": bound("num_stages"),
         "max_tp": bound("max_tp"),

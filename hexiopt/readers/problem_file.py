@@ -79,11 +79,11 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
 def space_to_dict(space: Space) -> dict[str, Any]:
     """All fields of the space, as plain data.
 
-    Exact switches and the memory headroom stand there only where they are not the default: other problems keep the hash
-    that they have in files written before there were any.
+    Exact switches, uneven chunks and the memory headroom stand there only where they are not the default: other
+    problems keep the hash that they have in files written before there were any.
     """
     stated = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
-    later = (*EXACT_SWITCHES, "memory_headroom")
+    later = (*EXACT_SWITCHES, "uneven_chunks", "memory_headroom")
     data = {name: value for name, (value, default) in stated.items() if name not in later or value != default}
     return data | {"exclude": list(space.exclude)}
 

@@ -40,7 +40,7 @@ def is_provable(pricer: PlanPricer) -> bool:
     cluster, workload = problem.cluster, problem.workload
     if framework.overlaps_gradients or framework.overlaps_weights:
         return False
-    if problem.space.sequence or cluster.groups or cluster.links:
+    if problem.space.sequence or problem.space.uneven_chunks or cluster.groups or cluster.links:
         return False
     if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in schedules(workload)):
         return False

@@ -13,14 +13,14 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.plan.parallelism import Replicated
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges, recompute_first, sharding_stages
+from hexiopt.problem.space import layer_ranges, ranges_of, recompute_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import ReplicaShare
 from solvers.completion.pricing import PricedPlan
-from solvers.core.interleaving import multiple_of
+from solvers.core.interleaving import may_interleave, multiple_of
 from solvers.core.operators import Operator
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
@@ -64,13 +64,22 @@ def shift_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random)
 
 def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, change: int) -> Pipeline | None:
     """`pipeline` with `change` more layers in stage s and fewer in the next; where interleaved, all layer ranges
-    follow.
+    follow, or, where they may be uneven, the longest of those that give.
     """
     chunks, counts = pipeline.num_chunks, [stage.num_layers for stage in pipeline.stages]
-    counts[s], counts[s + 1] = counts[s] + change, counts[s + 1] - change
-    if min(counts) < chunks:
-        return None
-    ranges = layer_ranges(counts, chunks)
+    if near.problem.space.uneven_chunks:
+        parts, k = _parts(pipeline), s + (change > 0)
+        giving = max(range(k, len(parts), len(counts)), key=lambda part: parts[part])
+        taking = giving + (-1 if change > 0 else 1)
+        parts[giving], parts[taking] = parts[giving] - abs(change), parts[taking] + abs(change)
+        if parts[giving] < 1:
+            return None
+        ranges = list(ranges_of(parts, len(counts)))
+    else:
+        counts[s], counts[s + 1] = counts[s] + change, counts[s + 1] - change
+        if min(counts) < chunks:
+            return None
+        ranges = layer_ranges(counts, chunks)
     # Both stages get policies for their new layers below.
     stages = [
         replace(stage, layers=own, recompute=(stage.policy,) if at in (s, s + 1) else stage.recompute)
@@ -82,6 +91,36 @@ def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: i
             return None
         stages[at] = fitted
     return replace(pipeline, stages=tuple(stages))
+
+
+def _parts(pipeline: Pipeline) -> list[int]:
+    """Layers of each virtual stage, in the order of the model."""
+    return [own[1] - own[0] for turn in zip(*(s.layers for s in pipeline.stages), strict=True) for own in turn]
+
+
+def shift_chunk_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """Move a layer from one range of a stage to another, in one pipeline or in all that are cut there."""
+    plan = priced.plan
+    pipeline = rng.choice(plan.pipelines)
+    count, chunks = len(pipeline.stages), pipeline.num_chunks
+    if chunks < 2:
+        return None
+    s, (giving, taking) = rng.randrange(count), rng.sample(range(chunks), 2)
+    parts = _parts(pipeline)
+    parts[giving * count + s] -= 1
+    parts[taking * count + s] += 1
+    if parts[giving * count + s] < 1:
+        return None
+    together = not near.problem.space.uneven_structure or rng.random() < 0.4
+    shape, ranges = [stage.layers for stage in pipeline.stages], ranges_of(parts, count)
+
+    def moved(one: Pipeline) -> Pipeline:
+        if one is not pipeline and not (together and [stage.layers for stage in one.stages] == shape):
+            return one
+        stages = [replace(stage, layers=own) for stage, own in zip(one.stages, ranges, strict=True)]
+        return replace(one, stages=tuple(stages))
+
+    return replace(plan, pipelines=tuple(map(moved, plan.pipelines)))
 
 
 def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
@@ -217,6 +256,14 @@ def _split_batch(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
     return len(priced.plan.pipelines) > 1 and priced.plan.sharding.stage < LOCKSTEP
 
 
+def _may_have_uneven_chunks(problem: Problem) -> bool:
+    return problem.space.uneven_chunks and may_interleave(problem)
+
+
+def _interleaved(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    return any(pipeline.num_chunks > 1 for pipeline in priced.plan.pipelines)
+
+
 def _several_groups(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
     plan = priced.plan
     return len(sharding_groups(near.problem, plan.sharding.stage)) > 1 and len(plan.pipelines) > 1
@@ -234,6 +281,7 @@ def _shared_states(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
 PlanOperator: TypeAlias = Operator[PlanNeighbourhood, PricedPlan, Plan]
 PLAN_OPERATORS: tuple[PlanOperator, ...] = (
     Operator("shift_layer", 3, shift_layer, _switched_on("uneven_layers")),
+    Operator("shift_chunk_layer", 1, shift_chunk_layer, _may_have_uneven_chunks, _interleaved),
     Operator("change_recompute", 1, change_recompute, _switched_on("recompute_per_stage"), _several_policies),
     Operator("shift_micro_batch", 1, shift_micro_batch, _switched_on("uneven_batch"), _split_batch),
     Operator("change_sharding_groups", 1, change_sharding_groups, applies=_several_groups),

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from hexiopt.exports.layout import BlockRecompute, JobLayout, LayoutStage, plan_of_layout, ranges_of
+from hexiopt.exports.layout import BlockRecompute, JobLayout, LayoutStage, plan_of_layout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges
+from hexiopt.problem.space import layer_ranges, ranges_of
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 

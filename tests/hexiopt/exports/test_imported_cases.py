@@ -145,7 +145,10 @@ def test_bridge_is_interleaved_where_it_says_so(name: str, expected: tuple[int, 
     assert str(found.plan.schedule) == "interleaved"
     assert found.plan.pipelines[0].num_chunks == (4 if name == "recipe.txt" else 5)
     assert [stage.num_layers for stage in found.plan.pipelines[0].stages] == layers
-    assert any("what base returns" in note for note in found.notes) == (name == "recipe.txt")
+    assert any("space.uneven_chunks=true" in note for note in found.notes) == (name == "layout.overrides")
+    assert not any(violation.rule == "layers" for violation in hx.check(found.problem, found.plan))
+    # What a recipe's base returns is not in the file.
+    assert any("base" in note for note in found.notes) == (name == "recipe.txt")
 
 
 def test_flagscale_over_two_vendors() -> None:

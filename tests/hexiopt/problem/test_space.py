@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hexiopt.errors import InputError
 from hexiopt.problem.space import (
     EXACT_SWITCHES,
+    MORE_FREEDOMS,
     SWITCHES,
     Space,
     recompute_chains,
@@ -29,7 +30,7 @@ SPACES = st.builds(
     tp_degrees=st.sampled_from(("powers_of_two", "all")),
     max_micro_batch_size=st.integers(1, 1024),
     max_chunks=st.integers(1, 1024),
-    **{name: st.booleans() for name in (*SWITCHES, *EXACT_SWITCHES)},
+    **{name: st.booleans() for name in (*SWITCHES, *EXACT_SWITCHES, *MORE_FREEDOMS)},
     num_pipelines=LIMITS,
     num_stages=LIMITS,
     max_tp=LIMITS,
@@ -41,7 +42,7 @@ SPACES = st.builds(
 @given(SPACES)
 def test_round_trip(space: Space) -> None:
     data = space_to_dict(space)
-    assert set(data) | {*EXACT_SWITCHES, "memory_headroom"} == {field.name for field in fields(Space)}
+    assert set(data) | {*EXACT_SWITCHES, "uneven_chunks", "memory_headroom"} == {field.name for field in fields(Space)}
     assert space_from_dict(data, "space") == space
 
 

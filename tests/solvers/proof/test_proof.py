@@ -23,7 +23,7 @@ from solvers.core.search import Search
 from solvers.exact.exhaustive import Exhaustive
 from solvers.proof.cases import case_of, case_surroundings
 from solvers.proof.combinations import COMBINE, Combinations
-from solvers.proof.gaps import is_provable
+from solvers.proof.gaps import is_provable, num_usages
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import NO, chain_ends
 from solvers.proof.partitions import surroundings
@@ -66,7 +66,7 @@ def priced_plans(draw: st.DrawFn) -> tuple[PlanPricer, Plan, float]:
     assume(plan.sharding.stage < 2 and plan.sharding.groups in ("all", "machine") and not check(problem, plan))
     model = PlanPricer(problem)
     cost = model.price(plan)
-    assume(cost.fits)
+    assume(cost.fits and num_usages(problem) <= 1000)
     assert is_provable(PlanPricer(problem))
     return model, plan, cost.step_time_s
 
