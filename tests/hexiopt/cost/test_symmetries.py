@@ -20,9 +20,9 @@ from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from tests.hexiopt.exports.random_plans import LLAMA_7B
 from tests.strategies import plans, problems_with_plans, roomy_problems, roomy_problems_with_plans
 
 PAIRS = problems_with_plans() | roomy_problems_with_plans()
@@ -153,20 +153,8 @@ def test_equal_devices_are_interchangeable(pair: tuple[Problem, Plan], random: A
 
 def test_a_crowded_replica_is_priced_wherever_it_stands() -> None:
     """The device of TP 1 gets messages from eight devices and sends to eight."""
-    model = ModelSpec(
-        name="llama2_7b",
-        architecture="llama",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=32,
-        head_dim=128,
-        ffn_size=11008,
-        vocab_size=32000,
-        max_positions=4096,
-    )
     cluster = Cluster.of({"a100_80gb_sxm": 24}, inter_gb_per_s=25, gpus_per_machine=8, name="c")
-    problem = Problem(cluster, model, Workload(global_batch=32, seq_len=2048))
+    problem = Problem(cluster, LLAMA_7B, Workload(global_batch=32, seq_len=2048))
     wide, narrow = Replica(tuple(range(8, 16)), 2), Replica((16,), 2)
     held = {}
     for replicas in ((wide, narrow), (narrow, wide)):

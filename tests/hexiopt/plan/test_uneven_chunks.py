@@ -17,7 +17,6 @@ from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges, ranges_of, with_equal_chunks
 from hexiopt.problem.workload import Workload
@@ -38,18 +37,6 @@ CLUSTER = Cluster.of({"a100_80gb_sxm": 2}, inter_gb_per_s=25, gpus_per_machine=2
 MODEL = replace(TOY, num_layers=12)
 WORKLOAD = Workload(16, 512, schedule="interleaved")
 UNEVEN = Problem(CLUSTER, MODEL, WORKLOAD, Space(uneven_chunks=True))
-LLAMA_70B = ModelSpec(
-    name="llama3_70b",
-    architecture="llama",
-    num_layers=80,
-    hidden_size=8192,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=28672,
-    vocab_size=128256,
-    max_positions=8192,
-)
 
 
 def plan_of(parts: list[int], policies: tuple[str, ...] = ("none",), count: int = 16) -> Plan:
