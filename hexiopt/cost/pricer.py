@@ -71,8 +71,8 @@ class PlanPricer:
 
     @property
     def features(self) -> PricerFeatures:
-        """As of `Pricer`: all."""
-        return PricerFeatures(exact=self, stages=self.stages, replicas=True)
+        """As of `Pricer`: all, if bounds hold for the framework."""
+        return PricerFeatures(exact=self if self.framework.is_bounded else None, stages=self.stages, replicas=True)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
