@@ -5,8 +5,7 @@ layers that Zorse measured are predicted too. A .json file is one that `make gpu
 """
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from rich.progress import Progress
 from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.validation.cases import Given, case_of
+from experiments.validation.features import states_feature
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, reserved_ratios
 from experiments.validation.metrics import in_metric, step_time_s
@@ -35,6 +35,7 @@ from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.calibration.constants import constant_values
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
+from hexiopt.ledger import Ledger, Vocabulary
 from hexiopt.problem.profile import Profile
 from hexiopt.readers.link_files import sailor_network
 from hexiopt.readers.profile_files import read_profile
@@ -66,9 +67,10 @@ def run(job: Job) -> float:
     known = [(case, prediction.predicted) for prediction, case, _ in found if case is not None]
     simulated_too = [(case, _simulated(prediction, case)) for prediction, case, _ in found if case is not None]
     priced = [(case, cost) for _, case, cost in found if case is not None and cost is not None]
-    reasons = Counter(prediction.reason for prediction in predictions if prediction.reason)
+    skipped = grouped((one for one in predictions if one.reason), lambda one: one.reason)
     if not known:
-        raise InputError(f"{path}: none of its {len(rows)} rows can be predicted: {', '.join(reasons)}")
+        reasons = ", ".join(f"{reason} ({len(own)})" for reason, own in skipped.items())
+        raise InputError(f"{path}: none of its {len(rows)} rows can be predicted: {reasons}")
     job.write("validation.csv", validation_csv(predictions))
     by_source = _errors_by(known, lambda case: (case.row.source, f"{case.row.gpu} {case.problem.workload.precision}"))
     job.show(errors_table(by_source, f"By source, GPU and precision (ρ of the worst family of {_FAMILY} rows or more)"))
@@ -84,8 +86,9 @@ def run(job: Job) -> float:
     ):
         if errors:
             job.show("", errors_table(errors, title))
-    if reasons:
-        job.show("", left_out_table(reasons))
+    if skipped:
+        job.show("", left_out_table({reason: [one.line for one in own] for reason, own in skipped.items()}))
+    job.show(*(f"note: {note}" for note in _notes(path, rows)))
     overall = Scored.of(known)
     job.show("", f"{len(known)} of {len(rows)} rows predicted: mean error {overall.mean_percent:.1f} %.")
     written = ["validation.csv"]
@@ -95,6 +98,13 @@ def run(job: Job) -> float:
         written.append("validation.png")
     job.show_files(*written)
     return overall.mean_percent
+
+
+def _notes(path: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """What of the file was not read."""
+    columns = {name for row in rows for name in row.others}
+    harmless = frozenset(filter(states_feature, columns))
+    yield from Ledger(str(path), dict.fromkeys(sorted(columns)), Vocabulary(harmless)).notes()
 
 
 def _given(job: Job) -> Given:

@@ -27,11 +27,14 @@ class Pace:
     units: tuple[tuple[float, float], ...] = ()
     """Under ZeRO-2 and 3: seconds of computing each unit in a forward and a backward, where those of `chunks` have
     gathers and scatters in them too."""
+    last_parts: tuple[tuple[float, ...], ...] = ()
+    """Otherwise: seconds of each part of the last backward through each layer range, beside which gradients are
+    summed."""
 
     def operation_s(self, backward: bool, chunk: int, part: int | None = None) -> float:
         """Seconds of computing a forward or a backward of a layer range, or a part of one, which is a unit."""
         if not self.units:
-            return self.chunks[chunk][backward]
+            return self.chunks[chunk][backward] if part is None else self.last_parts[chunk][part]
         if part is None:
             return sum(unit[backward] for unit in self.units)
         return self.units[len(self.units) - 1 - part if backward else part][backward]
@@ -58,6 +61,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         tuple(own["latency_s"]),
         own["namespace"],
         tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
+        tuple(map(tuple, own["last_parts"])),
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from experiments.validation.clusters import cluster_of
+from experiments.validation.features import unpriced
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row
 from experiments.validation.rules import (
@@ -67,6 +68,8 @@ def case_of(row: Row, given: Given) -> Case:
     cost model's fastest choice that fits in memory is taken (of all choices, where none fits), since published runs
     are tuned.
     """
+    if feature := unpriced(row.notes, row.model_name, row.others):
+        raise InexpressibleError(feature)
     try:
         cases = _cases(row, given)
     except InputError as error:

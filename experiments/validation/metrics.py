@@ -1,4 +1,4 @@
-"""The measurement of a row, and its prediction by the cost model, in the row's own metric.
+"""The measurement of a row, and its prediction by the cost model, in the row's own metric (`metric_names.py`).
 
 `tflops_per_gpu` and `mfu` (in percent of the dense BF16 peak) count FLOPs as the source does: per token, 6 for each
 parameter outside the input embedding, and all of attention rather than its causal half (12 · layers · width · length;
@@ -6,6 +6,7 @@ PaLM, arXiv 2204.02311, appendix B). Megatron of 2021 counts 96 B s l h² (1 + s
 three quarters of that without (Narayanan et al., arXiv 2104.04473, section 5.1).
 """
 
+from experiments.validation.metric_names import ITER_TIME, ITERATIONS, SAMPLES, TFLOPS, TOKENS, TOKENS_OF_GPU
 from experiments.validation.predict import Case
 from hexiopt.units import TFLOP
 
@@ -15,12 +16,18 @@ _PERCENT = 100.0
 def in_metric(case: Case, step_time_s: float) -> float:
     """The value of the row's metric for a step time in seconds."""
     row, workload, gpus = case.row, case.problem.workload, case.problem.cluster.num_devices
-    if row.metric == "iter_time_s":
+    if row.metric == ITER_TIME:
         return step_time_s
-    if row.metric == "tokens_per_s_per_gpu":
-        return workload.tokens / (step_time_s * gpus)
+    rates = {
+        ITERATIONS: 1.0,
+        TOKENS: float(workload.tokens),
+        TOKENS_OF_GPU: workload.tokens / gpus,
+        SAMPLES: workload.global_batch / case.parts,  # with context parallelism a sequence is several of the workload
+    }
+    if row.metric in rates:
+        return rates[row.metric] / step_time_s
     per_gpu = _counted_flops(case) / (step_time_s * gpus)
-    if row.metric == "tflops_per_gpu":
+    if row.metric == TFLOPS:
         return per_gpu / TFLOP
     peaks = [machine.num_gpus * (machine.gpu.peak_flops("bf16") or 0.0) for machine in case.problem.cluster.machines]
     return _PERCENT * per_gpu * gpus / sum(peaks)
@@ -29,7 +36,7 @@ def in_metric(case: Case, step_time_s: float) -> float:
 def step_time_s(case: Case) -> float:
     """The step time that the row measured, in seconds."""
     value = case.row.value
-    if case.row.metric == "iter_time_s":
+    if case.row.metric == ITER_TIME:
         return value
     return in_metric(case, 1.0) / value  # all other metrics are rates
 

@@ -1,6 +1,7 @@
 """The software of a measured run, and what follows from it where its row states nothing.
 
 Frameworks are those of `hexiopt/calibration/frameworks.yaml`:
+- `hexiopt` as the source: our own runtime;
 - Megatron's own FSDP, `megatron-fsdp` in the ZeRO column: `megatron_fsdp`;
 - MaxText by its name in the source or the notes: `maxtext`;
 - else `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async`
@@ -31,6 +32,8 @@ _HALF_SYNC = ("internevo", "deepspeed")
 def framework_of(row: Row) -> str:
     """The framework of a run."""
     text, sharding = f"{row.source} {row.notes}".lower(), row.zero_stage_or_fsdp.lower()
+    if row.source == "hexiopt":
+        return "hexiopt"
     if "megatron-fsdp" in sharding:
         return "megatron_fsdp"
     if "maxtext" in text:

@@ -17,6 +17,7 @@ class Rows(NamedTuple):
     `many` and `few` are forward and backward seconds [following stages, types, layers + 1] with many micro-batches and
     with fewer than `enough` [following stages]; `ahead` [following stages] is the most forwards a stage runs ahead.
     `nested`: a stage has one layer range, and no more micro-batches in flight than those with more stages after it.
+    `shown`: the share of sync that follows the last backward (`sync_room_s`).
     """
 
     kind: Ints
@@ -32,6 +33,7 @@ class Rows(NamedTuple):
     enough: Ints
     ahead: Ints
     nested: bool
+    shown: float
 
 
 class Multipliers(NamedTuple):
@@ -85,6 +87,19 @@ class BoxStages(NamedTuple):
     journey: Floats
     top: Ints
     cheapest: Floats
+
+
+@numba.vectorize(["float64(float64, float64, float64, float64)"], cache=True)  # type: ignore[no-untyped-call, untyped-decorator]
+def sync_room_s(left_s: float, backward_s: float, shown: float, m: float) -> float:
+    """The most seconds of sync of a stage that leave `left_s` after its last backward, of at least `backward_s`.
+
+    Sync runs beside that backward, but for a share of `shown` that follows it. A longer backward ends no earlier than
+    by so much in all micro-batches but one: of a single one no more is known than that share.
+    """
+    if shown >= 1.0:
+        return left_s
+    room_s = left_s + backward_s if m >= 2.0 else np.inf
+    return min(room_s, left_s / shown) if shown > 0.0 else room_s
 
 
 @numba.njit(cache=True, nogil=True)
@@ -228,7 +243,8 @@ def price_stages(
             stages.factor[k], stages.own[k] = factor, own.min()
         for first in range(2):
             # Only a first stage certainly ends its last backward at the end of the last journey.
-            slack_s = limit_s - (busy_s if first else work_s)
+            backward_s = t - n * rows.forward_s[row] - head_s
+            slack_s = sync_room_s(limit_s - (busy_s if first else work_s), backward_s, rows.shown, m)
             price = stages.own[k]
             for j in range(len(prices.most_shared)):  # modes sync ever longer
                 if rows.lockstep[row] or prices.tail_s[kind, j] <= slack_s:

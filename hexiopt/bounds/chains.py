@@ -13,7 +13,7 @@ where Σ is the time that the first micro-batch takes through the pipeline and b
 takes at least the time of the fastest mix that fits the micro-batches in flight, with fractions of layers allowed.
 
 A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other at least
-M · t_s after the start of the step.
+M · t_s after the start of the step. Where sync runs beside the last backward, only what follows it counts.
 
 Pairs (M, Σ) are covered by *boxes*. In a box, stages satisfy the conditions at its low ends; Σ ≤ its high end is priced
 by a Lagrange multiplier, sought by cutting planes, or counted in discrete parts. A recursion over layers then gives a
@@ -151,6 +151,7 @@ class Chains:
             enough,
             ahead,
             nested,
+            types.shown,
         )
 
     def _seconds_behind(self, terms: list[BoundTerms]) -> Floats:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from hexiopt.bounds.box_stages import Multipliers, stage_prices
+from hexiopt.bounds.box_stages import Multipliers, stage_prices, sync_room_s
 from hexiopt.bounds.chains import Chain
 from hexiopt.bounds.stages import StageTypes
 
@@ -154,7 +154,7 @@ class BoundColumns:
         rows = _ColumnStages(
             types, self.modes, [BoundColumn(chain, np.zeros(len(chain.types), np.int64), chain.types >= 0)]
         )
-        slack_s = step_s * (1 + 1e-9) - rows.busy_s(np.array([m]))
+        slack_s = rows.sync_room_s(step_s * (1 + 1e-9), np.array([m]))
         modes, shares = [], []
         for row, n, slack in zip(chain.types.tolist(), chain.layers.tolist(), slack_s.tolist(), strict=True):
             stage_prices(
@@ -246,6 +246,7 @@ class _ColumnStages:
         self._multiple = np.where(interleaved, self._sizes, 1)  # of micro-batches
         self._inner_s = types.inner_s[self._row]
         kind = types.kind[self._row]
+        self._backward_s = self._t - self._n * forward_s - head_s
         waits = self._shares & ~types.lockstep[self._row]
         self._tail_s = np.where(waits, modes.tail_s[kind, self._mode], 0.0)
 
@@ -260,8 +261,16 @@ class _ColumnStages:
         work_s = m[self._column] * self._t
         return np.asarray(np.where(self._first, np.maximum(work_s, work_s + self._own_s()), work_s))
 
-    def _micro_batches(self, step_s: float, tail_s: Floats) -> Floats:
-        """The largest number of micro-batches that leaves `tail_s` after each stage."""
+    def sync_room_s(self, step_s: float, m: Floats) -> Floats:
+        """The most seconds of sync of every stage with m micro-batches [columns] in a step of `step_s`."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left_s = step_s - self.busy_s(m)
+            return np.asarray(sync_room_s(left_s, self._backward_s, self._types.shown, m[self._column]))
+
+    def _micro_batches(self, step_s: float, sync_s: Floats) -> Floats:
+        """The largest number of micro-batches that leaves time for `sync_s` of each stage, two or more of them."""
+        shown = self._types.shown
+        tail_s = sync_s if shown >= 1.0 else np.maximum(sync_s - self._backward_s, shown * sync_s)
         with np.errstate(divide="ignore", invalid="ignore"):
             alone = (step_s - tail_s) / self._t
             together = (step_s - np.where(self._first, tail_s, 0.0) - self._own_s()) / self._t
@@ -273,8 +282,8 @@ class _ColumnStages:
         """Every column twice: with the most micro-batches, and with as many as leave time for the sync of many holders.
         Where `micro_batches` is given, with that many or none."""
         each = [
-            self._micro_batches(step_s, tail)
-            for tail in (self._tail_s, np.maximum(self._tail_s, self._inner_s * self._n))
+            self._micro_batches(step_s, sync_s)
+            for sync_s in (self._tail_s, np.maximum(self._tail_s, self._inner_s * self._n))
         ]
         if micro_batches is not None:
             each = [np.where(most >= micro_batches, float(micro_batches), 0.0) for most in each]
@@ -291,7 +300,7 @@ class _ColumnStages:
         own = np.where(self._shares, np.maximum(0.0, self._n - self._modes.most[self._mode]), self._n)
         np.add.at(found, (2 * kinds * modes + cell, self._column), devices / types.machine_devices[kind] * own)
         with np.errstate(divide="ignore", invalid="ignore"):
-            alone = self._n - (step_s - self.busy_s(m)) / self._inner_s
+            alone = self._n - self.sync_room_s(step_s, m) / self._inner_s
         few = np.where((self._inner_s > 0.0) & (alone > 0.0), alone / types.share[self._row], 0.0)
         np.add.at(found, (np.full(len(self._row), 3 * kinds * modes), self._column), few)
         found[:, m <= 0.0] = 0.0

@@ -57,6 +57,9 @@ class StageTypes:
         self.lockstep: NDArray[np.bool_] = np.array([row.holders.lockstep for row in rows])
         self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
         self.interface_s, self.inner_s = _sync_s(model, rows, examples)
+        self.shown = model.framework.share_after_backward(
+            sharding_stages(workload), workload.stored_gradient_bytes, workload.element_bytes
+        )
         self._policies = recompute_policies(workload)
         times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
         self._policy_s = times.sum(axis=2)  # [types, policies]
@@ -244,7 +247,7 @@ def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], F
 
 
 def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
-    """Seconds of gradient sync per layer after the last backward, if the layer has many holders.
+    """Seconds of gradient sync per layer, if the layer has many holders.
 
     They are given for a machine's interface and a layer held by many machines [kinds], zero where a machine has
     several interfaces, since no stage need wait for the busiest; and for a device's own links and a layer that many

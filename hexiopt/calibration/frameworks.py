@@ -3,7 +3,7 @@
 Plans are found for our own runtime, `hexiopt`; the others are there to predict runs that were made with them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,8 @@ from hexiopt.calibration.gpus import QUANTIZED_BYTES
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.units import MICROSECOND
 
+GRADIENT_SUMS = ("after", "beside", "by_part")
+"""When gradients are synchronised; the file says what each value means."""
 _TABLE = Path(__file__).with_name("frameworks.yaml")
 
 
@@ -25,7 +27,7 @@ class Framework:
     name: str
     sequence_parallel: bool
     recompute_stops_early: bool
-    overlaps_gradients: bool
+    gradient_sums: str
     overlaps_weights: bool
     memory_traffic: float
     attention_speed: float
@@ -35,6 +37,21 @@ class Framework:
     layer_host_s: float
     holder_s: float
     cast_bytes: Mapping[str, float]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the lower bounds and proofs of this project hold for what it takes: each of its sums and gathers
+        begins no earlier than the last backward of every device in it, and no recomputing shortens a step."""
+        return self.gradient_sums != "beside" and not self.overlaps_weights
+
+    def share_after_backward(self, sharding_stages: Sequence[int], gradient_bytes: float, weight_bytes: float) -> float:
+        """Of what is summed once a step, and gathered after it, the least share that follows the last backward, for
+        plans of any of these ZeRO stages. Gathers follow the optimiser."""
+        early = [stage for stage in sharding_stages if stage < 2]
+        if self.gradient_sums == "after" or not early:
+            return 1.0
+        gathered = min(gradient_bytes, weight_bytes)
+        return gathered / (gradient_bytes + gathered) if 0 not in early else 0.0
 
 
 @cache
@@ -65,7 +82,7 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
         name,
         section.flag("sequence_parallel"),
         section.flag("recompute_stops_early"),
-        section.flag("overlaps_gradients"),
+        section.text("gradient_sums", choices=GRADIENT_SUMS),
         section.flag("overlaps_weights"),
         constant(section, "memory_traffic", values),
         constant(section, "attention_speed", values),

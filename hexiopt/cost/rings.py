@@ -11,6 +11,7 @@ section 3.2.2).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -160,27 +161,40 @@ def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, c
 
 def divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
     """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
-    within: dict[tuple[int, ...], float] = {}
-    between: dict[tuple[int, ...], float] = {}
-    for rows, amounts in zip(holders.holders, holders.params, strict=True):
-        for row, params in zip(rows.tolist(), amounts.tolist(), strict=True):
+    within, between = (_Rings({}, {}), _Rings({}, {}))
+    for rows, amounts, ends in zip(holders.holders, holders.params, holders.last or holders.params, strict=True):
+        for row, params, last in zip(rows.tolist(), amounts.tolist(), ends.tolist(), strict=True):
             parts: dict[int, list[int]] = {}
             for device in row:
                 parts.setdefault(groups[device], []).append(device)
             for part in parts.values():
-                within[tuple(part)] = within.get(tuple(part), 0.0) + params
+                within.add(tuple(part), params, last)
             widths, ranks = slices(tuple(map(len, parts.values())))
             for width, at in zip(widths, ranks.tolist(), strict=True):
                 ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
-                between[ring] = between.get(ring, 0.0) + width * params
-    return grouped(within), grouped(between)
+                between.add(ring, width * params, width * last)
+    return grouped(*within), grouped(*between)
 
 
-def grouped(rings_of: Mapping[tuple[int, ...], float]) -> ParameterHolders:
-    """Rings of two devices or more, by their length."""
-    lengths = sorted({len(ring) for ring in rings_of} - {1})
-    chosen = [[(ring, params) for ring, params in rings_of.items() if len(ring) == n] for n in lengths]
+class _Rings(NamedTuple):
+    """By the devices of a ring: its parameters, and those that a backward ends with."""
+
+    params: dict[tuple[int, ...], float]
+    last: dict[tuple[int, ...], float]
+
+    def add(self, ring: tuple[int, ...], params: float, last: float) -> None:
+        self.params[ring] = self.params.get(ring, 0.0) + params
+        self.last[ring] = max(self.last.get(ring, 0.0), last)
+
+
+def grouped(
+    params: Mapping[tuple[int, ...], float], last: Mapping[tuple[int, ...], float] | None = None
+) -> ParameterHolders:
+    """Rings of two devices or more, by their length; `last` of their parameters as in `ParameterHolders`."""
+    lengths = sorted({len(ring) for ring in params} - {1})
+    chosen = [[ring for ring in params if len(ring) == n] for n in lengths]
     return ParameterHolders(
-        tuple(np.array([ring for ring, _ in rows], np.int64) for rows in chosen),
-        tuple(np.array([params for _, params in rows]) for rows in chosen),
+        tuple(np.array(rings, np.int64) for rings in chosen),
+        tuple(np.array([params[ring] for ring in rings]) for rings in chosen),
+        () if last is None else tuple(np.array([last[ring] for ring in rings]) for rings in chosen),
     )

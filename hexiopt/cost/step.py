@@ -31,19 +31,25 @@ def step_cost(
     # All copies of an executor (the devices of a sequence layout) end together.
     ready = np.array([end_s for executor, end_s in executors for _ in executor.copies])
     optimizer_s = np.array([copy.optimizer_s for copy in copies])
-    backward_s = forward_s = None  # of each copy, beside which rings may run
-    if framework.overlaps_gradients:
-        backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
-    if framework.overlaps_weights:
-        forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
     within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.stored_gradient_bytes
     # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
     passes = (2, 1, 0, 0)[zero_stage]
-    ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
+    left = None  # of each copy, seconds beside which sums between groups may run
+    if framework.gradient_sums == "by_part":
+        last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
+        ended = after_sums_by_part(within, copy_of, ready - last_s, ready, gradient_bytes, passes)
+    else:
+        backward_s = None
+        if framework.gradient_sums == "beside":
+            backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
+        ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
     ended, _ = after_all_reduce(rings.between_groups, copy_of, ended, gradient_bytes, 2, left)
     synced_s = max(pipeline_s, float(ended.max()))
     finished = ended + optimizer_s
     if zero_stage in (1, 2):
+        forward_s = None  # of each copy, beside which weights may be gathered
+        if framework.overlaps_weights:
+            forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
         finished, _ = after_all_reduce(within, copy_of, finished, workload.element_bytes, 1, forward_s)
     step_s = max(synced_s, float(finished.max()))
     if zero_stage == 1:
@@ -59,6 +65,25 @@ def step_cost(
         excess_bytes=max([copy.excess_bytes for copy in copies]),
         pipelines=tuple(pipelines),
     )
+
+
+def after_sums_by_part(
+    sync: RingTimes, copy_of: Ints, began: Floats, ended: Floats, num_bytes: float, passes: int
+) -> Floats:
+    """When each parameter copy has finished all its ring collectives [copies], which run beside its last backward, from
+    `began` to `ended` [copies], as that makes the gradients.
+
+    A ring starts when the last of its members begins that backward, and what the last part of a backward makes goes
+    around when the last of them has ended it. Otherwise as `after_all_reduce`.
+    """
+    if not passes or not sync.groups.count:
+        return ended
+    done, groups = ended.copy(), sync.groups
+    for holders, duration, last in zip(groups.holders, sync.ring_pass_s(num_bytes), groups.last_shares, strict=True):
+        at, seconds = copy_of[holders], passes * duration
+        end = np.maximum(began[at].max(axis=1) + seconds, ended[at].max(axis=1) + last * seconds)
+        np.maximum.at(done, at, end[:, None])
+    return done
 
 
 def after_all_reduce(

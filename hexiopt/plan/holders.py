@@ -27,16 +27,23 @@ Floats = NDArray[np.float64]
 class ParameterHolders:
     """Groups of devices that hold the same parameters.
 
-    `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups].
+    `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups], and of these
+    `last[k]` are those whose gradients the last part of a backward makes (not stated: all).
     """
 
     holders: tuple[Ints, ...]
     params: tuple[Floats, ...]
+    last: tuple[Floats, ...] = ()
 
     @property
     def count(self) -> int:
         """Groups in all, each one all-reduce."""
         return sum(len(params) for params in self.params)
+
+    @property
+    def last_shares(self) -> list[Floats]:
+        """`last` as shares of `params`."""
+        return [last / params for last, params in zip(self.last or self.params, self.params, strict=True)]
 
 
 @lru_cache(maxsize=4096)
@@ -107,29 +114,36 @@ def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> Parame
         table[row, : len(devices)] = devices
     rows: dict[int, dict[bytes, list[float]]] = {}
 
-    def add(members: list[int], params: float) -> None:
-        """Slices of a tensor of `params` parameters that the replicas `members` hold."""
+    def add(members: list[int], params: float, last: float) -> None:
+        """Slices of a tensor of `params` parameters that the replicas `members` hold; a backward may end with `last` of
+        them."""
         if len(members) == 1 or not params:
             return
         widths, ranks = slices(tuple([degree[m] for m in members]))
         holders = np.sort(table[np.array(members), ranks], axis=1)
         family = rows.setdefault(len(members), {})
         for row, width in zip(holders, widths, strict=True):
-            family.setdefault(row.tobytes(), [0.0])[0] += width * params
+            value = family.setdefault(row.tobytes(), [0.0, 0.0])
+            value[0] += width * params
+            value[1] = max(value[1], width * last)
 
+    layer = float(model.layer_params)
     for num_layers, members in _layer_copies(holds):
-        add(members, float(model.layer_params) * num_layers)
+        add(members, layer * num_layers, layer)
     heads = [m for ranges in holds for m in ranges[0][1]]
     tails = [m for ranges in holds for m in ranges[-1][1]]
+    embedding, shared = float(model.embedding_params), float(model.vocabulary_params)
     if model.tied_embeddings:
-        add(sorted({*heads, *tails}), float(model.vocabulary_params))
-        add(heads, float(model.embedding_params - model.vocabulary_params))
-    else:
-        add(heads, float(model.embedding_params))
-    add(tails, float(model.head_params))
+        add(sorted({*heads, *tails}), shared, shared)
+        embedding -= shared
+    add(heads, embedding, embedding)
+    add(tails, float(model.head_params), 0.0)  # a backward begins with the head
+    for family in rows.values():
+        for value in family.values():
+            value[1] = value[1] or value[0]
     return ParameterHolders(
         tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
-        tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
+        *(tuple(np.array([value[k] for value in family.values()]) for family in rows.values()) for k in (0, 1)),
     )
 
 

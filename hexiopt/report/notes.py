@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.style import clipped, device_ranges, listed, percent, rate
+from hexiopt.report.style import clipped, device_ranges, listed, milliseconds, percent, rate
 from hexiopt.units import GB
 
 FASTEST_NIC_GB_PER_S = 100.0
@@ -19,16 +20,21 @@ LEAST_BEYOND_PREDICTED, USUALLY_BEYOND_PREDICTED, MOST_BEYOND_PREDICTED = 0.015,
 """By how much torch's allocator held more than predicted, as a share of the prediction: the least, the median and the
 most of 31 published runs whose peaks are stated (docs/results/validation.md, SimuMax)."""
 
+SHORTEST_MEASURED_LAYER_S = 1.3e-3
+"""The least seconds of a forward through a layer, as priced, of runs that step times were compared with (docs/results,
+gpu and validation; Megatron's small models, all host, apart)."""
+
 _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 
 
 def notes(problem: Problem, plan: Plan | None = None, cost: Cost | None = None) -> list[str]:
     """Notes on a problem: what its model's file says beside the shape, implausible network rates, sequences beyond the
-    model's positions, sequence layouts. With a plan for it and its price, on these too: memory filled to the last."""
+    model's positions, sequence layouts. With a plan for it and its price, on these too: memory filled to the last, and
+    steps that the host may bind."""
     of_problem = [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
     if plan is None or cost is None:
         return of_problem
-    return [*of_problem, *_memory(problem, plan, cost)]
+    return [*of_problem, *_memory(problem, plan, cost), *_host(problem, plan, cost)]
 
 
 def recorded_notes(solver: Mapping[str, Any] | None) -> list[str]:
@@ -83,3 +89,25 @@ def _long_context(problem: Problem) -> list[str]:
     if length < LONG_CONTEXT or problem.space.sequence or len(problem.usable_devices) == 1:
         return []
     return [f"with seq_len {length:,}, space.sequence=true may find a faster plan: GPUs then share a sequence"]
+
+
+def _host(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
+    """Of the slowest stage of the pipeline that ends last: layers so short that the host may not keep up."""
+    pipeline, priced = max(zip(plan.pipelines, cost.pipelines, strict=True), key=lambda own: own[1].end_s)
+    stage = max(zip(pipeline.stages, priced.stages, strict=True), key=lambda own: own[1].forward_s + own[1].backward_s)[
+        0
+    ]
+    if stage.sequence:
+        return []
+    model, samples = PlanPricer(problem), stage.samples(pipeline.micro_batch_size)
+    each = [(model.tp_group(replica.devices), n) for replica, n in zip(stage.replicas, samples, strict=True)]
+    forward_s = max(model.stages.layer_s(tp_group, n, "none")[0] for tp_group, n in each)
+    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(model.stages.measured(*one) is not None for one in each):
+        return []
+    where = listed(device_ranges(problem.cluster, stage.all_devices()), 2)
+    host_s = model.framework.layer_host_s
+    return [
+        f"a layer's forward takes {milliseconds(forward_s)} ms on {where}, less than in any run that prices were "
+        f"compared with ({milliseconds(SHORTEST_MEASURED_LAYER_S)} ms): the host may be slower to issue it than the "
+        f"{milliseconds(host_s)} ms that it is priced to take at least; larger micro-batches are safer"
+    ]

@@ -5,23 +5,26 @@ by the plan's own layers, heads, micro-batches and messages. Its hidden states a
 square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other. Computing is
 paced: an operation ends when the time that the cost model predicts for it, multiplied by the *dilation*, is over. So
 what is compared with the prediction is schedule, overlap, communication and sharing, not the compute times themselves.
-A stage's gradients are summed from the end of its last paced backward; under ZeRO-2 and 3 units are paced one by one,
-and really gathered and scattered beside that.
+A stage's last backward is paced part by part, a layer a part, and its gradients are really summed beside that, as when
+training; under ZeRO-2 and 3 all units are paced one by one, and really gathered and scattered.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import optimizer_compute_s
+from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from runtime.mapping.layout import layout_of
+from runtime.mapping.layout import RankExecutor, layout_of
 from runtime.pace import Pace
 
 _LEAST_HEAD = 2  # RoPE turns pairs
@@ -47,9 +50,37 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                     for unit in priced.units
                     for _ in range(unit.repeats)
                 ),
+                last_parts=_last_parts(model, plan, executor, priced, dilation),
             )
         )
     return found
+
+
+def _last_parts(
+    model: PlanPricer, plan: Plan, executor: RankExecutor, priced: ExecutorCost, dilation: float
+) -> tuple[tuple[float, ...], ...]:
+    """Seconds of the parts of the last backward through each layer range of an executor: head, layers from the last to
+    the first, embedding. They add up to those of the whole."""
+    pipeline = plan.pipelines[executor.pipeline]
+    stage = pipeline.stages[executor.stage]
+    match stage.parallelism:
+        case SequenceParallel() as layout:
+            sequence = model.stages.sequence_stage(layout, pipeline.micro_batch_size)
+            (embedding, head), layer_s = sequence.ends_s, sequence.layer_s
+        case _:
+            tp_group = model.tp_group(stage.executors[executor.replica])
+            samples = stage.samples(pipeline.micro_batch_size)[executor.replica]
+            embedding, head = model.stages.ends_s(tp_group, samples)
+            layer_s = partial(model.stages.layer_s, tp_group, samples)
+    found = []
+    for chunk, (_, backward_s) in zip(executor.chunks, priced.chunk_s, strict=True):
+        parts_s = [
+            *([head.backward_s] if chunk.last else []),
+            *(layer_s(policy)[1] for policy in reversed(chunk.recompute)),
+            *([embedding.backward_s] if chunk.first else []),
+        ]
+        found.append(tuple(dilation * backward_s * own_s / sum(parts_s) for own_s in parts_s))
+    return tuple(found)
 
 
 # ------------------------------------------------------------------ the stand-in

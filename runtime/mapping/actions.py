@@ -42,18 +42,16 @@ def rank_actions(
     seq_len: int,
     buckets: Sequence[BucketParts],
     times: StepTimes | None = None,
-    *,
-    cut_last: bool = True,
 ) -> list[RankActions]:
     """The actions of every rank, checked.
 
     Without `times`, pipelines are taken to be balanced. Gradients are summed beside the last backward, which is cut at
-    layers for that unless `cut_last` is False. Under ZeRO-2 and 3 every backward is cut, and scatters the gradients of
+    layers for that. Under ZeRO-2 and 3 every backward is cut, and scatters the gradients of
     each unit; under ZeRO-3 every forward too, and all gather weights one unit ahead. Raises InputError where operations
     wait for each other for ever.
     """
     sums, together = list(collectives(buckets)), lockstep(layout, buckets)
-    cut = {rank for one in sums for rank in one.ranks} if cut_last else set[int]()
+    cut = {rank for one in sums for rank in one.ranks}
     cut |= {rank for rank, at in enumerate(layout.executor_of) for one in together if _place(at) in one.stages}
     expected = StepTimes.even(layout, schedule) if times is None else times
     shapes = []

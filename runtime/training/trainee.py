@@ -109,8 +109,7 @@ class Trainee:
             agreed = _of_rank_0(times or StepTimes.even(self.layout, plan.schedule), device)
         else:
             agreed = _paced(self.layout, pace)
-        # Emulated operations take the time of a whole one.
-        actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed, cut_last=pace is None)[rank]
+        actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
         self.pipeline = StageRunner(

@@ -25,12 +25,18 @@ _SLACK = 1e-9  # of a limit, for rounding
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A pipeline, and when each of its replicas ends if it runs alone, stage by stage: seconds, `exact` or a lower
-    bound.
+    bound. `last_s` are those of the backward that each ends with.
     """
 
     pipeline: Pipeline
     ends_s: tuple[float, ...]
+    last_s: tuple[float, ...]
     exact: bool
+
+    @property
+    def begins_s(self) -> tuple[float, ...]:
+        """When each replica begins its last backward, likewise."""
+        return tuple([end_s - own_s for end_s, own_s in zip(self.ends_s, self.last_s, strict=True)])
 
     @property
     def layers(self) -> Layers:
@@ -83,7 +89,7 @@ class Candidates:
         if candidate.exact:
             return candidate
         cost = self._model.pipelines(Plan((candidate.pipeline,), global_choices.schedule))[0]
-        return Candidate(candidate.pipeline, cost.executor_end_s, True)
+        return replace(candidate, ends_s=cost.executor_end_s, exact=True)
 
     def _make(
         self, groups: PlacedDevices, num_sequences: int, global_choices: GlobalChoices, limit_s: float
@@ -96,12 +102,12 @@ class Candidates:
                 continue
             allocation = SampleAllocation(self._seconds, groups, size, count, global_choices, limit_s)
             for layers in self._layers(len(groups), count, global_choices.schedule.chunked):
-                for allocated, ends_s in allocation.allocations(layers):
+                for allocated, ends_s, last_s in allocation.allocations(layers):
                     stages = tuple(
                         _stage(replicas, ranges, given, recompute)
                         for replicas, ranges, (given, recompute) in zip(groups, layers, allocated, strict=True)
                     )
-                    yield Candidate(Pipeline(stages, count, size), ends_s, False)
+                    yield Candidate(Pipeline(stages, count, size), ends_s, last_s, False)
 
     def _layers(self, num_stages: int, num_micro_batches: int, several: bool) -> Iterator[Layers]:
         """Every way to cut the model's layers into one range per stage or, with `several`, into several ranges, equally

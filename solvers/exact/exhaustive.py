@@ -37,7 +37,7 @@ from solvers.exact.assignments import DeviceAssignment, DeviceClasses, PlacedDev
 from solvers.exact.candidates import Candidate, Candidates, leaner_stages
 from solvers.exact.sample_allocation import GlobalChoices
 from solvers.exact.splits import Layers, all_layer_cuts, least_longest
-from solvers.exact.sync_bounds import SyncBound, tails_s
+from solvers.exact.sync_bounds import SyncBound, Tail, tails_s
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
 
@@ -197,15 +197,17 @@ class Enumeration:
         """Nodes of the plans of an assignment that may be the best, by the layers of their stages, with bounds.
 
         A plan takes at least as long as the longest of its pipelines alone. Up to ZeRO-1, sync starts no earlier than
-        when some replica of every pipeline has ended, and takes its own time.
+        when some replica of every pipeline has ended, or, where it runs beside the last backward, has begun that; and
+        it takes its own time.
         """
         tables = self._by_layers(assignment, global_choices)
         if tables is None:
             return
-        alone_s = self._least_s(tables, cuts, max)
+        alone_s = self._least_s(tables, cuts, lambda one: max(one.ends_s))
         if not (alone_s < self.limit_s).any():
             return
-        first_s = self._least_s(tables, cuts, min)
+        after = self.model.framework.gradient_sums == "after"
+        first_s = self._least_s(tables, cuts, lambda one: min(one.ends_s if after else one.begins_s))
         also_1f1b = global_choices.schedule.chunked and ONE_F_ONE_B in schedules(self.problem.workload)
         shape = [len(own) for own in cuts]
         for sharding in self._shardings(global_choices):
@@ -250,7 +252,7 @@ class Enumeration:
         self,
         tables: Sequence[dict[Layers, list[Candidate]]],
         cuts: Sequence[Sequence[Layers]],
-        end: Callable[[tuple[float, ...]], float],
+        end: Callable[[Candidate], float],
     ) -> Floats:
         """For all combinations of layers, the least possible longest `end` of the pipelines alone; see
         `least_longest`.
@@ -261,7 +263,7 @@ class Enumeration:
             for k, layers in enumerate(own):
                 for one in table.get(layers, ()):
                     n = one.pipeline.num_sequences
-                    times[k, n] = min(times[k, n], end(one.ends_s))
+                    times[k, n] = min(times[k, n], end(one))
             seconds.append(times)
         return least_longest(seconds, self._batch)
 
@@ -347,9 +349,9 @@ class Enumeration:
         return self.search.offer(plan)
 
 
-def _step_s(candidate: Candidate, tail: Sequence[float]) -> float:
-    """The least step time with a candidate whose replicas are followed by `tail` seconds."""
-    return max(end_s + after_s for end_s, after_s in zip(candidate.ends_s, tail, strict=True))
+def _step_s(candidate: Candidate, tails: Sequence[Tail]) -> float:
+    """The least step time with a candidate whose replicas are followed by `tails`."""
+    return max(tail.step_s(*times) for *times, tail in zip(candidate.ends_s, candidate.last_s, tails, strict=True))
 
 
 def _most_holders(assignment: DeviceAssignment) -> int:

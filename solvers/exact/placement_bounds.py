@@ -10,8 +10,9 @@ sum of all t_s and of the messages in both directions:
 - with several ranges, M is a multiple of the number of stages, and a stage waits for a layer of each stage before it:
   M·t_s + Σ ≤ T;
 - memory holds at least as many micro-batches in flight as `BoundTerms` says; with several ranges, as of the last one;
-- where a parameter has other holders, a ring passes on at least half of what a device holds, after its last backward;
-  or, from ZeRO-2 on, in the backward of every micro-batch (`hexiopt/cost/rings.py`).
+- where a parameter has other holders, a ring passes on at least half of what a device holds, after its last backward,
+  or beside it where the framework sums gradients so; or, from ZeRO-2 on, in the backward of every micro-batch
+  (`hexiopt/cost/rings.py`).
 
 Layers are allocated from the last stage to the first. Of all allocations of n layers to the stages behind, the one that
 takes the first micro-batch through them fastest stands for all.
@@ -31,7 +32,7 @@ from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
-from hexiopt.problem.space import schedules
+from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.schedules.schedule import weakest_terms
 from solvers.exact.assignments import PlacedDevices
 from solvers.proof.stage_times import StageTable
@@ -59,7 +60,7 @@ class SyncContext:
 
 @dataclass(frozen=True, slots=True)
 class _StageSeconds:
-    """Seconds by number of layers: forward and backward; forward; gradient sync at the end of the step; and what
+    """Seconds by number of layers: forward and backward; forward; gradient sync after the last backward; and what
     scattering gradients adds to every backward from ZeRO-2 on.
     """
 
@@ -77,6 +78,7 @@ class PlacementBound:
         self._model, self._table, self._layers = model, table, problem.model.num_layers
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
+        self._shown = model.framework.share_after_backward(sharding_stages(problem.workload), *self._widths)
         self._schedules = schedules(problem.workload)
         self._interleaved = [schedule for schedule in self._schedules if schedule.chunked]
         self._lists: Memo[tuple[TpGroup, int, int, bool, bool, int, StateSharding], _StageSeconds] = Memo(
@@ -232,6 +234,8 @@ class PlacementBound:
         # The last unit's scatter is exposed; all scatters together take at least their own time.
         more = np.maximum(scatter[1] - scatter[0], scatter - backward)
         ended = once * (2 * gradient if shards.stage >= 2 else min(2 * gradient, gradient + weight))
+        if shards.stage < 2 and self._shown < 1.0:
+            ended = np.maximum(ended - backward, self._shown * ended)
         return _StageSeconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())
 
     def _ring_s(self, tp_group: TpGroup, machine: int, first: bool, last: bool) -> Floats:

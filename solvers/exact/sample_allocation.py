@@ -126,8 +126,11 @@ class SampleAllocation:
             lambda key: self._pair_sends_s(*key)
         )
 
-    def allocations(self, layers: Layers) -> Iterator[tuple[tuple[StageAllocation, ...], tuple[float, ...]]]:
-        """The samples and policies of every stage, and a lower bound on the end of each replica, stage by stage."""
+    def allocations(
+        self, layers: Layers
+    ) -> Iterator[tuple[tuple[StageAllocation, ...], tuple[float, ...], tuple[float, ...]]]:
+        """The samples and policies of every stage; and of each replica, stage by stage, a lower bound on its end, and
+        the seconds of the backward that it ends with."""
         lengths = [tuple(end - first for first, end in ranges) for ranges in layers]
         stages = [self._stages[s, own] for s, own in enumerate(lengths)]
         if all(stage.enough for stage in stages):
@@ -138,7 +141,7 @@ class SampleAllocation:
                 sends_s = [self._pair_sends[s, allocated[s][0], allocated[s + 1][0]] for s in range(len(allocated) - 1)]
                 ends_s = ends_lower_bound_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
                 if max(ends_s) < self._limit_s:
-                    yield allocated, tuple(ends_s)
+                    yield allocated, tuple(ends_s), tuple(part.first_s[1] for stage in parts for part in stage)
 
     def _allocate(
         self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_PrecedingReplica]

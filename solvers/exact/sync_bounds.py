@@ -7,6 +7,8 @@ without latencies and without links inside machines.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -105,11 +107,23 @@ def _stage_of_layer(layers: Layers) -> list[int]:
     return [s for first, end, s in sorted(held) for _ in range(first, end)]
 
 
-def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
-    """Seconds of gradient sync and optimiser after each replica's end, by pipeline and replica, stage by stage.
+class Tail(NamedTuple):
+    """Seconds of gradient sync and optimiser that follow the end of a replica, and those from the beginning of its last
+    backward on, beside which sums run (none: −∞)."""
 
-    The step time is the largest sum of a replica's end and what follows it: the rings of `PlanPricer.price`, traversed
-    backwards. `holders`: the most over which an optimiser is sharded.
+    after_end_s: float
+    from_last_s: float
+
+    def step_s(self, end_s: float, last_s: float) -> float:
+        """The least step of a replica that ends with a backward of `last_s`."""
+        return max(end_s + self.after_end_s, end_s - last_s + self.from_last_s)
+
+
+def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[Tail]]:
+    """What follows each replica, by pipeline and replica, stage by stage.
+
+    The step time is the largest of all replicas' `Tail.step_s`: the rings of `PlanPricer.price`, traversed backwards.
+    `holders`: the most over which an optimiser is sharded.
     """
     problem, workload, zero = model.problem, model.problem.workload, plan.sharding.stage
     sizes: list[int] = []
@@ -132,18 +146,34 @@ def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
         tails = _before_rings(around.within_group, executor_of, tails, workload.element_bytes, 1)
     tails = [tail + own for tail, own in zip(tails, optimizer_s, strict=True)]
     tails = _before_rings(around.between_groups, executor_of, tails, workload.stored_gradient_bytes, 2)
-    tails = _before_rings(around.within_group, executor_of, tails, workload.stored_gradient_bytes, (2, 1, 0, 0)[zero])
+    sums = around.within_group, executor_of, tails, workload.stored_gradient_bytes, (2, 1, 0, 0)[zero]
+    if model.framework.gradient_sums == "after":
+        both = [Tail(own, -inf) for own in _before_rings(*sums)]
+    else:
+        last = _before_rings(*sums, shares=around.within_group.groups.last_shares)
+        whole = _before_rings(*sums, alone=[-inf] * len(tails))
+        both = list(map(Tail, last, whole))
     ends = np.cumsum(sizes).tolist()
-    return [tails[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return [both[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _before_rings(
-    sync: RingTimes, executor_of: Sequence[int], tails: list[float], num_bytes: float, passes: int
+    sync: RingTimes,
+    executor_of: Sequence[int],
+    tails: list[float],
+    num_bytes: float,
+    passes: int,
+    *,
+    shares: Sequence[Floats] | None = None,
+    alone: Sequence[float] | None = None,
 ) -> list[float]:
-    """The seconds that follow each replica before rings of `passes`, given those that follow after them."""
-    longer = tails.copy()
+    """The seconds that follow each replica before rings of `passes`, or `shares` of these, given those that follow
+    after them; `alone` where there is no ring."""
+    longer = list(tails if alone is None else alone)
     if passes and sync.groups.count:
-        for holders, seconds in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
+        every = sync.ring_pass_s(num_bytes)
+        every = every if shares is None else [own * share for own, share in zip(every, shares, strict=True)]
+        for holders, seconds in zip(sync.groups.holders, every, strict=True):
             for ring, ring_pass_s in zip(holders.tolist(), seconds.tolist(), strict=True):
                 members = [executor_of[device] for device in ring]
                 tail = passes * ring_pass_s + max(tails[k] for k in members)

@@ -144,6 +144,7 @@ class Combinations:
             tables.across_bytes("machine" if machine else "all"),
             tables.port_s,
             machine,
+            tables.shown,
         )
 
     def splits(self, chosen: list[FoundPipeline]) -> Iterator[list[FoundPipeline]]:

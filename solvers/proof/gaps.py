@@ -35,10 +35,10 @@ _COVERED = (GPIPE, ONE_F_ONE_B)
 
 def is_provable(pricer: PlanPricer) -> bool:
     """Whether the proof covers the cluster and some plans: uniform machines with one interface each on a flat network,
-    and few usages; priced for a framework that hides no part of the sync."""
-    problem, framework = pricer.problem, pricer.framework
+    and few usages; priced for a framework for which bounds hold."""
+    problem = pricer.problem
     cluster, workload = problem.cluster, problem.workload
-    if framework.overlaps_gradients or framework.overlaps_weights:
+    if not pricer.framework.is_bounded:
         return False
     if problem.space.sequence or problem.space.uneven_chunks or cluster.groups or cluster.links:
         return False

@@ -23,6 +23,7 @@ from solvers.proof.kernels import (
     add_own_load,
     between_s,
     chain_ends,
+    exposed_s,
     kind_of,
     sync_s,
 )
@@ -68,6 +69,7 @@ class JointSeconds(NamedTuple):
     pass_bytes: float
     port_s: Floats
     per_machine: bool  # states are sharded within machines
+    shown: float  # as in `Tails`
 
 
 class Families(NamedTuple):
@@ -92,7 +94,7 @@ def most_alone(
     """The most micro-batches, at least `least` and at most `most`, with which a pipeline of p stages ends in time."""
     num_machines = len(messages.nic)
     forward_s, backward_s, ahead_s, back_s = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
-    ends_s, tail_s, machines = np.zeros(p), np.zeros(p), np.zeros(p, np.int64)
+    ends_s, machines = np.zeros(p), np.zeros(p, np.int64)
     sent, received, on = messages.base.copy(), messages.base.copy(), np.zeros(num_machines)
     for s in range(p):
         machines[s] = groups.machine[row[s]]
@@ -101,8 +103,7 @@ def most_alone(
         on[machines[0]] -= tails.tied_units
     add_own_load(machines, p, sent, received)
     for s in range(p):
-        g, n, kind, m = row[s], layers[s], kind_of(s, p, True), machines[s]
-        tail_s[s] = sync_s(tails, s, p, True, g, n, machines, on[m]) + tails.after_s[kind, g, n]
+        g, m = row[s], machines[s]
         if s < p - 1:
             ahead_s[s] = between_s(messages, m, machines[s + 1], g, row[s + 1], sent, received)
             back_s[s] = between_s(messages, machines[s + 1], m, row[s + 1], g, sent, received)
@@ -116,7 +117,11 @@ def most_alone(
             forward_s[s] = seconds.forward_s[kind, g, n]
             backward_s[s] = both - forward_s[s]
         chain_ends(seconds.all_forward_first, forward_s, backward_s, ahead_s, back_s, p, count + 1, ends_s)
-        if (ends_s + tail_s).max() > limit_s:
+        for s in range(p):
+            g, n = row[s], layers[s]
+            ends_s[s] += sync_s(tails, s, p, True, g, n, machines, on[machines[s]], backward_s[s])
+            ends_s[s] += tails.after_s[kind_of(s, p, True), g, n]
+        if ends_s.max() > limit_s:
             return count
         count += 1
     return count
@@ -199,7 +204,7 @@ def most_next_to(
         seconds.inside_s[c], seconds.inside_s[c], seconds.num_bytes[c], seconds.latency_s, seconds.nic, seconds.nic
     )
     forward_s, backward_s, ahead_s, back_s = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
-    ends_s, tail_s = np.zeros(p), np.zeros(p)
+    ends_s, beside_s, after_s = np.zeros(p), np.zeros((2, p)), np.zeros((2, p))  # backwards: sync, and what follows it
     at = 0
     for s in range(p):
         g, n, kind = lines.groups[i, s], lines.layers[i, s], kind_of(s, p, True)
@@ -208,8 +213,13 @@ def most_next_to(
             between = max(between, ring_s[num_layers])
             units += inside[num_layers, groups.machine[g]]
         own_s = units * seconds.port_s[g]
-        rings_s = own_s + between if seconds.per_machine else max(own_s, between)
-        tail_s[s] = max(seconds.local_s[kind, g, n], rings_s) + seconds.after_s[kind, g, n]
+        # With states sharded within machines, sums between them follow those inside; otherwise all run at once.
+        beside_s[0, s], beside_s[1, s] = seconds.local_s[kind, g, n], own_s
+        after_s[:, s] = seconds.after_s[kind, g, n]
+        if seconds.per_machine:
+            after_s[1, s] += between
+        else:
+            beside_s[1, s] = max(own_s, between)
         at += n
         if s < p - 1:
             h = lines.groups[i, s + 1]
@@ -227,7 +237,10 @@ def most_next_to(
             backward_s[s] = both - forward_s[s]
         if fits:
             chain_ends(seconds.all_forward_first, forward_s, backward_s, ahead_s, back_s, p, count, ends_s)
-            if (ends_s + tail_s).max() <= limit_s:
+            for s in range(p):
+                own_s = exposed_s(beside_s[0, s], backward_s[s], seconds.shown) + after_s[0, s]
+                ends_s[s] += max(own_s, exposed_s(beside_s[1, s], backward_s[s], seconds.shown) + after_s[1, s])
+            if ends_s.max() <= limit_s:
                 return int(count)
         count -= 1
     return 0

@@ -46,12 +46,13 @@ class Messages(NamedTuple):
 
 
 class Tails(NamedTuple):
-    """Least seconds from the end of a stage's last backward to the end of the step.
+    """Least seconds from the end of a stage's last backward to the end of the step, or from its beginning.
 
-    Sync: `local_s` [kinds, groups, layers + 1], `layer_s` [machines] for each layer of the pipeline on that machine
-    (embedding and head count as `units` [kinds] layers), `all_s` at every stage; the largest counts. The
-    optimiser's `after_s` [kinds, groups, layers + 1] follow. A matrix that the first and the last stage share counts as
-    `tied_units` of their units, once on a machine. Where they are on two machines, it takes `tied_s` [machines].
+    Sync runs beside the last backward, but for a share of `shown` that follows it (`exposed_s`): `local_s` [kinds,
+    groups, layers + 1], `layer_s` [machines] for each layer of the pipeline on that machine (embedding and head count
+    as `units` [kinds] layers), `all_s` at every stage; the largest counts. The optimiser's `after_s` [kinds, groups,
+    layers + 1] follow. A matrix that the first and the last stage share counts as `tied_units` of their units, once on
+    a machine. Where they are on two machines, it takes `tied_s` [machines] after the last backward.
     """
 
     local_s: Floats
@@ -61,6 +62,13 @@ class Tails(NamedTuple):
     units: Floats
     tied_units: float
     tied_s: Floats
+    shown: float
+
+
+@numba.njit(cache=True)
+def exposed_s(sync_s: float, backward_s: float, shown: float) -> Any:
+    """Of so many seconds of sync, those that follow a last backward: all but what runs beside it, and `shown` of it."""
+    return max(sync_s - backward_s, shown * sync_s)
 
 
 @numba.njit(cache=True)
@@ -197,11 +205,13 @@ def kind_of(i: int, p: int, begins: bool) -> int:
 
 
 @numba.njit(cache=True)
-def sync_s(tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines: Ints, on: float) -> Any:
+def sync_s(
+    tails: Tails, i: int, p: int, begins: bool, g: int, n: int, machines: Ints, on: float, backward_s: float,
+) -> Any:  # fmt: skip
     """Seconds of sync after stage i of the last p stages of a pipeline, on `machines` [p], with `on` layers on its own
-    machine."""
+    machine, whose last backward takes `backward_s`."""
     kind, m = kind_of(i, p, begins), machines[i]
-    found = max(tails.all_s, tails.local_s[kind, g, n], tails.layer_s[m] * on)
+    found = exposed_s(max(tails.all_s, tails.local_s[kind, g, n], tails.layer_s[m] * on), backward_s, tails.shown)
     if begins and machines[0] != machines[p - 1] and (i == 0 or i == p - 1):
         found = max(found, tails.tied_s[m])
     return found

@@ -17,6 +17,7 @@ from solvers.proof.kernels import (
     Tails,
     add_own_load,
     between_s,
+    exposed_s,
     gpipe_ends,
     kind_of,
     least_ends,
@@ -63,8 +64,9 @@ def _most_layers(
     for n in range(num_layers, 0, -1):
         both_s = seconds.both_s[kind, w, g, n]
         if both_s < NEVER_S:
-            tail_s = max(tails.all_s, tails.local_s[kind, g, n]) + tails.after_s[kind, g, n]
-            if num_micro_batches * both_s - w * seconds.forward_s[kind, g, n] + tail_s <= limit_s:
+            forward_s = seconds.forward_s[kind, g, n]
+            sync = exposed_s(max(tails.all_s, tails.local_s[kind, g, n]), both_s - forward_s, tails.shown)
+            if num_micro_batches * both_s - w * forward_s + sync + tails.after_s[kind, g, n] <= limit_s:
                 return n
     return 0
 
@@ -108,7 +110,7 @@ def search_pipelines(
     most_own = np.full((4, most, len(groups.machine)), -1, np.int64)
     inner_of, at = np.zeros(most + 1, np.bool_), np.zeros(most + 1, np.int64)
     least_n, way_s, rounds_s = np.zeros(most + 1, np.int64), np.zeros(most + 2), np.zeros(most + 2)
-    # When the suffix alone ends: before the sync of stages on each machine, and after all, of any stage.
+    # Of the suffix alone, when sync begins on each machine, optimisers counted before it, and when all of it ends.
     latest_s, all_latest_s = np.zeros((most + 2, num_machines)), np.zeros(most + 2)
     d = work = count = 0
     gpipe, row[0] = seconds.all_forward_first, -1
@@ -151,9 +153,12 @@ def search_pipelines(
         both = seconds.both_s[kind, 0 if gpipe else min(m_batches, p) - 1, g, n]
         if both >= NEVER_S:
             continue
+        forward_s[d] = seconds.forward_s[kind, g, n]
+        backward_s[d] = both - forward_s[d]
         # The prefix and the first stage's tail, at least; `together_s` if that is on the machine of the last stage; and
         # the prefix with what its slowest stage adds.
-        prefix_s, together_s, slowest_s, z = tails.all_s, tails.all_s, 0.0, groups.machine[row[0]]
+        slowest_s, z = 0.0, groups.machine[row[0]]
+        prefix_s = together_s = exposed_s(tails.all_s, backward_s[d], tails.shown)
         if not begins:
             prefix_s = together_s = slowest_s = NEVER_S
             for f in range(len(before_s)):
@@ -164,8 +169,6 @@ def search_pipelines(
                     prefix_s = min(prefix_s, together_s)
                 else:
                     prefix_s = min(prefix_s, own_s + max(before.tail_s, tails.tied_s[f]))
-        forward_s[d] = seconds.forward_s[kind, g, n]
-        backward_s[d] = both - forward_s[d]
         # Bounds that need no look at the suffix: what it takes by itself, and the head.
         w = 0 if gpipe else min(d, m_batches - 1)
         turns, hop_s, next_s = m_batches - 1 - w, 0.0, both
@@ -179,7 +182,8 @@ def search_pipelines(
         on_s = tails.layer_s[m] * max(on[d, m] + n + tails.units[kind], least_on[m])
         if begins and p > 1 and z == m:
             on_s = tails.layer_s[m] * max(on[d, m] + n + tails.units[kind] - tails.tied_units, least_on[m])
-        own_s += through_s + max(tails.all_s, tails.local_s[kind, g, n], on_s) + tails.after_s[kind, g, n]
+        synced_s = exposed_s(max(tails.all_s, tails.local_s[kind, g, n], on_s), backward_s[d], tails.shown)
+        own_s += through_s + synced_s + tails.after_s[kind, g, n]
         coming_s = left * least_forward_s  # forwards before the head
         later_s = forward_s[d] + max(all_latest_s[d], latest_s[d, m] + on_s)
         if coming_s + max(own_s, later_s) > limit_s:
@@ -206,7 +210,8 @@ def search_pipelines(
         fits = True
         for i in range(p):
             own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
-            own_s = sync_s(tails, i, p, begins, own, k, machines, max(on[d + 1, machines[i]], least_on[machines[i]]))
+            held_on = max(on[d + 1, machines[i]], least_on[machines[i]])
+            own_s = sync_s(tails, i, p, begins, own, k, machines, held_on, chain_b[i])
             after_s[i] = coming_s + own_s + tails.after_s[own_kind, own, k]
             if ends_s[i] + after_s[i] > limit_s:
                 fits = False
@@ -242,6 +247,7 @@ def search_pipelines(
             latest_s[p], all_latest_s[p] = 0.0, 0.0
             for i in range(p):
                 own_s = ends_s[i] + tails.after_s[kind_of(i, p, False), row[d - i], layers[d - i]]
+                own_s -= chain_b[i] if tails.shown < 1.0 else 0.0
                 latest_s[p, machines[i]] = max(latest_s[p, machines[i]], own_s)
                 all_latest_s[p] = max(all_latest_s[p], ends_s[i] + after_s[i] - coming_s)
             d += 1

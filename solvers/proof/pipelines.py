@@ -158,7 +158,7 @@ class PipelineSearch:
         if self.tables.all_forward_first:
             never_s = np.full(len(vectors), NEVER_S)
             return Most(devices[-1] - devices, least, most, never_s, never_s)
-        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
+        tail_s = tails.shown * np.maximum(tails.local_s, tails.all_s) + tails.after_s
         rest_s = max(0.0, self.limit_s - float(tail_s[:, :, 1].min()))
         behind = devices[-1] - devices
         turns = num_micro_batches - behind

@@ -237,8 +237,9 @@ class StageBounds:
         return found
 
     def _least_work_s(self, around: Surroundings, size: int, num_micro_batches: int) -> Floats:
-        """The least seconds from the start of a step to the end of a stage, and its optimiser's, over all numbers r of
-        stages that may follow [kinds, groups, layers + 1]; `NEVER_S` where it does not fit, or not in time.
+        """The least seconds from the start of a step to the beginning of a stage's sync, and its optimiser's, over all
+        numbers r of stages that may follow [kinds, groups, layers + 1]; `NEVER_S` where it does not fit, or not in
+        time.
 
         The first micro-batch passes it, goes to the end and back, through r stages of one layer or more, and with
         w = min(r, M − 1), 0 under GPipe, M − 1 − w forwards and M − 1 backwards are left.
@@ -255,10 +256,17 @@ class StageBounds:
             both = seconds.both_s[kinds][:, in_flight]  # [kinds, behind, groups, layers + 1]
             own = num_micro_batches * both - w[:, None, None] * seconds.forward_s[kinds][:, None]
             own += behind[:, None, None] * one_s + tails.after_s[kinds][:, None]
-            fits = (both < NEVER_S) & (own + sync_s[kinds][:, None] <= self.limit_s * (1 + _ROUNDING))
-            found[kinds] = np.where(fits, own, NEVER_S).min(axis=1)
+            beside_s = self._beside_s(both, seconds.forward_s[kinds][:, None])
+            exposed_s = np.maximum(sync_s[kinds][:, None] - beside_s, tails.shown * sync_s[kinds][:, None])
+            fits = (both < NEVER_S) & (own + exposed_s <= self.limit_s * (1 + _ROUNDING))
+            found[kinds] = np.where(fits, own - beside_s, NEVER_S).min(axis=1)
         found[:, :, 0] = 0.0
         return np.maximum.accumulate(found, axis=2)
+
+    def _beside_s(self, both_s: Floats, forward_s: Floats) -> Floats:
+        """Seconds of the last backward of stages, beside which sync runs, if any does."""
+        found: Floats = np.where(both_s < NEVER_S, both_s - forward_s, 0.0) * (self.tables.shown < 1.0)
+        return found
 
     def _warm_up(self, num_micro_batches: int, behind: Ints) -> tuple[Ints, Ints]:
         """With so many stages `behind` it, how many forwards a stage does before its first backward, less one, and the
@@ -271,14 +279,24 @@ class StageBounds:
         """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
         tables = self.tables
         seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
-        tail_s = np.maximum(tails.local_s, tails.all_s) + tails.after_s
+        sync_s = np.maximum(tails.local_s, tails.all_s)
         units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
         used = np.ones(len(tables.group_list), np.bool_)
         if least_on is not None:
             on = np.array(least_on)[tables.groups.machine][:, None]
             units, used = np.maximum(units, on), on[:, 0] != -1
-        own_tail_s = np.maximum(tail_s, tails.layer_s[tables.groups.machine][:, None] * units + tails.after_s)
-        first_tail_s = own_tail_s[1, used, 1].min()
+        sync_s = np.maximum(sync_s, tails.layer_s[tables.groups.machine][:, None] * units)
+
+        def tail_s(kind: int, in_flight: Ints) -> Floats:
+            """Seconds after the end of stages with so many micro-batches in flight [in flight, groups, layers + 1]."""
+            beside_s = self._beside_s(seconds.both_s[kind, in_flight], seconds.forward_s[kind])
+            found: Floats = np.maximum(sync_s[kind] - beside_s, tails.shown * sync_s[kind]) + tails.after_s[kind]
+            return found
+
+        fewest = np.zeros(1, np.int64)  # in flight: then backwards are shortest, and what follows them is longest
+        first_own_tail_s, alone_tail_s = tail_s(1, fewest)[0], tail_s(3, fewest)[0]
+        # What runs beside a backward may leave less after that of many layers.
+        first_tail_s = first_own_tail_s[used, 1 : 2 if tables.shown == 1.0 else None].min()
         own = tables.groups.machine
         round_trip_s = tables.terms[around].messages[size].round_trip_s[own]  # from each group to each machine
         one_s = np.minimum(seconds.both_s[0, 0, :, 1], seconds.both_s[2, 0, :, 1])
@@ -290,7 +308,7 @@ class StageBounds:
             w, in_flight = self._warm_up(num_micro_batches, behind)
             both = seconds.both_s[kind, in_flight]
             work_s = num_micro_batches * both - w[:, None, None] * seconds.forward_s[kind]
-            fits = (both < NEVER_S) & (work_s + own_tail_s[kind] <= self.limit_s)
+            fits = (both < NEVER_S) & (work_s + tail_s(kind, in_flight) <= self.limit_s)
             return both, np.where(fits, work_s - both + first_s, NEVER_S)
 
         def followed(kind: int, first_s: Floats | float) -> tuple[Floats, Floats]:
@@ -298,7 +316,7 @@ class StageBounds:
             the next [most stages, groups, layers + 1, machines]. The cycle from a stage to the next and back advances
             two micro-batches."""
             behind = np.arange(1, tables.most_stages)
-            none_s = np.full((1, *own_tail_s.shape[1:], len(tables.machines)), NEVER_S)
+            none_s = np.full((1, *sync_s.shape[1:], len(tables.machines)), NEVER_S)
             if not len(behind):
                 return seconds.both_s[kind, 0], none_s
             both, rest_s = least(kind, behind, first_s)
@@ -309,10 +327,10 @@ class StageBounds:
 
         alone = np.zeros(1, np.int64)
         last_s, last_rest_s = least(2, alone, first_tail_s)
-        alone_s, alone_rest_s = least(3, alone, own_tail_s[3])
+        alone_s, alone_rest_s = least(3, alone, alone_tail_s)
         return Caps(
             *followed(0, first_tail_s),
-            *followed(1, own_tail_s[1]),
+            *followed(1, first_own_tail_s),
             last_s[0],
             last_rest_s[0],
             alone_s[0],

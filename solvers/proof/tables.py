@@ -83,6 +83,9 @@ class ProofTables:
         # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
         weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
         self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
+        self.shown = pricer.framework.share_after_backward(
+            sharding_stages(workload), gradient_bytes, workload.element_bytes
+        )
         shared = model.vocabulary_params if model.tied_embeddings else 0
         self.first_units = (model.embedding_params - shared) / model.layer_params
         self.last_units = model.head_params / model.layer_params
@@ -179,7 +182,8 @@ class ProofTables:
             across = (k - 1) / k if around.sharding == "all" else (h - 1) / h
             local_s = self.ring_s(share)
             if around.sharding == "machine":
-                after_s = after_s + self._port_s(around)
+                # Beside the last backward run those rings, or the ones between machines: there is room for one of them.
+                after_s = after_s + self.shown * self._port_s(around)
             for m, forced in enumerate(around.forced):
                 if forced:
                     layer_s[m] = across * across_bytes / self.nic[m]
@@ -187,10 +191,10 @@ class ProofTables:
                 all_s = max(all_s, float(layer_s[m] * (self.num_layers + self.units[3])))
         # A matrix that the first and the last stage of this pipeline share has one holder more than pipelines.
         tied_share = k / (k + 1) if k == 1 or around.sharding == "all" else 0.5
-        tied_s = tied_share * across_bytes * self.tied_units / self.nic
+        tied_s = self.shown * tied_share * across_bytes * self.tied_units / self.nic
         base = np.array(around.crossing or [0.0] * len(self.machines), float)
         return Terms(
-            Tails(local_s, layer_s, all_s, after_s, self.units, self.tied_units, tied_s),
+            Tails(local_s, layer_s, all_s, after_s, self.units, self.tied_units, tied_s, self.shown),
             {size: self.messages(size, base) for size in self.sizes},
         )
 

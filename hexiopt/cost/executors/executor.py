@@ -121,6 +121,11 @@ class ExecutorCost(MemoryUse):
         return sum([backward_s for _, backward_s in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][1]
 
     @property
+    def last_backward_s(self) -> float:
+        """Seconds of the backward that the executor ends with: that of its first layer range."""
+        return self.chunk_s[0][1]
+
+    @property
     def fullest(self) -> ParameterCopy:
         """As of `MemoryUse`."""
         return fullest_of(self.copies)

@@ -62,12 +62,13 @@ class TpGroup:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """Seconds of one layer for one micro-batch, TP collectives included: of its forward, of its backward, of its
-    forward again where all of it is recomputed, and of attention alone."""
+    forward again where all of it is recomputed, and of attention alone; and what the host takes for a pass."""
 
     forward_s: float
     backward_s: float
     recompute_s: float
     attention_s: float
+    host_s: float = 0.0
 
 
 class StageModel:
@@ -159,10 +160,7 @@ class StageModel:
             exposed_s = context.exposed_s(model, workload, tp, size, compute)
             forward_s, backward_s = forward_s + exposed_s[0], backward_s + exposed_s[1]
         recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
-        forward_s, backward_s, recompute_s = (
-            max(s, framework.layer_host_s) for s in (forward_s, backward_s, recompute_s)
-        )
-        return _Layer(forward_s, backward_s, recompute_s, compute.attention_s)
+        return _Layer(forward_s, backward_s, recompute_s, compute.attention_s, framework.layer_host_s)
 
     def policies(self) -> tuple[str, ...]:
         """The recompute policies that the workload allows."""
@@ -177,8 +175,8 @@ class StageModel:
         times = self._layer(tp_group, micro_batch_size)
         # Of layers recomputed together, only one may stop early: the last, or as well the first of the sum.
         again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
-        repeated_s = again_s[policy]
-        return times.forward_s, times.backward_s + repeated_s
+        host_s = times.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
+        return max(times.forward_s, times.host_s), max(times.backward_s + again_s[policy], host_s)
 
     def ends_s(self, tp_group: TpGroup, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
         """What the embedding adds to a first stage, and final norm, LM head and loss to a last one."""

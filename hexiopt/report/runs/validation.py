@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
 from hexiopt.frame import csv_text
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, listed
 from hexiopt.report.tabular import plain_table
 
 _COLUMNS = (
@@ -20,6 +20,7 @@ _COLUMNS = (
     *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "simulated_step_s", "reason"),
 )
 _WITHIN = 0.1  # half width of the band drawn around equality
+_MAX_RANGES = 8  # of lines that a reason names
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,23 @@ def errors_table(lines: Sequence[Errors], title: str) -> Table:
     return plain_table(header, rows, left=("Source", "GPU"), title=title, title_justify="left")
 
 
-def left_out_table(reasons: Mapping[str, int]) -> Table:
-    """Runs that no plan expresses, counted by reason, the most frequent first."""
-    rows = [(str(count), reason) for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
-    return plain_table(("Rows", "Reason"), rows, left=("Reason",), title="Not predicted", title_justify="left")
+def left_out_table(reasons: Mapping[str, Sequence[int]]) -> Table:
+    """Lines of the file whose runs are not predicted, by reason, the most frequent first."""
+    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    rows = [(str(len(lines)), reason, listed(_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
+    title = f"Skipped: {count(sum(map(len, reasons.values())), 'row')}"
+    return plain_table(("Rows", "Reason", "Lines"), rows, left=("Reason", "Lines"), title=title, title_justify="left")
+
+
+def _ranges(lines: Sequence[int]) -> list[str]:
+    """Line numbers, ascending, as ranges: `3-5`."""
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][1] + 1:
+            runs[-1][1] = line
+        else:
+            runs.append([line, line])
+    return [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
 
 
 def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:

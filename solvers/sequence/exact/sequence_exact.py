@@ -11,7 +11,8 @@ memory is used), and stages a thousand times slower than shares by speed.
 No plan of this space has a smaller step time than `Result.restricted_bound`, up to 2e-6 of it. `Result.bound_s` holds
 for the whole plan space, so `status` is `optimal` only where it proves that. Where layouts can cross different parts of
 the network (machines with several interfaces, uplinks, stated links) and several pipelines share it, the bound ignores
-sharing that is not common to all layouts, and a gap may remain.
+sharing that is not common to all layouts, and a gap may remain; as where several pipelines sum gradients beside their
+last backwards, of which the bound knows only that each is within a micro-batch.
 
 `ExactPlans` searches subspaces best first, `stage_solver.py` the skeletons of a stage by their lower bounds, and
 `skeleton_program.py` is the CP-SAT model of one skeleton; where it is a relaxation, its solutions are priced and cut
@@ -43,19 +44,38 @@ from solvers.sequence.grouping import DeviceGroups, Signatures
 
 _BEGUN = 12  # number of subspaces whose plans are offered before the proof,
 _BEGINNING = 0.2  # within this share of the time limit
+_LONG_S = 1e6  # longer than any step
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Least seconds from the end of a pipeline to that of the step; and from before its last micro-batch, beside whose
+    backward gradients may be summed, of which it is only known that it takes no longer than the micro-batch."""
+
+    after_s: float
+    from_last_s: float
+
+    def step_s(self, batches: int, stage_s: float) -> float:
+        """The least step of a pipeline of so many micro-batches of `stage_s`."""
+        return max(batches * stage_s + self.after_s, (batches - 1) * stage_s + self.from_last_s)
+
+    def stage_limit_s(self, step_s: float, batches: int) -> float:
+        """The longest micro-batch, of so many, within a step of `step_s`; below 0 where there is none."""
+        left_s = step_s - self.from_last_s
+        limit_s = left_s / (batches - 1) if batches > 1 else _LONG_S if left_s > 0 else -1.0
+        return min((step_s - self.after_s) / batches, limit_s)
 
 
 @dataclass(frozen=True)
 class Subspace:
-    """A part of the plan space: the devices of each pipeline, the sharding, the policies allowed, the seconds between
-    the end of each pipeline and that of the step, and by how many pipelines the network resources are shared that all
-    of its layouts cross.
+    """A part of the plan space: the devices of each pipeline, the sharding, the policies allowed, what follows each
+    pipeline, and by how many pipelines the network resources are shared that all of its layouts cross.
     """
 
     sets: DeviceGroups
     sharding: Sharding
     policies: tuple[str, ...]
-    tails_s: tuple[float, ...]
+    tails: tuple[Tail, ...]
     sharers: tuple[tuple[int, int], ...]
 
 
@@ -132,9 +152,9 @@ class ExactPlans:
                 if not space.uneven_structure and len(set(map(len, sets))) > 1:
                     continue
                 for sharding in self._shardings(sets):
-                    tails_s, sharers = self._tails(sets, sharding), self._sharers(sets)
+                    tails, sharers = self._tails(sets, sharding), self._sharers(sets)
                     for own in choices:
-                        yield Subspace(sets, sharding, own, tails_s, sharers)
+                        yield Subspace(sets, sharding, own, tails, sharers)
 
     def _shardings(self, sets: DeviceGroups) -> Iterator[Sharding]:
         """ZeRO-0, ZeRO-1 over all holders, and, where that differs, ZeRO-1 over those of a machine."""
@@ -145,8 +165,8 @@ class ExactPlans:
             if stage == 1 and len(machines) > 1 and self._problem.space.machine_sharding:
                 yield Sharding(stage, "machine")
 
-    def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[float, ...]:
-        """The least time from the end of each pipeline to the end of the step.
+    def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[Tail, ...]:
+        """The least time from the end of each pipeline, and of all its micro-batches but one, to the end of the step.
 
         It does not depend on the layout, since all devices hold all parameters.
         """
@@ -154,16 +174,19 @@ class ExactPlans:
             tuple((self._equal(own), "none") for own in sets), BatchSplit(((1, 1),) * len(sets), 0.0), sharding
         )
         costs = self._model.pipelines(plan)
-        found = []
-        for p in range(len(sets)):
-            # All other pipelines ended long before.
-            ended = [
-                replace(cost, executor_end_s=(end_s,), end_s=end_s)
-                for q, cost in enumerate(costs)
-                for end_s in ((0.0,) if q == p else (-1e6,))
-            ]
-            found.append(self._model.price(plan, ended).step_time_s)
-        return tuple(found)
+
+        def tail_s(p: int, last_s: float) -> float:
+            """The step where pipeline p ends at 0 with a backward of `last_s`, all others having ended long before."""
+            ended = []
+            for q, cost in enumerate(costs):
+                (stage,), end_s = cost.stages, 0.0 if q == p else -_LONG_S
+                one = stage.executors[0].taking(0.0, last_s if q == p else 0.0)
+                ended.append(
+                    replace(cost, stages=(replace(stage, executors=(one,)),), executor_end_s=(end_s,), end_s=end_s)
+                )
+            return self._model.price(plan, ended).step_time_s
+
+        return tuple([Tail(tail_s(p, _LONG_S), tail_s(p, 0.0)) for p in range(len(sets))])
 
     def _sharers(self, sets: DeviceGroups) -> tuple[tuple[int, int], ...]:
         """Network resources that every layout of several pipelines crosses, with the number of those pipelines.
@@ -197,7 +220,7 @@ class ExactPlans:
                 for n in range(1, batch // size + 1):
                     stage_s = self._best(subspace, p, size, n).bound_s
                     if stage_s < float("inf"):
-                        own[size, n] = n * stage_s + subspace.tails_s[p]
+                        own[size, n] = subspace.tails[p].step_s(n, stage_s)
             seconds.append(own)
         return best_split(seconds, batch, space.uneven_batch)
 
@@ -248,7 +271,7 @@ class ExactPlans:
         (size, batches), devices = split.batches[p], subspace.sets[p]
         self._best(subspace, p, size, batches)
         alike, work = self._key(subspace, p, size, batches)
-        limit_s = (self._search.best_s - subspace.tails_s[p]) / batches
+        limit_s = subspace.tails[p].stage_limit_s(self._search.best_s, batches)
         # First with the widest sharding: that bound holds for all subspaces, and suffices where the layout fits anyway.
         for wider in dict.fromkeys((self._widest(work), work)):
             known = self._known.get((alike, wider), BestStage(0.0))
@@ -358,8 +381,8 @@ class SequenceExact(SearchSolver):
             raise InputError(f"solver.resolution: {given!r} is not a number of quanta; choose a whole number from 1")
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Raises InputError for a resolution that does not divide a sequence, for a workload that must be in ZeRO-2 or
-        3, and for a cost model whose gradients overlap."""
+        """Raises InputError for a resolution that does not divide a sequence, and for a workload that must be in ZeRO-2
+        or 3."""
         problem, resolution = run.problem, self._resolution(run.problem)
         zero = sharding_stages(problem.workload)[0]
         if zero > 1:
@@ -367,8 +390,6 @@ class SequenceExact(SearchSolver):
                 f"workload: optimizer_sharding: {zero} does not work with the sequence layouts of solver={self.name}; "
                 "choose auto, 0 or 1"
             )
-        if run.exact_pricer.framework.overlaps_gradients:
-            raise InputError(f"solver: {self.name}: its bounds hold for our own cost model only; use solver=hexiseq")
         run.remedy = "it plans pipelines of one sequence stage, so try solver=portfolio"
         plans = ExactPlans(run, resolution)
         if problem.space.num_stages in (None, 1):

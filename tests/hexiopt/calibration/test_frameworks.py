@@ -46,7 +46,7 @@ PROBLEM = Problem(cluster(), MODEL, Workload(global_batch=16, seq_len=2048))
 
 
 def price(policy: str = "none", zero: int = 0, tp: int = 2, **changes: Any) -> Cost:
-    framework: Framework = replace(default_framework(), **changes)
+    framework: Framework = replace(default_framework(), **{"layer_host_s": 0.0} | changes)
     groups = [(0, 1), (2, 3)] if tp == 2 else [(0,), (2,)]
     plan = Plan(tuple(Pipeline((Stage.of(g, 0, 8, policy),), 8) for g in groups), ONE_F_ONE_B, Sharding(zero))
     return PlanPricer(PROBLEM, framework).price(plan)
@@ -100,15 +100,22 @@ def test_the_host_is_a_floor_of_each_layer() -> None:
     assert slow[0] == pytest.approx(8.0, rel=0.05)
     assert slow[1] == pytest.approx(8.0, rel=0.05)
     assert busy(price(layer_host_s=1e-9)) == busy(price(layer_host_s=0.0))
+    again = busy(price("full", layer_host_s=1.0))
+    assert again[1] == pytest.approx(16.0, rel=0.05), "what is recomputed is issued once more"
 
 
 def test_overlap_hides_sync_beside_the_last_backward_but_for_its_end() -> None:
-    plain, hidden = price(), price(overlaps_gradients=True)
+    plain, hidden = price(gradient_sums="after"), price(gradient_sums="beside")
     assert 0 < hidden.gradient_sync_s < plain.gradient_sync_s
     assert hidden.gradient_sync_s >= plain.gradient_sync_s - busy(plain)[1] - 1e-12
     sharded, gathered = price(zero=1), price(zero=1, overlaps_weights=True)
     assert gathered.optimizer_s < sharded.optimizer_s
     assert gathered.gradient_sync_s == sharded.gradient_sync_s
+    # Part by part, what the last part makes follows: an eighth of the layers' gradients, or the embedding's.
+    by_part = price(gradient_sums="by_part")
+    whole = MODEL.embedding_params / (8 * MODEL.layer_params + MODEL.embedding_params + MODEL.head_params)
+    assert by_part.gradient_sync_s >= whole * plain.gradient_sync_s * (1 - 1e-9)
+    assert by_part.gradient_sync_s >= plain.gradient_sync_s - busy(plain)[1] - 1e-12
 
 
 def test_contention_slows_lockstep_alone() -> None:

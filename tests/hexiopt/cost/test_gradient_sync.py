@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import RingTimes
+from hexiopt.cost.step import after_sums_by_part
 from hexiopt.plan.holders import ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
@@ -26,6 +28,7 @@ from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MODEL = replace(TOY, num_layers=6)
 TIED = replace(MODEL, tied_embeddings=True)
+AFTER = replace(default_framework(), gradient_sums="after")  # gradients are summed when the last backward has ended
 Holders = tuple[int, ...]
 
 
@@ -197,7 +200,7 @@ def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
     wide = replace(MODEL, ffn_size=10**6)  # so that the optimiser takes longer than a launch
     problem = Problem(two_machines(), wide, Workload(global_batch=2, seq_len=10))
     pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))
-    model = PlanPricer(problem)
+    model = PlanPricer(problem, AFTER)
     plain, sharded = (model.price(Plan(pipelines, ONE_F_ONE_B, Sharding(stage))) for stage in (0, 1))
     passes = [model.rings(Plan(pipelines)).within_group.ring_pass_s(2)[0].max() for _ in range(2)]
     assert plain.gradient_sync_s == pytest.approx(sum(passes))
@@ -213,7 +216,7 @@ def test_late_stages_synchronise_while_early_ones_compute() -> None:
         Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 1),
         Pipeline((Stage.of((2,), 0, 3), Stage.of((3,), 3, 6)), 1),
     )
-    model = PlanPricer(problem)
+    model = PlanPricer(problem, AFTER)
     plan = Plan(pipelines)
     cost = model.price(plan)
     first, last = cost.pipelines[0].stage_end_s
@@ -255,3 +258,66 @@ def test_rings_use_all_interfaces_of_their_machines() -> None:
     assert seconds(4, (0, 4)) == seconds(1, (0, 4)) == pytest.approx(1 / 2)
     # Three devices behind two interfaces meet one device behind one.
     assert seconds(2, (0, 1, 2, 4)) == pytest.approx(3 / 4)
+
+
+# ------------------------------------------------------------------ beside the last backward
+
+
+@given(roomy_problems_with_plans())
+def test_sums_begin_with_the_last_backward_and_end_after_its_last_part(task: tuple[Problem, Plan]) -> None:
+    """Ring by ring, in plain loops."""
+    problem, plan = task
+    if plan.sharding.stage >= 2:
+        return
+    model = PlanPricer(problem)
+    rings, rng = model.rings(plan), np.random.default_rng(0)
+    copies = int(rings.copy_of.max()) + 1
+    ended = rng.uniform(1.0, 2.0, copies)
+    began = ended - rng.uniform(0.0, 1.0, copies)
+    done = after_sums_by_part(rings.within_group, rings.copy_of, began, ended, 2.0, 2)
+    expected, groups = ended.copy(), rings.within_group.groups
+    for k, seconds in enumerate(rings.within_group.ring_pass_s(2.0)):
+        for row, params, last, once in zip(groups.holders[k], groups.params[k], groups.last[k], seconds, strict=True):
+            members = rings.copy_of[row]
+            end = max(began[members].max() + 2 * once, ended[members].max() + 2 * once * last / params)
+            expected[members] = np.maximum(expected[members], end)
+    assert done == pytest.approx(expected, rel=1e-12)
+
+
+@given(roomy_problems_with_plans())
+def test_summing_beside_the_last_backward_saves_no_more_than_that(task: tuple[Problem, Plan]) -> None:
+    problem, plan = task
+    after, beside = PlanPricer(problem, AFTER).price(plan), PlanPricer(problem).price(plan)
+    executors = [one for line in beside.pipelines for stage in line.stages for one in stage.executors]
+    saved_s = after.step_time_s - beside.step_time_s
+    assert -1e-12 <= saved_s <= max(one.last_backward_s for one in executors) + 1e-12
+    if plan.sharding.stage >= 2:
+        assert saved_s == 0.0
+
+
+def test_the_last_part_of_a_backward_makes_a_layer_or_the_embedding() -> None:
+    """Of a first stage the embedding, of others a layer; of a ring of the head alone, all of it."""
+    pipelines = tuple(Pipeline((Stage.of((d,), 0, 4), Stage.of((d + 1,), 4, 6)), 1) for d in (0, 2))
+    groups = parameter_holders(pipelines, MODEL)
+    last = {
+        tuple(row): n
+        for rows, own in zip(groups.holders, groups.last, strict=True)
+        for row, n in zip(rows.tolist(), own, strict=True)
+    }
+    params = found(groups)
+    layer, embedding = float(MODEL.layer_params), float(MODEL.embedding_params)
+    assert last[0, 2] == max(layer, embedding)
+    assert params[0, 2] == 4 * layer + embedding
+    assert last[1, 3] == layer
+    assert params[1, 3] == 2 * layer + MODEL.head_params
+    assert groups.last_shares[0].max() <= 1.0
+
+
+def test_sums_between_sharding_groups_follow_the_last_backward() -> None:
+    problem = Problem(two_machines(), MODEL, Workload(global_batch=4, seq_len=1000))
+    lines = tuple(Pipeline((Stage.of((d,), 0, 6),), 1) for d in (0, 1, 2, 3))
+    plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
+    model = PlanPricer(problem)
+    cost = model.price(plan)
+    between_s = 2 * model.rings(plan).between_groups.ring_pass_s(problem.workload.stored_gradient_bytes)[0].max()
+    assert cost.gradient_sync_s >= between_s * (1 - 1e-12)

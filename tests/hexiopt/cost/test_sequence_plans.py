@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.routes import route, shared_tokens
 from hexiopt.cost.lockstep import backward_s, forward_s
@@ -165,7 +166,7 @@ def test_states_are_spread_over_all_devices_that_hold_them() -> None:
 
 def test_sequence_stages_share_an_interface_equally() -> None:
     """Two pipelines whose all-to-alls cross the same interfaces take longer than one, and no longer than twice."""
-    model, layout = PlanPricer(PROBLEM), in_one
+    model, layout = PlanPricer(PROBLEM, replace(default_framework(), layer_host_s=0.0)), in_one
     first, second = layout((0, 4), 32, 32), layout((1, 6), 32, 32)
     one, two = (
         model.price(Plan(tuple(Pipeline((staged(own, 0, 3),), 4 // len(own_all)) for own in own_all)))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hexiopt.calibration.frameworks import default_framework
 from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.context import state_sharding
 from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding
@@ -240,7 +241,7 @@ def test_zero_3_on_one_machine_by_hand() -> None:
 
 
 def test_zero_2_scatters_every_time_and_gathers_once() -> None:
-    model = PlanPricer(PROBLEM)
+    model = PlanPricer(PROBLEM, replace(default_framework(), gradient_sums="after"))
     devices = (0, 1, 2, 3)
     plain, two, three = (model.price(data_parallel(devices, zero)) for zero in (1, 2, 3))
     one_pass = 0.75 * MODEL.num_params * 2 / 10e9

@@ -1,6 +1,7 @@
 """`exact`: which part of the plan space a proof covers, where it ends, and that steps determine it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,12 +45,14 @@ def test_a_bound_of_part_of_the_space_says_so() -> None:
     assert result.bound_s <= result.objective
 
 
-@pytest.mark.parametrize("hidden", ["overlaps_gradients", "overlaps_weights"])
-def test_what_hides_sync_is_not_proved(hidden: str) -> None:
-    """The proof charges all of it."""
+@pytest.mark.parametrize("hidden", [{"gradient_sums": "beside"}, {"overlaps_weights": True}])
+def test_what_hides_sync_is_not_proved(hidden: dict[str, Any]) -> None:
+    """The proof charges sync from the beginning of the last backward on, and gathers from its end on."""
     problem = random_problem(3)
     assert is_provable(PlanPricer(problem))
-    assert not is_provable(PlanPricer(problem, replace(default_framework(), **{hidden: True})))
+    hiding = PlanPricer(problem, replace(default_framework(), **hidden))
+    assert not is_provable(hiding)
+    assert hiding.features.exact is None, "no bound holds for it"
 
 
 def test_other_networks_get_a_plan_without_the_proof() -> None:

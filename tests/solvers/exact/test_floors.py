@@ -105,8 +105,9 @@ def test_tails_are_what_follows_each_end(task: tuple[Problem, Plan]) -> None:
     late_s = 1.0 + model.price(plan, nothing).step_time_s
     most = holders(plan) if plan.sharding.stage else 1
     exact = plan.sharding == Sharding() or (plan.sharding.groups == "all" and most == len(plan.pipelines))
-    for p, (cost, tail) in enumerate(zip(costs, tails_s(model, plan, most), strict=True)):
-        for k, after_s in enumerate(tail):
+    for p, (cost, tails) in enumerate(zip(costs, tails_s(model, plan, most), strict=True)):
+        last_s = [executor.last_backward_s for stage in cost.stages for executor in stage.executors]
+        for k, after_s in enumerate([tail.step_s(0.0, own_s) for tail, own_s in zip(tails, last_s, strict=True)]):
             late = [*nothing[:p], ending(cost, k, late_s), *nothing[p + 1 :]]
             follows_s = model.price(plan, late).step_time_s - late_s
             assert after_s <= follows_s + 1e-9
