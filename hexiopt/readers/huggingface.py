@@ -77,8 +77,8 @@ def model_from_config(section: Section, name: str | None = None) -> ModelSpec:
     refused, kind = features(config), config.get("model_type")
     faults = [f"{key}: {text}" for key, text in refused.items()]
     if kind is None:
-        near = next((key for key in config if did_you_mean(key, ("model_type",)).startswith("did you mean")), None)
-        instead = f" in place of {near}" if near else ""
+        near = get_close_matches("model_type", [key for key in config if key != "model_type"], n=1)
+        instead = f" in place of {near[0]}" if near else ""
         section.refuse_missing("model_type", f"state it, as llama{instead}; docs/models.md lists those that are read")
     if not isinstance(kind, str):
         section.fail("model_type", "is not text; write a word")
