@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from scipy.stats import spearmanr
 
 from experiments.validation.cases import Given, case_of
 from experiments.validation.clusters import gpu_of, machines_of
+from experiments.validation.features import unpriced
+from experiments.validation.metric_names import METRICS, Metric, metric_named
 from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.predict import Case, cost_model, predicted
 from experiments.validation.rows import Row, read_rows
@@ -60,6 +63,7 @@ PLAIN = Row(
         "metric": "iter_time_s",
         "value": 1.0,
         "notes": "",
+        "others": {},
     }
 )
 NOTHING = Given(NOTHING_MEASURED, None)
@@ -214,7 +218,7 @@ def test_metrics_are_those_of_the_sources() -> None:
 
 
 def test_a_step_time_and_its_metric_are_inverse() -> None:
-    for metric in ("iter_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"):
+    for metric in {own.metric for own in METRICS.values()}:
         found = case(metric=metric, value=7.5)
         assert in_metric(found, step_time_s(found)) == pytest.approx(7.5)
 
@@ -314,7 +318,7 @@ def test_models_of_rows() -> None:
 
 
 def table(tmp_path: Path, *rows: dict[str, Any]) -> Path:
-    names = [field.name for field in fields(Row) if field.name != "line"]
+    names = [field.name for field in fields(Row) if field.name not in ("line", "others")]
     text = io.StringIO()
     writer = csv.DictWriter(text, names)
     writer.writeheader()
@@ -404,3 +408,132 @@ def test_an_unknown_precision_is_no_other(stated: str) -> None:
     """Not BF16: a run in FP4 would be predicted 68 % too slow."""
     with pytest.raises(InexpressibleError, match=f"precision '{stated}' is not modelled; known: nvfp4, mxfp8, fp8,"):
         case(precision=stated)
+
+
+@pytest.mark.parametrize(
+    ("name", "stands_for"),
+    [
+        ("step_time_ms", Metric("iter_time_s", 1e-3)),
+        ("iter_ms", Metric("iter_time_s", 1e-3)),
+        ("s/it", Metric("iter_time_s")),
+        ("it/s", Metric("iter_per_s")),
+        ("min_per_1k_iterations", Metric("iter_time_s", 0.06)),
+        ("tokens/s/gpu", Metric("tokens_per_s_per_gpu")),
+        ("Tok/s/GPU", Metric("tokens_per_s_per_gpu")),
+        ("tokens_per_second_per_device", Metric("tokens_per_s_per_gpu")),
+        ("tokens_per_s", Metric("tokens_per_s")),
+        ("samples_per_s", Metric("samples_per_s")),
+        ("sequences/sec", Metric("samples_per_s")),
+        ("TFLOP/s/GPU", Metric("tflops_per_gpu")),
+        ("MFU %", Metric("mfu")),
+        ("mfu_fraction", Metric("mfu", 100.0)),
+    ],
+)
+def test_metrics_as_people_write_them(name: str, stands_for: Metric) -> None:
+    assert metric_named(name) == stands_for
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tflops", "of one GPU or of all? write tflops_per_gpu"),
+        ("tps", "write tokens_per_s_per_gpu or tokens_per_s"),
+        ("throughput", "write tokens_per_s"),
+        ("step_time", "in which unit? write iter_time_s or iter_time_ms"),
+        ("mem_gb", "memory is no measure of a step"),
+        ("peak_memory_GiB", "memory is no measure of a step"),
+        ("speed", "is not known; write iter_per_s, iter_time_s, mfu"),
+    ],
+)
+def test_names_that_leave_it_open_are_refused_with_the_remedy(name: str, words: str) -> None:
+    assert words in str(metric_named(name))
+
+
+def test_rates_of_all_gpus_and_of_one_agree() -> None:
+    step_s = predicted(case()).step_time_s
+    values = {name: in_metric(case(metric=name), step_s) for name in ("tokens_per_s", "tokens_per_s_per_gpu")}
+    assert values["tokens_per_s"] == pytest.approx(16 * values["tokens_per_s_per_gpu"])
+    assert in_metric(case(metric="samples_per_s"), step_s) == pytest.approx(64 / step_s)
+    stated = {"model_name": "llama", "kv_heads": 16, "seq_len": 8192, "precision": "bf16", "cp": 2, "dp": 4, "pp": 1}
+    assert in_metric(case(**stated, metric="samples_per_s"), step_s) == pytest.approx(64 / step_s), "whole sequences"
+
+
+@pytest.mark.parametrize(
+    ("stated", "feature"),
+    [
+        ({"notes": "EP=8;ETP=1;experts=256 top8"}, "mixture of experts"),
+        ({"model_name": "mixtral-8x7b"}, "mixture of experts"),
+        ({"model_name": "qwen3-30b-a3b"}, "mixture of experts"),
+        ({"others": {"num_experts": "64"}}, "mixture of experts"),
+        ({"notes": "LoRA;rank=64;quant=none"}, "adapters (LoRA)"),
+        ({"notes": "QLoRA;quant=nf4"}, "adapters (LoRA) and quantised weights"),
+        ({"others": {"lora_rank": "16"}}, "adapters (LoRA)"),
+        ({"notes": "hybrid Mamba2+MLP+attention"}, "state-space or linear-attention layers"),
+        ({"notes": "MLA q1536 kv512"}, "multi-head latent attention"),
+        ({"notes": "EP=1;dense"}, None),
+        ({"notes": "full fine-tuning;trainer=transformers+peft 2023"}, None),
+        ({"others": {"num_experts": "0", "lora_rank": "", "run": "17"}}, None),
+    ],
+)
+def test_what_is_not_priced_is_told_by_notes_name_or_column(stated: dict[str, Any], feature: str | None) -> None:
+    row = replace(PLAIN, **stated)
+    assert unpriced(row.notes, row.model_name, row.others) == feature
+    if feature is not None:
+        with pytest.raises(InexpressibleError, match=re.escape(feature)):
+            case_of(row, NOTHING)
+
+
+def test_no_run_that_constants_were_fitted_to_is_skipped() -> None:
+    for path in (RUNS, HELD_OUT, RUNS.with_name("own_h100_runs.csv"), RUNS.with_name("small_model_runs.csv")):
+        assert not [row.line for row in read_rows(path) if unpriced(row.notes, row.model_name, row.others)]
+
+
+def test_skipped_rows_are_counted_with_their_lines(hexiopt: Run, tmp_path: Path) -> None:
+    changes = [
+        {},
+        {"notes": "experts=8 top2"},
+        {"notes": "LoRA"},
+        {"notes": "EP=4"},
+        {"metric": "step_ms", "value": 1e3},
+    ]
+    path = tmp_path / "runs.csv"
+    lines = [Path(table(tmp_path, change)).read_text().splitlines() for change in changes]
+    path.write_text("\n".join([lines[0][0] + ",run", *(f"{own[1]},{k}" for k, own in enumerate(lines))]) + "\n")
+    ran = hexiopt("validate", f"data={path}", "hydra.run.dir=out")
+    assert ran.code == 0, ran.err
+    said = " ".join(ran.out.split())
+    assert "Skipped: 3 rows" in said
+    assert "2 mixture of experts 3, 5" in said
+    assert "1 adapters (LoRA) 4" in said
+    assert "note: not read: run" in said
+    assert "2 of 5 rows predicted" in said
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "validation.csv").read_text())))
+    assert [row["reason"] for row in rows] == ["", "mixture of experts", "adapters (LoRA)", "mixture of experts", ""]
+    assert rows[4]["measured"] == rows[0]["measured"] == "1.0", "a thousand milliseconds are a second"
+
+
+def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    lines = [
+        Path(table(tmp_path, change)).read_text().splitlines()
+        for change in ({"gpus": "many", "value": -1}, {}, {"metric": "tps"}, {"metric": "mfu", "value": 0.42})
+    ]
+    path.write_text("\n".join([lines[0][0], *(own[1] for own in lines)]) + "\n")
+    with pytest.raises(InputError) as caught:
+        read_rows(path)
+    text = str(caught.value)
+    for words in ("line 2: gpus: 'many'", "line 2: value: '-1'", "line 4: metric: 'tps'", "line 5: mfu: 0.42"):
+        assert words in text
+    assert text.count("; also ") == 3
+    assert "\n" not in text
+
+
+def test_our_own_steps_on_an_h100_are_predicted_and_small_models_not_too_slow() -> None:
+    own = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("own_h100_runs.csv"))]
+    assert {one.framework for one in own} == {"hexiopt"}
+    errors = [predicted(one).step_time_s / one.row.value - 1 for one in own]
+    assert np.mean(np.abs(errors)) < 0.03
+    small = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("small_model_runs.csv"))]
+    ratios = [predicted(one).step_time_s / one.row.value for one in small]
+    assert max(ratios) < 1.01, "the host's floor is what the fastest runs took"
+    assert np.mean(np.abs(np.array(ratios) - 1)) < 0.3
