@@ -175,7 +175,7 @@ class StageModel:
     def _time_layer(self, key: tuple[TpGroup, int, str]) -> tuple[float, float]:
         tp_group, micro_batch_size, policy = key
         times = self._layer(tp_group, micro_batch_size)
-        # Of layers recomputed together, only one may stop early: the last, or as well the first of the sum.
+        # Of layers recomputed together the last alone may stop early; in the sum it does not matter which one does.
         again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
         repeated_s = again_s[policy]
         return times.forward_s, times.backward_s + repeated_s
