@@ -173,7 +173,7 @@ class StageModel:
     def _time_layer(self, key: tuple[TpGroup, int, str]) -> tuple[float, float]:
         tp_group, micro_batch_size, policy = key
         times = self._layer(tp_group, micro_batch_size)
-        # Of layers recomputed together, only one may stop early: the last, or as well the first of the sum.
+        # Of layers recomputed together the last alone may stop early; in the sum it does not matter which one does.
         again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
         host_s = times.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
         return max(times.forward_s, times.host_s), max(times.backward_s + again_s[policy], host_s)
