@@ -104,7 +104,7 @@ def test_a_run_calibrates_a_cluster(hexiopt: Run, tmp_path: Path) -> None:
     assert "train.log" in ran.out
     stated = (ROOT / "conf" / "cluster" / "small_mixed.yaml").read_text()
     (tmp_path / "my.yaml").write_text(stated + "calibration: fitted/calibration.yaml\n")
-    ran = hexiopt("price", "plan=first/plan.json", "cluster=my.yaml", "report=false", "hydra.run.dir=again")
+    ran = hexiopt("price", "plan=first/plan.json", "cluster=my.yaml", "hydra.run.dir=again")
     assert ran.code == 0, ran.err
     now_s = json.loads((tmp_path / "again" / "plan.json").read_text())["prediction"]["step_time_s"]
     assert now_s == pytest.approx(2 * step_s, rel=0.05)
