@@ -22,6 +22,7 @@ from hexiopt.exports.exporting import imported
 from hexiopt.exports.formats import ImportedPlan, Trainer
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, solver_to_dict
@@ -69,21 +70,24 @@ def _stated(job: Job) -> frozenset[str]:
 def _better(job: Job, trainer: Trainer, layout: ImportedPlan, cost: Cost, misfits: bool) -> list[str]:
     """Plan within what the trainer expresses and without limits, say what either gives, and write and draw the plans.
 
-    Where the layout does not fit, every plan that does is better.
+    Where the layout does not fit, every plan that does is better. The search without limits begins from the plan of the
+    one within them, and so is never behind it.
     """
     from hexiopt.report.figure import draw_plan
 
-    own = seconds(cost.step_time_s)
+    step = seconds(cost.step_time_s)
     lines = [
-        f"Yours does not fit ({own} a step if it did); these do:" if misfits else f"This layout takes {own} a step."
+        f"Yours does not fit ({step} a step if it did); these do:" if misfits else f"This layout takes {step} a step."
     ]
     written = []
+    plan: Plan | None = None
     within = f"within what {trainer.name} expresses (space.preset={trainer.name})"
     problem = _open_problem(job, layout.problem)
     for name, where, restrict in (("better_same_trainer", within, True), ("better", "without limits", False)):
         try:
             asked = restricted(problem, trainer) if restrict else problem
-            result = search(job, solver_of(job), asked)
+            solver = solver_of(job)
+            result = search(job, solver, asked, plan if solver.takes_start else None)
             plan, best = found(result)
         except (InputError, NoPlanError) as error:
             lines.append(f"No plan {where}: {error}")
@@ -99,7 +103,7 @@ def _better(job: Job, trainer: Trainer, layout: ImportedPlan, cost: Cost, misfit
             job.draw(f"{name}.png", partial(draw_plan, asked, plan, best))
             written.append(f"{name}.png")
     if misfits and not written:
-        lines[0] = f"Yours does not fit ({own} a step if it did)."
+        lines[0] = f"Yours does not fit ({step} a step if it did)."
     job.show("", *lines)
     return written
 

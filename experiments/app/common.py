@@ -40,7 +40,7 @@ from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError, Refereed
 from hexiopt.result import Result
-from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver
+from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker
 from hexiopt.toolkit.comparing import bound_above
 from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
@@ -333,13 +333,14 @@ def solvers_of(job: Job, names: Sequence[str]) -> list[Refereed]:
     return made
 
 
-def search(job: Job, solver: Solver, problem: Problem) -> Result:
-    """Run a solver and show its progress on a terminal. Ctrl-C stops it; the result then has the best plan so far.
+def search(job: Job, solver: Refereed, problem: Problem, start: Plan | None = None) -> Result:
+    """Run a solver, from the plan `start` where one is given, and show its progress on a terminal. Ctrl-C stops it; the
+    result then has the best plan so far.
 
     Raises InputError, and InvalidPlanError where the plan breaks a rule.
     """
     with listener(job, problem) as listen:
-        return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
+        return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen, start=start)
 
 
 def search_and_bound(job: Job, solver: Refereed, problem: Problem) -> Result:
