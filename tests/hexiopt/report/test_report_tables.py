@@ -289,6 +289,18 @@ def test_a_plan_that_fills_memory_beyond_what_any_measured_run_left_says_so(smal
     assert notes(*filled(small, 1.01)) == []
 
 
+def test_a_step_of_layers_shorter_than_in_any_measured_run_says_so(small: Case) -> None:
+    """The same plan of a model a quarter as wide, whose layers are a few per cent as long."""
+    problem, plan, _ = small
+    model = problem.model.replace(hidden_size=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_size=1376)
+    narrow = problem.replace(model=model, workload=problem.workload.replace(seq_len=512))
+    (note,) = notes(narrow, plan, PlanPricer(narrow).price(plan))
+    assert note.startswith("a layer's forward takes 0.2 ms on ")
+    assert "less than in any run that prices were compared with (1.3 ms)" in note
+    assert "the 0.2 ms that it is priced to take at least" in note
+    assert notes(*small) == []
+
+
 def test_notes_that_a_plan_file_records_are_shown(small: Case) -> None:
     solver = SOLVER | {"notes": ["not read: --odd", 7, "x" * 10_000]}
     assert recorded_notes(solver)[0] == "not read: --odd"
