@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
+from textwrap import wrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _KINDS = 2  # kinds of pipelines that a printed result lists
 _STAGES = 6
+_NOTE_WIDTH = 107  # with the name before it 120
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
@@ -224,7 +227,8 @@ class Solution(Result, Value):
             rows += [("", line) for line in _pipelines(problem, plan)]
             rows.append(("memory", _memory(problem, plan, cost)))
             rows += money(problem, plan, cost)
-        rows += [("note", note) for note in self.notes]
+        for note in self.notes:
+            rows += zip(chain(("note",), repeat("")), wrap(note, _NOTE_WIDTH), strict=False)
         title = f"{problem.model.name} on {problem.cluster.name}"
         return "\n".join([title, *(f"{name:12} {said}" for name, said in rows)])
 

@@ -241,9 +241,8 @@ def test_notes_on_what_may_be_overlooked(small: Case) -> None:
         own = problem.replace(**change)
         (note,) = notes(own)
         assert note in " ".join(printed(summary_table(own, plan, PlanPricer(own).price(plan))).split())
-        assert f"note         {note}" in str(
-            Solution.of(own, Result("made", Status.NOT_FOUND, 0, 0.0, 1, reason="none"))
-        )
+        result = Solution.of(own, Result("made", Status.NOT_FOUND, 0, 0.0, 1, reason="none"))
+        assert f"note {note}" in " ".join(str(result).split())
         return note
 
     fast = tuple(machine.replace(nic_bandwidth_bytes_per_s=200e9) for machine in problem.cluster.machines)
@@ -282,11 +281,23 @@ def test_a_plan_that_fills_memory_beyond_what_any_measured_run_left_says_so(smal
     assert note in report_html(*full)
     result = Result("made", Status.FEASIBLE, 0, 0.0, 1, plan, cost)
     assert Solution.of(problem, result).notes == (note,)
-    assert f"note         {note}" in str(Solution.of(problem, result))
+    assert f"note {note}" in " ".join(str(Solution.of(problem, result)).split())
+    assert max(map(len, str(Solution.of(problem, result)).splitlines())) <= 120
     # With a headroom the limit is lower, and full to that limit is no note; nor is a plan that does not fit at all.
     assert notes(*filled(small, 0.93, headroom=0.06)) == []
     assert not filled(small, 1.01)[2].fits
     assert notes(*filled(small, 1.01)) == []
+
+
+def test_a_step_of_layers_shorter_than_in_any_measured_run_says_so(small: Case) -> None:
+    """The same plan of a model a quarter as wide, whose layers are a few per cent as long."""
+    problem, plan, _ = small
+    model = problem.model.replace(hidden_size=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_size=1376)
+    narrow = problem.replace(model=model, workload=problem.workload.replace(seq_len=512))
+    (note,) = notes(narrow, plan, PlanPricer(narrow).price(plan))
+    said = "layers take 0.2 ms forward, less than in any run that prices were compared with (1.3 ms); the host may bind"
+    assert note == said
+    assert notes(*small) == []
 
 
 def test_notes_that_a_plan_file_records_are_shown(small: Case) -> None:

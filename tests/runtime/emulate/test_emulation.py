@@ -22,6 +22,8 @@ from runtime.emulate import fabric
 from runtime.emulate.bench import EmulationBench
 from runtime.emulate.fabric import Fabric, unsupported
 from runtime.emulate.stand_in import divisors, narrowed, paces
+from runtime.mapping.actions import backward_parts
+from runtime.mapping.layout import layout_of
 from runtime.pace import pace_until, read_pace, write_paces
 from tests.timing import TRIES
 
@@ -71,12 +73,16 @@ def test_a_divisor_must_divide(divisor: int) -> None:
 def test_paces_are_the_priced_times(tmp_path: Path) -> None:
     task = problem()
     cost = PlanPricer(task).price(plan())
-    found = paces(task, plan(), cost, 10.0)
+    found, layout = paces(task, plan(), cost, 10.0), layout_of(plan(), task.model)
     stages = [(0, 0), (0, 0), (0, 1), (1, 0)]
     for rank, (p, s) in enumerate(stages):
         priced = cost.pipelines[p].stages[s]
         assert found[rank].chunks == ((10 * priced.forward_s, 10 * priced.backward_s),)
         assert found[rank].operation_s(True, 0) == 10 * priced.backward_s
+        executor = layout.executor_of[rank]
+        parts = [found[rank].operation_s(True, 0, part) for part in range(backward_parts(executor.chunks[0]))]
+        assert sum(parts) == pytest.approx(10 * priced.backward_s), "beside them gradients are summed"
+        assert len(parts) == len(found[rank].last_parts[0])
         gpu = task.cluster.machines[int(task.cluster.machine_of[rank])].gpu
         own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.optimizer_bytes)
         assert found[rank].optimizer_s == pytest.approx(10 * own_s)

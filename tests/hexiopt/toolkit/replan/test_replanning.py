@@ -8,7 +8,7 @@ import hexiopt as hx
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.toolkit.replan.mending import kept
-from hexiopt.toolkit.replan.replanning import FASTEST, LEAST, MovingPricer, staying
+from hexiopt.toolkit.replan.replanning import LEAST, MovingPricer, staying
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
 
@@ -83,7 +83,7 @@ def test_a_lost_device_and_bad_input() -> None:
     new = hx.replan(before, lost=["a:0"], max_steps=60, time_limit_s=600)
     assert new.best.plan.problem.space.exclude == ("a:0",)
     assert 0 not in new.best.plan.devices()
-    assert FASTEST in str(new)
+    assert str(new).startswith("Plans after the change")
     with pytest.raises(hx.InputError, match="exclude: 'q' is not a machine"):
         hx.replan(before, lost=["q"])
     with pytest.raises(hx.InputError, match="another model"):
