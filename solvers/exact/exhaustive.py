@@ -37,7 +37,7 @@ from solvers.exact.assignments import DeviceAssignment, DeviceClasses, PlacedDev
 from solvers.exact.candidates import Candidate, Candidates, leaner_stages
 from solvers.exact.sample_allocation import GlobalChoices
 from solvers.exact.splits import Layers, all_layer_cuts, least_longest
-from solvers.exact.sync_bounds import SyncBound, Tail, tails_s
+from solvers.exact.sync_bounds import ReplicaTail, SyncBound, tails_s
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
 
@@ -349,7 +349,7 @@ class Enumeration:
         return self.search.offer(plan)
 
 
-def _step_s(candidate: Candidate, tails: Sequence[Tail]) -> float:
+def _step_s(candidate: Candidate, tails: Sequence[ReplicaTail]) -> float:
     """The least step time with a candidate whose replicas are followed by `tails`."""
     return max(tail.step_s(*times) for *times, tail in zip(candidate.ends_s, candidate.last_s, tails, strict=True))
 

@@ -107,7 +107,7 @@ def _stage_of_layer(layers: Layers) -> list[int]:
     return [s for first, end, s in sorted(held) for _ in range(first, end)]
 
 
-class Tail(NamedTuple):
+class ReplicaTail(NamedTuple):
     """Seconds of gradient sync and optimiser that follow the end of a replica, and those from the beginning of its last
     backward on, beside which sums run (none: −∞)."""
 
@@ -119,10 +119,10 @@ class Tail(NamedTuple):
         return max(end_s + self.after_end_s, end_s - last_s + self.from_last_s)
 
 
-def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[Tail]]:
+def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[ReplicaTail]]:
     """What follows each replica, by pipeline and replica, stage by stage.
 
-    The step time is the largest of all replicas' `Tail.step_s`: the rings of `PlanPricer.price`, traversed backwards.
+    The step time is the largest of all replicas' `step_s`: the rings of `PlanPricer.price`, traversed backwards.
     `holders`: the most over which an optimiser is sharded.
     """
     problem, workload, zero = model.problem, model.problem.workload, plan.sharding.stage
@@ -148,11 +148,11 @@ def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[Tail]]:
     tails = _before_rings(around.between_groups, executor_of, tails, workload.stored_gradient_bytes, 2)
     sums = around.within_group, executor_of, tails, workload.stored_gradient_bytes, (2, 1, 0, 0)[zero]
     if model.framework.gradient_sums == "after":
-        both = [Tail(own, -inf) for own in _before_rings(*sums)]
+        both = [ReplicaTail(own, -inf) for own in _before_rings(*sums)]
     else:
         last = _before_rings(*sums, shares=around.within_group.groups.last_shares)
         whole = _before_rings(*sums, alone=[-inf] * len(tails))
-        both = list(map(Tail, last, whole))
+        both = list(map(ReplicaTail, last, whole))
     ends = np.cumsum(sizes).tolist()
     return [both[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 

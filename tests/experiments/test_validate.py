@@ -489,7 +489,7 @@ def test_no_run_that_constants_were_fitted_to_is_skipped() -> None:
 
 
 def test_skipped_rows_are_counted_with_their_lines(hexiopt: Run, tmp_path: Path) -> None:
-    changes = [
+    changes: list[dict[str, Any]] = [
         {},
         {"notes": "experts=8 top2"},
         {"notes": "LoRA"},
@@ -514,10 +514,13 @@ def test_skipped_rows_are_counted_with_their_lines(hexiopt: Run, tmp_path: Path)
 
 def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    lines = [
-        Path(table(tmp_path, change)).read_text().splitlines()
-        for change in ({"gpus": "many", "value": -1}, {}, {"metric": "tps"}, {"metric": "mfu", "value": 0.42})
+    changes: list[dict[str, Any]] = [
+        {"gpus": "many", "value": -1},
+        {},
+        {"metric": "tps"},
+        {"metric": "mfu", "value": 0.42},
     ]
+    lines = [Path(table(tmp_path, change)).read_text().splitlines() for change in changes]
     path.write_text("\n".join([lines[0][0], *(own[1] for own in lines)]) + "\n")
     with pytest.raises(InputError) as caught:
         read_rows(path)

@@ -48,7 +48,7 @@ _LONG_S = 1e6  # longer than any step
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class PipelineTail:
     """Least seconds from the end of a pipeline to that of the step; and from before its last micro-batch, beside whose
     backward gradients may be summed, of which it is only known that it takes no longer than the micro-batch."""
 
@@ -75,7 +75,7 @@ class Subspace:
     sets: DeviceGroups
     sharding: Sharding
     policies: tuple[str, ...]
-    tails: tuple[Tail, ...]
+    tails: tuple[PipelineTail, ...]
     sharers: tuple[tuple[int, int], ...]
 
 
@@ -165,7 +165,7 @@ class ExactPlans:
             if stage == 1 and len(machines) > 1 and self._problem.space.machine_sharding:
                 yield Sharding(stage, "machine")
 
-    def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[Tail, ...]:
+    def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[PipelineTail, ...]:
         """The least time from the end of each pipeline, and of all its micro-batches but one, to the end of the step.
 
         It does not depend on the layout, since all devices hold all parameters.
@@ -186,7 +186,7 @@ class ExactPlans:
                 )
             return self._model.price(plan, ended).step_time_s
 
-        return tuple([Tail(tail_s(p, _LONG_S), tail_s(p, 0.0)) for p in range(len(sets))])
+        return tuple([PipelineTail(tail_s(p, _LONG_S), tail_s(p, 0.0)) for p in range(len(sets))])
 
     def _sharers(self, sets: DeviceGroups) -> tuple[tuple[int, int], ...]:
         """Network resources that every layout of several pipelines crosses, with the number of those pipelines.
