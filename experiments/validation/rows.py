@@ -55,7 +55,7 @@ class Row:
     metric: str
     value: float
     notes: str
-    others: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def note(self, key: str) -> str | None:
         """The text after `key=`, or after `key ` before a bracket, in the notes; None where the key is absent."""

@@ -24,6 +24,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
@@ -62,7 +63,7 @@ class PipelineTail:
     def stage_limit_s(self, step_s: float, batches: int) -> float:
         """The longest micro-batch, of so many, within a step of `step_s`; below 0 where there is none."""
         left_s = step_s - self.from_last_s
-        limit_s = left_s / (batches - 1) if batches > 1 else _LONG_S if left_s > 0 else -1.0
+        limit_s = left_s / (batches - 1) if batches > 1 else inf if left_s > 0 else -1.0
         return min((step_s - self.after_s) / batches, limit_s)
 
 
