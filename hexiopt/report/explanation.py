@@ -312,6 +312,10 @@ def coefficient_rows() -> Iterator[Row]:
             comment = []
 
 
+def _assumption(value: bool | float | str) -> str:
+    return f"{value:g}" if isinstance(value, float | int) and not isinstance(value, bool) else str(value).lower()
+
+
 def framework_rows(problem: Problem) -> Iterator[Row]:
     """The cost model's assumptions on our own runtime, and the fitted constants with the data of their fit."""
     own, default = PlanPricer(problem).framework, default_framework()
@@ -319,9 +323,9 @@ def framework_rows(problem: Problem) -> Iterator[Row]:
         if field.name != "name":
             value = getattr(own, field.name)
             parts = value.items() if isinstance(value, Mapping) else [("", value)]
-            said = (f"{name} {str(one).lower() if isinstance(one, bool) else f'{one:g}'}" for name, one in parts)
+            texts = (f"{name} {_assumption(part)}" for name, part in parts)
             source = "frameworks.yaml: hexiopt" if value == getattr(default, field.name) else "workload"
-            yield field.name, ", ".join(said).strip(), source
+            yield field.name, ", ".join(texts).strip(), source
     for constant in constants().values():
         yield (
             constant.name,

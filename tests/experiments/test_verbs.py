@@ -189,8 +189,8 @@ def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> No
     """Each named solver has the options that it takes: Espresso's money needs prices, which this cluster lacks."""
     command = (verb, *STEPS, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
     ran = hexiopt(*command, "solver=espresso", "solver.objective=money", "solver.deadline_s=60")
-    assert ran.code == 2
-    assert "price_per_hour" in ran.err
+    assert ran.code == (0 if verb == "compare" else 2)  # a comparison goes on with the others
+    assert "price_per_hour" in " ".join((ran.out + ran.err).split())
     ran = hexiopt(*command, "solver=flashflex", "solver.defects=as_released")
     assert ran.code == 2
     assert ran.err == (
