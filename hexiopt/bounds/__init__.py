@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hexiopt.bounds.compute import compute_bound_s, compute_shares
-from hexiopt.calibration.frameworks import default_framework
-from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.stage_model import StageModel, framework_of
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.cost.sharing import StaticShares
 from hexiopt.problem.problem import Problem
@@ -70,14 +69,16 @@ def our_model(pricer: object, problem: Problem) -> PlanPricer | None:
     """`pricer` where its prices are those of our cost model for `problem`, for which bounds and proofs hold; else None.
 
     What the pricer is decides, not what it says: a wrapper, a subclass, and ours over another framework, network or
-    problem have prices of their own.
+    problem have prices of their own. Another framework is not ours even where bounds could hold for it, since searches
+    that prove price parts of a problem by models that they make themselves.
     """
     if type(pricer) is not PlanPricer or not vars(pricer).keys().isdisjoint(vars(PlanPricer)):
         return None
-    stages = pricer.stages
-    plain = type(stages) is StageModel and stages.context is None and stages.framework == default_framework()
-    same = pricer.problem is problem or pricer.problem == problem
-    return pricer if plain and same and type(pricer.network) is StaticShares else None
+    stages, framework = pricer.stages, framework_of(problem)
+    plain = type(stages) is StageModel and stages.context is None and type(pricer.network) is StaticShares
+    same = all(one is problem or one == problem for one in (pricer.problem, stages.problem))
+    executes = pricer.framework == stages.framework == framework and framework.is_bounded
+    return pricer if plain and same and executes else None
 
 
 def bound_under_s(

@@ -35,11 +35,9 @@ _COVERED = (GPIPE, ONE_F_ONE_B)
 
 def is_provable(pricer: PlanPricer) -> bool:
     """Whether the proof covers the cluster and some plans: uniform machines with one interface each on a flat network,
-    and few usages; priced for a framework for which bounds hold."""
+    and few usages. Whether bounds hold for the prices, `hexiopt.bounds.our_model` says."""
     problem = pricer.problem
     cluster, workload = problem.cluster, problem.workload
-    if not pricer.framework.is_bounded:
-        return False
     if problem.space.sequence or problem.space.uneven_chunks or cluster.groups or cluster.links:
         return False
     if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in schedules(workload)):

@@ -200,7 +200,26 @@ class Subclass(PlanPricer):
 def copied(problem: hx.Problem) -> PlanPricer:
     """A copy of ours, over stages of a faster framework."""
     other = copy(PlanPricer(problem))
-    other.stages = PlanPricer(problem, replace(default_framework(), overlaps_gradients=True)).stages
+    other.stages = PlanPricer(problem, replace(default_framework(), gradient_sums="beside")).stages
+    return other
+
+
+def of_other_stages(problem: hx.Problem) -> PlanPricer:
+    """A copy of ours, over stages of a smaller workload."""
+    other = copy(PlanPricer(problem))
+    other.stages = PlanPricer(problem.replace(workload=replace(problem.workload, seq_len=64))).stages
+    return other
+
+
+def executed_by(**changes: Any) -> Callable[[hx.Problem], PlanPricer]:
+    """Ours over a framework that differs so from our own runtime."""
+    return lambda problem: PlanPricer(problem, replace(default_framework(), **changes))
+
+
+def steps_of_another(problem: hx.Problem) -> PlanPricer:
+    """A copy of ours that ends steps as another framework does."""
+    other = copy(PlanPricer(problem))
+    other.framework = replace(default_framework(), overlaps_weights=True)
     return other
 
 
@@ -209,8 +228,13 @@ STRANGERS: dict[str, Callable[[hx.Problem], Any]] = {
     "a subclass": Subclass,
     "an object with another price": patched,
     "another network": lambda problem: PlanPricer(problem, network=FairShares()),
-    "another framework": lambda problem: PlanPricer(problem, replace(default_framework(), overlaps_gradients=True)),
+    "another framework": executed_by(gradient_sums="beside"),
+    "a framework that gathers early": executed_by(overlaps_weights=True),
+    "a framework that could be bounded": executed_by(gradient_sums="after"),
+    "a framework without sequence parallelism": executed_by(sequence_parallel=False),
     "a copy over other stages": copied,
+    "a copy over stages of another problem": of_other_stages,
+    "a copy with steps of another framework": steps_of_another,
     "another problem": lambda problem: PlanPricer(problem.replace(space=hx.Space(max_tp=1))),
     "no pricer": lambda problem: problem,
 }
@@ -222,8 +246,10 @@ def test_what_a_pricer_is_decides_not_what_it_says(stranger: str) -> None:
     assert our_model(STRANGERS[stranger](problem), problem) is None
 
 
-def test_ours_is_known() -> None:
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_ours_is_known(sequence_parallel: bool) -> None:
     problem = small_problem(0)
+    problem = problem.replace(workload=replace(problem.workload, sequence_parallel=sequence_parallel))
     ours = PlanPricer(problem)
     again = hx.Problem(problem.cluster, problem.model, problem.workload, problem.space)
     for one in (ours, ours.with_room_for(4), copy(ours)):

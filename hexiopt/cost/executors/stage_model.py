@@ -71,6 +71,13 @@ class _Layer:
     host_s: float = 0.0
 
 
+def framework_of(problem: Problem, framework: Framework | None = None) -> Framework:
+    """`framework`, our own runtime where none is given, as it executes `problem`: without sequence parallelism where the
+    workload is."""
+    framework = framework or default_framework()
+    return replace(framework, sequence_parallel=framework.sequence_parallel and problem.workload.sequence_parallel)
+
+
 class StageModel:
     """Prices single stages of a problem. Raises InputError for a model that is not priced."""
 
@@ -80,9 +87,7 @@ class StageModel:
         _check_attention(problem)
         self.problem = problem
         self.context = context
-        framework = framework or default_framework()
-        sequence_parallel = framework.sequence_parallel and problem.workload.sequence_parallel
-        self.framework = replace(framework, sequence_parallel=sequence_parallel)
+        self.framework = framework_of(problem, framework)
         cluster = problem.cluster
         self.communicators = Communicators(cluster)
         self._room_for = RESERVED_GROUPS

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hexiopt.exports.grid import BlockRecompute
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import program_of
+from hexiopt.exports.layout import BlockRecompute
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hexiopt.bounds import bound_under_s, our_model
 from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
@@ -13,6 +14,7 @@ from hexiopt.result import Status
 from hexiopt.solving import Budget
 from solvers.exact.exact import Exact
 from solvers.proof.gaps import is_provable
+from solvers.registry import make_solver
 from tests.solvers.proof.problems import random_problem
 
 
@@ -46,13 +48,20 @@ def test_a_bound_of_part_of_the_space_says_so() -> None:
 
 
 @pytest.mark.parametrize("hidden", [{"gradient_sums": "beside"}, {"overlaps_weights": True}])
-def test_what_hides_sync_is_not_proved(hidden: dict[str, Any]) -> None:
-    """The proof charges sync from the beginning of the last backward on, and gathers from its end on."""
+def test_what_hides_sync_is_not_proved(monkeypatch: pytest.MonkeyPatch, hidden: dict[str, Any]) -> None:
+    """The proof charges sync from the beginning of the last backward on, and gathers from its end on: no runtime that
+    begins earlier is ever bounded, were it our own."""
     problem = random_problem(3)
-    assert is_provable(PlanPricer(problem))
-    hiding = PlanPricer(problem, replace(default_framework(), **hidden))
-    assert not is_provable(hiding)
-    assert hiding.features.exact is None, "no bound holds for it"
+    assert our_model(PlanPricer(problem), problem) is not None
+    hiding = replace(default_framework(), **hidden)
+    assert our_model(PlanPricer(problem, hiding), problem) is None
+    monkeypatch.setattr("hexiopt.cost.executors.stage_model.default_framework", lambda: hiding)
+    model = PlanPricer(problem)
+    assert model.framework == hiding
+    assert our_model(model, problem) is None
+    assert bound_under_s(model, problem) == 0.0
+    result = make_solver("local_search").solve(problem, Budget(60.0, max_steps=50), seed=1)
+    assert (result.status, result.bound_s, result.restricted_bound) == (Status.FEASIBLE, 0.0, None)
 
 
 def test_other_networks_get_a_plan_without_the_proof() -> None:
