@@ -93,7 +93,7 @@ class Ledger(Mapping[str, Any]):
         by_reason: dict[str, list[str]] = {}
         for what, reason in self.wrong():
             by_reason.setdefault(reason, []).append(what)
-        return [f"{', '.join(whats)}: {reason}" for reason, whats in by_reason.items()]
+        return [f"{', '.join(stated)}: {reason}" for reason, stated in by_reason.items()]
 
     def refuse(self) -> None:
         """Raise InputError with all faults of the text in one line, if it has any."""

@@ -45,11 +45,11 @@ def test_a_value_that_states_the_absence_of_a_feature_is_harmless(off: object) -
 
 
 def test_a_closed_format_names_all_unknown_keys_at_once() -> None:
-    ledger = Ledger("c.json", {"rope": 1, "hiden": 2}, VOCABULARY)
-    with pytest.raises(InputError, match=r"c\.json: unknown keys rope, hiden; remove them"):
+    ledger = Ledger("c.json", {"rope": 1, "hid": 2}, VOCABULARY)
+    with pytest.raises(InputError, match=r"c\.json: unknown keys rope, hid; remove them"):
         ledger.refuse_unread(frozenset({"hidden"}), "remove them")
-    with pytest.raises(InputError, match=r"unknown key hiden, did you mean hidden\?; remove it"):
-        Ledger("c.json", {"hiden": 2}, VOCABULARY).refuse_unread(frozenset({"hidden"}), "remove it")
+    with pytest.raises(InputError, match=r"unknown key hid, did you mean hidden\?; remove it"):
+        Ledger("c.json", {"hid": 2}, VOCABULARY).refuse_unread(frozenset({"hidden"}), "remove it")
 
 
 def test_a_flag_without_a_value_is_refused_where_no_value_means_that_it_is_on() -> None:
