@@ -72,8 +72,8 @@ class _Layer:
 
 
 def framework_of(problem: Problem, framework: Framework | None = None) -> Framework:
-    """`framework`, our own runtime where none is given, as it executes `problem`: without sequence parallelism where the
-    workload is."""
+    """`framework`, our own runtime where none is given, as it executes `problem`: without sequence parallelism where
+    the workload has none."""
     framework = framework or default_framework()
     return replace(framework, sequence_parallel=framework.sequence_parallel and problem.workload.sequence_parallel)
 
