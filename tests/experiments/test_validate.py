@@ -232,7 +232,9 @@ def test_scores() -> None:
 
 
 def test_context_parallelism_has_a_pipeline_for_each_part_of_a_sequence() -> None:
-    stated = {"model_name": "llama", "kv_heads": 16, "seq_len": 8192, "precision": "bf16", "cp": 2, "dp": 4, "pp": 1}
+    # Layers so wide that half a sequence takes longer than Megatron's host, which sets the pace of shorter ones.
+    stated = {"model_name": "llama", "kv_heads": 16, "hidden": 2048, "seq_len": 8192, "precision": "bf16"}
+    stated |= {"cp": 2, "dp": 4, "pp": 1}
     ring, exchanged = case(**stated), case(**stated, notes="cp_comm=a2a")
     workload = ring.problem.workload
     assert (ring.parts, len(ring.plan.pipelines), workload.seq_len, workload.global_batch) == (2, 8, 4096, 128)
