@@ -163,7 +163,8 @@ def test_the_oracle_finds_false_certificates_where_what_a_pricer_says_is_believe
         def step_s(self, plan: Plan, cost: Cost) -> float:
             return cost.step_time_s - cost.gradient_sync_s
 
-    said = false_certificates(problem, Hidden, (("exact", 200), ("local_search", 3000)))
+    budgets = ("exact", 150), ("exact", 300), ("exact", 600), ("local_search", 3000)
+    said = false_certificates(problem, Hidden, budgets)
     assert any(line.startswith("exact: optimal at") for line in said), said
     with pytest.raises(InvalidPlanError, match="it states a lower bound of"):  # and the solver was blamed
         hx.solve(problem, "local_search", LONG_S, max_steps=20, pricer=Reordered, progress=False)
