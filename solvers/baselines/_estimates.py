@@ -1,7 +1,7 @@
 """Quick estimates of symmetric grids: seconds of stages, messages and gradient sync, room in memory.
 
 They rank; no answer is priced by them. Messages and gradients share interfaces as the cost model shares them, for
-the slowest pipeline of a grid.
+the slowest pipeline of a grid, and gradients are summed next to the last backward where the cost model sums them so.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from hexiopt.bounds import our_model
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
@@ -60,6 +61,8 @@ class GridEstimates(StageEstimates):
         self._max_layers_of_blocks: dict[tuple[Any, ...], int] = {}
         self._hops: dict[tuple[DeviceGroup, DeviceGroup], Route] = {}
         self._slowest: dict[tuple[DeviceGroup, ...], float] = {}
+        model = our_model(pricer, self.problem)
+        self._sums_early = model is not None and model.framework.gradient_sums != "after"
 
     def tp_groups(self, grid: StageGrid) -> list[StageTpGroups]:
         """The TP groups of every stage."""
@@ -153,6 +156,47 @@ class GridEstimates(StageEstimates):
         found[-1] += model.head_params * width
         return found
 
+    def exposed_s(
+        self, sync_s: Sequence[float], backward_s: Sequence[float], layers: Sequence[int], sharding: int
+    ) -> list[float]:
+        """Of `sync_s`, both passes over the gradients of each stage, the seconds after the last backward of the stage,
+        of `backward_s`.
+
+        Sums run next to it, but for those of its last part: a layer, or the embedding. With ZeRO-1 the second pass
+        gathers weights, after the optimiser.
+        """
+        if not self._sums_early:
+            return list(sync_s)
+        model, width = self.problem.model, self.problem.workload.stored_gradient_bytes
+        last_bytes = [float(model.layer_params * width)] * len(layers)
+        last_bytes[0] = max(last_bytes[0], float(model.embedding_params * width))
+        sums = 1 / 2 if sharding else 1.0  # of the seconds
+        return [
+            whole_s - sums * whole_s + max(sums * whole_s - beside_s, sums * whole_s * last / every)
+            for whole_s, beside_s, last, every in zip(
+                sync_s, backward_s, last_bytes, self.gradient_bytes(layers), strict=True
+            )
+        ]
+
+    def synced_s(
+        self,
+        pipeline_s: float,
+        stage_s: Sequence[float],
+        message_s: Sequence[float],
+        sync_s: Sequence[float],
+        layers: Sequence[int],
+        sharding: int,
+        chunks: int = 1,
+    ) -> float:
+        """Approximate time by which all gradients are synchronised; `sync_s` as in `exposed_s`.
+
+        A stage starts earlier than the first one by the backward passes of the stages before it.
+        """
+        backward_s = [seconds * _BACKWARD_SHARE / chunks for seconds in stage_s]
+        exposed_s = self.exposed_s(sync_s, backward_s, layers, sharding)
+        drained = [own_s + route / 2 for own_s, route in zip(backward_s, message_s, strict=False)]
+        return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), exposed_s, strict=True))
+
     def slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
         """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
         found = self._slowest.get(stage_groups)
@@ -174,10 +218,28 @@ class GridEstimates(StageEstimates):
 class AlignedEstimates(GridEstimates):
     """Estimates for aligned pipelines, whose TP groups may be of any degree and type."""
 
-    def step_s(self, slots: PipelineStages, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
-        """Seconds of a step: 1F1B of `batches` micro-batches with every stage as slow as its slowest replica, then
-        gradients."""
-        return self._pipelines_s(slots, policy, batches, size)(layers) + self.gradients_s(slots, layers)
+    def step_s(
+        self,
+        slots: PipelineStages,
+        layers: Sequence[int],
+        policy: str,
+        batches: Sequence[int],
+        size: int,
+        sharding: int,
+    ) -> float:
+        """Seconds of a step, pipelines of `batches` micro-batches: 1F1B of those with equally many, every stage as slow
+        as its slowest replica in them, then what is left of the gradients' sums."""
+        message_s = self.messages(StageGrid(slots)).seconds(size * self.sequence_bytes)
+        longest: tuple[float, list[float]] = (0.0, [])
+        for count in set(batches):
+            alike = [
+                tuple(group for group, each in zip(groups, batches, strict=True) if each == count) for groups in slots
+            ]
+            stage_s = self._stages_s(tuple(alike), policy, size)(layers)
+            longest = max(longest, (one_f_one_b_s(stage_s, message_s, count), stage_s))
+        sync_s = [self.gradients_s(slots, layers)] * len(slots)
+        pipeline_s, stage_s = longest
+        return self.synced_s(pipeline_s, stage_s, message_s, sync_s, layers, sharding)
 
     def refined(
         self,
@@ -189,18 +251,16 @@ class AlignedEstimates(GridEstimates):
         size: int,
     ) -> tuple[int, ...]:
         """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
-        return shifted(layers, max_layers, self._pipelines_s(slots, policy, batches, size))[0]
+        message_s = self.messages(StageGrid(slots)).seconds(size * self.sequence_bytes)
+        stages_s = self._stages_s(slots, policy, size)
+        return shifted(layers, max_layers, lambda split: one_f_one_b_s(stages_s(split), message_s, batches))[0]
 
-    def _pipelines_s(
-        self, slots: PipelineStages, policy: str, batches: int, size: int
-    ) -> Callable[[Sequence[int]], float]:
-        """Seconds of the longest pipeline, given the layers of each stage."""
-        grid, last = StageGrid(slots), len(slots) - 1
-        tp_groups, message_s = self.tp_groups(grid), self.messages(grid).seconds(size * self.sequence_bytes)
+    def _stages_s(self, slots: PipelineStages, policy: str, size: int) -> Callable[[Sequence[int]], list[float]]:
+        """Seconds of each stage, given the layers of all."""
+        tp_groups, last = self.tp_groups(StageGrid(slots)), len(slots) - 1
 
-        def seconds(layers: Sequence[int]) -> float:
-            stage_s = [self.stage_s(tp_groups[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
-            return one_f_one_b_s(stage_s, message_s, batches)
+        def seconds(layers: Sequence[int]) -> list[float]:
+            return [self.stage_s(tp_groups[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
 
         return seconds
 
@@ -237,17 +297,6 @@ def one_f_one_b_s(stage_s: Sequence[float], message_s: Sequence[float], num_micr
     """
     period_s = largest_cycle_mean_s(stage_s, message_s) if num_micro_batches > 1 else 0.0
     return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * period_s
-
-
-def synced_s(
-    pipeline_s: float, stage_s: Sequence[float], message_s: Sequence[float], sync_s: Sequence[float], chunks: int = 1
-) -> float:
-    """Approximate time by which all gradients are synchronised.
-
-    A stage starts earlier than the first one by the backward passes of the stages before it.
-    """
-    drained = [s * _BACKWARD_SHARE / chunks + route / 2 for s, route in zip(stage_s, message_s, strict=False)]
-    return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), sync_s, strict=True))
 
 
 def _longest_range(

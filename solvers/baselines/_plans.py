@@ -21,17 +21,13 @@ def one_f_one_b(problem: Problem) -> Schedule | None:
     return next((schedule for schedule in (ONE_F_ONE_B, INTERLEAVED) if schedule in allowed), None)
 
 
-def optimizer_shardings(problem: Problem) -> list[int]:
-    """The ZeRO stages up to 1 that the workload allows, ascending."""
-    return [stage for stage in sharding_stages(problem.workload) if stage <= 1]
+def optimizer_shardings(problem: Problem, holders: int = 2) -> list[int]:
+    """The ZeRO stages up to 1 that the workload allows, ascending; only the first where parameters have one of
+    `holders`.
 
-
-def optimizer_sharding(problem: Problem) -> int | None:
-    """ZeRO-1 if the workload allows it, else 0 if that is allowed, else None.
-
-    Under our cost model ZeRO-1 never costs time: a reduce-scatter and an all-gather replace an all-reduce.
+    Neither is always faster: ZeRO-1 leaves more memory, but only half of what it sends can run next to a backward.
     """
-    return max(optimizer_shardings(problem), default=None)
+    return [stage for stage in sharding_stages(problem.workload) if stage <= 1][: 1 if holders == 1 else None]
 
 
 def even_parts(total: int, count: int) -> list[int]:

@@ -32,7 +32,7 @@ from hexiopt.problem.space import schedules
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
 from solvers.baselines._plans import aligned_plan, dividing_sizes, optimizer_shardings, shifted
@@ -136,7 +136,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
         by_speed = sorted(
             times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
         )
-        for sharding in optimizer_shardings(problem)[: 1 if width == 1 else None]:
+        for sharding in optimizer_shardings(problem, width):
             for policy in by_speed:
                 max_layers = tuple(
                     times.max_layers(
@@ -178,7 +178,8 @@ def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> 
     def seconds(split: Sequence[int]) -> float:
         stage_s = [n * a + b for n, a, b in zip(split, layer_s, added_s, strict=True)]
         pipeline_s = one_f_one_b_s(stage_s, message_s, choice.num_micro_batches)
-        return synced_s(pipeline_s, stage_s, message_s, rings.sync_s(times.gradient_bytes(split)))
+        sync_s = rings.sync_s(times.gradient_bytes(split))
+        return times.synced_s(pipeline_s, stage_s, message_s, sync_s, split, choice.sharding)
 
     if not times.problem.space.uneven_layers:
         return layers, seconds(layers)

@@ -28,6 +28,7 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Pricer
+from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, dividing_sizes
@@ -70,7 +71,7 @@ class Fsdp(Baseline):
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """All combinations that fit memory."""
-        problem = run.problem
+        problem, estimates = run.problem, GridEstimates(run.pricer)
         allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
         for devices, sharding in product(device_sets(problem), allowed):
             sizes = dividing_sizes(problem, len(devices))
@@ -80,7 +81,7 @@ class Fsdp(Baseline):
             for size in sizes:
                 trial = FsdpTrial(run.pricer, devices, sharding, size)
                 for recompute in trial.recomputes():
-                    seconds = _estimate_s(trial, passes, recompute)
+                    seconds = _estimate_s(estimates, trial, passes, recompute)
                     yield PlanCandidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
 
 
@@ -175,7 +176,7 @@ class FsdpTrial:
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)
 
 
-def _estimate_s(trial: FsdpTrial, passes: _Passes, recompute: Recompute) -> float:
+def _estimate_s(estimates: GridEstimates, trial: FsdpTrial, passes: _Passes, recompute: Recompute) -> float:
     """Seconds of a step on the slowest GPU; the larger of compute and communication counts in every micro-batch."""
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)
@@ -187,5 +188,6 @@ def _estimate_s(trial: FsdpTrial, passes: _Passes, recompute: Recompute) -> floa
         step_s = forward_s + max(backward_s, scatter_s) + scatter_s / layers
     else:
         step_s = forward_s + backward_s
-    once_s = {0: 2 * scatter_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.stored_gradient_bytes
+    [summed_s] = estimates.exposed_s([2 * scatter_s], [backward_s], [layers], 0)
+    once_s = {0: summed_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.stored_gradient_bytes
     return trial.count * step_s + once_s

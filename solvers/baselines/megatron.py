@@ -29,7 +29,7 @@ from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, s
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
@@ -160,7 +160,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
         by_speed = sorted(
             times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
         )
-        for stage in optimizer_shardings(problem)[: 1 if width == 1 else None]:
+        for stage in optimizer_shardings(problem, width):
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
@@ -170,7 +170,8 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
                     for seconds, layers in _best_splits(problem, pipeline, max_layers):
                         per_stage = layers.per_stage(stages)
                         sync_s = rings.sync_s(times.gradient_bytes(per_stage))
-                        end_s = synced_s(seconds, pipeline.stages_s(per_stage), message_s, sync_s, chunks)
+                        stage_s = pipeline.stages_s(per_stage)
+                        end_s = times.synced_s(seconds, stage_s, message_s, sync_s, per_stage, stage, chunks)
                         make = partial(_plan, grid, layers, recompute, size, count, stage)
                         yield PlanCandidate(end_s + optimizer_s, make)
 

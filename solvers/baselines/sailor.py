@@ -7,24 +7,25 @@ for all; 1F1B (it runs on Megatron-DeepSpeed); minimal step time, or minimal mon
 Cannot: layers by speed (a stage holds ⌊U/P⌋ of the U units of the model, the last U mod P stages one more; units are
 the layers and, in the released code, embedding and head too: both are offered here); unequal batches of replicas;
 unequal numbers of stages. It has one recompute policy and no sharding of its own; here one policy for the whole
-plan, the best that the workload allows, and ZeRO-1 where it is allowed.
+plan, the best that the workload allows, and ZeRO-1 or none, as the workload allows.
 
 Its search: for every P and micro-batch size the TP degree of a GPU type in a stage is the least that fits memory or
 scales well (H1, H2); D falls from its largest value, skipping those that do not change the number of micro-batches
 (H3); a dynamic programme over stages shares out the GPUs of each type, by straggler · (M−1) + Σ stages + messages
 + slowest gradient sync. With equal layers a straggler is one of few times, so the programme is replaced here by a
 list: for each time, the least TP degrees that keep to it, and GPU types filling the stages in every order. The
-estimate is the paper's, but for messages, which overlap as 1F1B lets them. Its zones are here the machines that links
+estimate is the paper's, of the pipelines with equally many micro-batches, but for messages, which overlap as 1F1B
+lets them, and gradients, which are summed when the executor sums them. Its zones are here the machines that links
 of some rate join, tried one by one and all together; fees between zones are left out.
 """
 
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations, product
+from itertools import chain, permutations, product
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
@@ -35,12 +36,12 @@ from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, linked_areas, machine_classes
 from solvers.baselines._money import MoneyBaseline, Objective
-from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_sharding
+from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_shardings
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
-_STRAGGLERS = 3  # stragglers tried of each shape, the least first
+_STRAGGLERS = 3  # stragglers tried of each shape, the least first, and for money as many of the others
 _TRIED = 4  # placements after which an area is left, where all are much above the best estimate
 _HOPELESS = 1.3  # how much
 
@@ -65,7 +66,8 @@ def splits(num_layers: int, stages: int) -> list[tuple[int, ...]]:
 class _Shape:
     """All choices except the devices.
 
-    `batches` counts the micro-batches of all pipelines; `tp` is set if one degree is required.
+    `batches` counts the micro-batches of all pipelines; `tp` is set if one degree is required; `sharding` is the ZeRO
+    stage.
     """
 
     pipelines: int
@@ -73,6 +75,7 @@ class _Shape:
     size: int
     batches: int
     policy: str
+    sharding: int
     tp: int | None
 
     @property
@@ -103,22 +106,22 @@ class Sailor(MoneyBaseline):
             _has_equal_units,
         ),
     )
-    limits = SearchLimits(slack=1.3, max_candidates=8000)
+    limits = SearchLimits(slack=1.3, max_candidates=16000)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """The placements of all shapes whose bound is not clearly above the best estimate."""
         problem = run.problem
-        schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
-        if schedule is None or sharding is None:
+        schedule = one_f_one_b(problem)
+        if schedule is None:
             return
-        planner, best = _Planner(AlignedEstimates(run.pricer), sharding, self.objective_of(problem)), BestEstimate()
+        planner, best = _Planner(AlignedEstimates(run.pricer), self.objective_of(problem)), BestEstimate()
         expand = partial(_placed, planner, schedule, best)
         yield from best_first(run, planner.shapes(), expand, self.limits, best)
 
 
 def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
     """The placements of a shape, area by area, for the least stragglers that leave any."""
-    batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(planner.sharding)
+    batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(shape.sharding)
     for area in planner.areas:
         stragglers = 0
         for degrees in planner.degrees(shape, area):
@@ -131,15 +134,16 @@ def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: 
                 if tried >= _TRIED and least > _HOPELESS * best.seconds:
                     break
             stragglers += least < math.inf
-            if stragglers >= _STRAGGLERS:
+            if stragglers >= _STRAGGLERS * planner.sides:
                 break
 
 
 class _Planner:
     """The search for one problem."""
 
-    def __init__(self, times: AlignedEstimates, sharding: int, objective: Objective) -> None:
-        self.times, self.sharding, self.objective = times, sharding, objective
+    def __init__(self, times: AlignedEstimates, objective: Objective) -> None:
+        self.times, self.objective = times, objective
+        self.sides = 1 if objective.prices is None else 2  # ends of the list of stragglers that are tried
         self.problem = problem = times.problem
         devices = problem.usable_by_machine
         self.members = machine_classes(problem)
@@ -169,13 +173,13 @@ class _Planner:
                         if space.num_stages not in (None, stages):
                             continue
                         for pipelines in self._widths(batches, usable // stages):
-                            layer_s = next((s for s, room in offers if room >= stages * pipelines), None)
-                            if layer_s is None:
+                            if not offers or offers[-1][1] < stages * pipelines:
                                 continue
-                            for layers in splits(problem.model.num_layers, stages):
-                                shape = _Shape(pipelines, layers, size, batches, policy, tp)
-                                least_s = (shape.longest - 1) * max(layers) * layer_s
-                                least_s += problem.model.num_layers * offers[0][0]
+                            slowest_s = _slowest_s(offers, stages, even_parts(batches, pipelines))
+                            shardings = optimizer_shardings(problem, pipelines)
+                            for layers, sharding in product(splits(problem.model.num_layers, stages), shardings):
+                                shape = _Shape(pipelines, layers, size, batches, policy, sharding, tp)
+                                least_s = max(layers) * slowest_s + problem.model.num_layers * offers[0][0]
                                 found.append((self.objective.lower_bound(stages * pipelines, least_s), shape))
         return sorted((pair for pair in found if pair[0] < float("inf")), key=lambda pair: pair[0])
 
@@ -206,14 +210,19 @@ class _Planner:
         return found
 
     def degrees(self, shape: _Shape, area: Area) -> list[Degrees]:
-        """TP degrees for the least few stragglers that may leave enough TP groups in an area."""
+        """TP degrees for the least few stragglers that may leave enough TP groups in an area; for money in turns with
+        those for the longest that the deadline allows, which take the fewest GPUs.
+        """
         if self._fitted[0] is not shape:
             self._fitted = (shape, self._fitting(shape))
         fitting = self._fitted[1]
         limits_s = sorted({seconds for own in fitting for options in own for _, seconds in options})
         # The longer the straggler may take, the smaller the degrees and the more groups: the least is found by halving.
         first = bisect_left(limits_s, True, key=lambda limit_s: self._enough(shape, area, _least(fitting, limit_s)))
-        return [_least(fitting, limit_s) for limit_s in limits_s[first : first + 2 * _STRAGGLERS]]
+        shortest = shape.batches // shape.pipelines
+        rising = [limit_s for limit_s in limits_s[first:] if limit_s * shortest <= self.objective.latest_s]
+        ends = [order[: 2 * _STRAGGLERS] for order in (rising, rising[::-1])[: self.sides]]
+        return [_least(fitting, limit_s) for limit_s in dict.fromkeys(chain.from_iterable(zip(*ends, strict=True)))]
 
     def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[PipelineStages]:
         """Placements of `shape` on an area, which machine classes fill in every order."""
@@ -229,13 +238,14 @@ class _Planner:
 
     def estimate(self, shape: _Shape, slots: PipelineStages) -> float:
         """The objective of a step, by its estimate."""
-        seconds = self.times.step_s(slots, shape.layers, shape.policy, shape.longest, shape.size)
+        batches = even_parts(shape.batches, shape.pipelines)
+        seconds = self.times.step_s(slots, shape.layers, shape.policy, batches, shape.size, shape.sharding)
         return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
 
     def _fitting(self, shape: _Shape) -> Fitting:
         """For each stage and class, the TP degrees that fit memory, ascending, with the seconds of the stage."""
         stages = len(shape.layers)
-        shards = shape.pipelines if self.sharding else 1
+        shards = shape.pipelines if shape.sharding else 1
         found = []
         for s, n in enumerate(shape.layers):
             ends = s == 0, s == stages - 1
@@ -268,6 +278,15 @@ class _Planner:
         """Orders in which machine classes fill the stages."""
         classes = tuple(range(len(self.classes)))
         return list(permutations(classes)) if len(classes) <= MAX_PERMUTED else [classes, classes[::-1]]
+
+
+def _slowest_s(offers: Sequence[tuple[float, int]], stages: int, batches: Sequence[int]) -> float:
+    """The least seconds of a layer of the slowest stage in all micro-batches but one of a pipeline; `batches` of each
+    pipeline, the most first."""
+    return max(
+        (count - 1) * next(layer_s for layer_s, room in offers if room >= stages * pipelines)
+        for pipelines, count in enumerate(batches, 1)
+    )
 
 
 def _least(fitting: Fitting, limit_s: float) -> Degrees:

@@ -32,7 +32,7 @@ from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import areas
 from solvers.baselines._money import MoneyBaseline
-from solvers.baselines._plans import aligned_plan, one_f_one_b, optimizer_sharding
+from solvers.baselines._plans import aligned_plan, one_f_one_b
 from solvers.baselines._published_space import PublishedSpace, Rule
 from solvers.baselines.espresso.planner import EspressoAllocation, EspressoPlacement, EspressoPlanner
 from solvers.core.search import Search
@@ -62,17 +62,17 @@ class Espresso(MoneyBaseline):
     space = PublishedSpace(
         devices=Rule("any, of one GPU type a stage", "several GPU types in a stage", _has_stages_of_one_type)
     )
-    limits = SearchLimits(slack=1.3, max_candidates=2000)  # in each area
+    limits = SearchLimits(slack=1.3, max_candidates=4000)  # in each area
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """The placements of all allocations whose bound is not clearly above the best estimate."""
         problem = run.problem
-        schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
-        if schedule is None or sharding is None:
+        schedule = one_f_one_b(problem)
+        if schedule is None:
             return
         times, objective, best = AlignedEstimates(run.pricer), self.objective_of(problem), BestEstimate()
         for area in areas(problem):
-            planner, best = EspressoPlanner(times, sharding, objective, area), BestEstimate(best.seconds)
+            planner, best = EspressoPlanner(times, objective, area), BestEstimate(best.seconds)
             expand = partial(_placements, planner, schedule, best)
             yield from best_first(run, planner.allocations(run), expand, self.limits, best)
 
@@ -113,7 +113,7 @@ def _in_orders(
 
 def _candidate(planner: EspressoPlanner, schedule: Schedule, placement: EspressoPlacement) -> PlanCandidate:
     choice = placement.choice
-    batches, sharding = [choice.count] * choice.dp, Sharding(planner.sharding)
+    batches, sharding = [choice.count] * choice.dp, Sharding(choice.sharding)
     whole = (placement.slots, placement.layers, choice.policy, batches, choice.size, schedule, sharding)
     neighbours = partial(_neighbours, planner, schedule, placement)
     return PlanCandidate(planner.evaluate(placement), partial(aligned_plan, *whole), neighbours=neighbours)

@@ -15,7 +15,7 @@ from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
 from solvers.baselines._money import Objective
-from solvers.baselines._plans import dividing_sizes, neighbouring_layers
+from solvers.baselines._plans import dividing_sizes, neighbouring_layers, optimizer_shardings
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
@@ -38,6 +38,7 @@ class EspressoChoice:
     dp: int
     size: int
     policy: str
+    sharding: int  # the ZeRO stage
     count: int  # micro-batches of a pipeline
 
 
@@ -72,8 +73,8 @@ def _numbers(most: Sequence[int]) -> list[Ints]:
 class EspressoPlanner:
     """The search in one area. GPU types are numbered, the slowest first."""
 
-    def __init__(self, times: AlignedEstimates, sharding: int, objective: Objective, area: Area) -> None:
-        self.times, self.sharding, self.objective = times, sharding, objective
+    def __init__(self, times: AlignedEstimates, objective: Objective, area: Area) -> None:
+        self.times, self.objective = times, objective
         self.problem = problem = times.problem
         self.machines: list[list[tuple[int, ...]]] = []
         names: dict[str, int] = {}
@@ -122,8 +123,9 @@ class EspressoPlanner:
             for dp in range(1, max(map(len, self.groups(tp))) + 1):
                 if problem.space.num_pipelines not in (None, dp):
                     continue
-                for size, policy in product(dividing_sizes(problem, dp), policies):
-                    yield EspressoChoice(tp, dp, size, policy, batch // (dp * size))
+                shardings = optimizer_shardings(problem, dp)
+                for size, policy, sharding in product(dividing_sizes(problem, dp), policies, shardings):
+                    yield EspressoChoice(tp, dp, size, policy, sharding, batch // (dp * size))
 
     def allocations(self, run: Search) -> list[tuple[float, EspressoAllocation]]:
         """Allocations with lower bounds of their objective, the least bound first."""
@@ -196,7 +198,7 @@ class EspressoPlanner:
     def _max_layers_of(self, choice: EspressoChoice, kind: int, position: int, stages: int) -> int:
         held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
         ends = position == 0, position == stages - 1
-        shards = choice.dp if self.sharding else 1
+        shards = choice.dp if choice.sharding else 1
         return self.times.max_layers(self.tp_groups(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
 
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
@@ -241,7 +243,8 @@ class EspressoPlanner:
     def evaluate(self, placement: EspressoPlacement) -> float:
         """The objective of a step, by its estimate."""
         choice, slots = placement.choice, placement.slots
-        seconds = self.times.step_s(slots, placement.layers, choice.policy, choice.count, choice.size)
+        batches = [choice.count] * choice.dp
+        seconds = self.times.step_s(slots, placement.layers, choice.policy, batches, choice.size, choice.sharding)
         return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
 
     def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
@@ -251,7 +254,7 @@ class EspressoPlanner:
         return replace(placement, layers=self.times.refined(placement.slots, placement.layers, most, *pipelines))
 
     def neighbours(self, placement: EspressoPlacement) -> Iterator[EspressoPlacement]:
-        """Placements one change away: a layer, two neighbouring stages, the policy or the micro-batch."""
+        """Placements one change away: a layer, two neighbouring stages, the policy, the micro-batch or ZeRO."""
         choice, order = placement.choice, placement.order
         for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order), _ALL_PAIRS, reach=1):
             yield replace(placement, layers=layers)
@@ -260,5 +263,6 @@ class EspressoPlanner:
                 yield from self.placements(choice, (*order[:s], order[s + 1], order[s], *order[s + 2 :]))
         for other in self.choices(self.times.pricer.policies()):
             alike = (other.tp, other.dp) == (choice.tp, choice.dp)
-            if alike and (other.size == choice.size) != (other.policy == choice.policy):
+            changed = (other.size != choice.size, other.policy != choice.policy, other.sharding != choice.sharding)
+            if alike and sum(changed) == 1:
                 yield from self.placements(other, order)

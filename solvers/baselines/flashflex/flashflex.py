@@ -117,7 +117,7 @@ class FlashFlex(Baseline):
         """What the published or the released search finds."""
         found = _released(run, rng) if self.released else _published(run, rng)
         for plans, pipelines, estimate_s, turn in found:
-            for choice in plans.choices():
+            for choice in plans.choices(len(pipelines)):
                 yield PlanCandidate(estimate_s, partial(plans.plan, pipelines, *choice), turn)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.schedules.in_flight import holding, in_flight
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import one_f_one_b_s
-from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
+from solvers.baselines._plans import optimizer_shardings, pipeline_of, shifted
 from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
 from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
 from solvers.baselines.flashflex.released import StageSequence, memory_shares
@@ -24,9 +24,8 @@ from solvers.completion.layers import LayerSplitter
 _SIZES = 3  # micro-batch sizes tried: 1, 2, 4
 _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers
 
-FlashFlexChoice = tuple[
-    Schedule, int, str, bool
-]  # schedule, micro-batch size, recompute policy, layers by measured times
+# Schedule, micro-batch size, recompute policy, layers by measured times, ZeRO stage.
+FlashFlexChoice = tuple[Schedule, int, str, bool, int]
 
 
 class PartitionPlans(ABC):
@@ -38,25 +37,21 @@ class PartitionPlans(ABC):
         self.problem = problem
         self.policies = recompute_policies(problem.workload)  # from least recompute to most
         self.schedules = [s for s in SCHEDULES if s in schedules(problem.workload)]
-        self._sharding = optimizer_sharding(problem)
 
     @abstractmethod
     def sizes(self) -> Sequence[int]:
         """Micro-batch sizes to try."""
 
     @abstractmethod
-    def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(
+        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
+    ) -> Plan | None:
         """The plan; None if it does not fit or would repeat another."""
 
-    def choices(self) -> list[FlashFlexChoice]:
+    def choices(self, num_pipelines: int) -> list[FlashFlexChoice]:
         """All combinations of what FlashFlex does not choose, the likely ones first."""
-        if self._sharding is None:
-            return []
-        return list(product(self.schedules, self.sizes(), self.policies, self.measured))
-
-    def _sharding_of(self, partition: Pipelines) -> int:
-        sharded = self._sharding if len(partition) > 1 else min(sharding_stages(self.problem.workload))
-        return sharded or 0
+        shardings = optimizer_shardings(self.problem, num_pipelines)
+        return list(product(self.schedules, self.sizes(), self.policies, self.measured, shardings))
 
 
 def plan_of_lines(
@@ -97,22 +92,26 @@ class PublishedPlans(PartitionPlans):
         """The smallest few, which are best by its formulas."""
         return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
 
-    def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(
+        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
+    ) -> Plan | None:
         """The plan; None also if less recompute leads to the same layers."""
-        layers = self._layers(partition, schedule, size, policy, measured)
+        layers = self._layers(partition, schedule, size, policy, measured, sharding)
         before = self.policies[: self.policies.index(policy)]
-        if layers is None or any(self._layers(partition, schedule, size, p, measured) == layers for p in before):
+        if layers is None or any(
+            self._layers(partition, schedule, size, p, measured, sharding) == layers for p in before
+        ):
             return None
         counts = self._counts(partition, layers, size, policy, measured)
         if counts is None:
             return None
-        return plan_of_lines(partition, layers, counts, schedule, size, policy, self._sharding_of(partition))
+        return plan_of_lines(partition, layers, counts, schedule, size, policy, sharding)
 
     def _layers(
-        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool
+        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
     ) -> list[list[int]] | None:
         """Layers per stage of every pipeline; None if they do not fit."""
-        shards = StateSharding(self._sharding or 0, len(partition))
+        shards = StateSharding(sharding, len(partition))
         batches = max(1, self.problem.workload.global_batch // (len(partition) * size))
         found = []
         for line in partition:
@@ -213,7 +212,7 @@ class ReleasedPlans(PartitionPlans):
     def estimate_s(self, partition: Pipelines) -> float:
         """Seconds of a step in which every pipeline has the same number of micro-batches of the fixed size."""
         layers = [memory_shares(self.problem, line) for line in partition]
-        if not self.choices() or not all(map(self._fits, partition, layers)):
+        if not self.choices(len(partition)) or not all(map(self._fits, partition, layers)):
             return float("inf")
         counts = [RULE_MICRO_BATCHES] * len(partition)
         return self._pricer.price(plan_of_lines(partition, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
@@ -228,11 +227,13 @@ class ReleasedPlans(PartitionPlans):
             for k, (tp_group, count) in enumerate(zip(map(self._pricer.tp_group, line), layers, strict=True))
         )
 
-    def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(
+        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
+    ) -> Plan | None:
         """The plan; None if there are fewer micro-batches than pipelines, or if a stage gets no layer."""
         most = self.problem.workload.global_batch // size
         layers = [memory_shares(self.problem, line) for line in partition]
         if most < len(partition) or min(map(min, layers)) < 1:
             return None
         counts = [most // len(partition) + (k < most % len(partition)) for k in range(len(partition))]
-        return plan_of_lines(partition, layers, counts, schedule, size, policy, self._sharding_of(partition))
+        return plan_of_lines(partition, layers, counts, schedule, size, policy, sharding)

@@ -17,7 +17,7 @@ from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from hexiopt.units import GB
-from solvers.baselines._plans import optimizer_sharding
+from solvers.baselines._plans import optimizer_shardings
 from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexTpGroup
 from solvers.baselines.flashflex.released import StageSequence
 from solvers.completion.completer import PlanCompleter
@@ -130,7 +130,7 @@ class PublishedSearch:
     def __init__(self, problem: Problem, rng: random.Random) -> None:
         workload = problem.workload
         schedule = next((s for s in SCHEDULES if s in schedules(workload)), None)
-        sharding = optimizer_sharding(problem)
+        sharding = max(optimizer_shardings(problem), default=None)  # the highest leaves most memory
         self._phases: _AllDevices | None = None
         if schedule is None or sharding is None:
             return

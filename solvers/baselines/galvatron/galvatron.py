@@ -230,13 +230,16 @@ def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice,
     workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
     block = len(order) // stages
     grid = StageGrid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))
-    gradients = estimates.gradient_bytes([option.num_layers for option in split])
+    layers = [option.num_layers for option in split]
+    gradients = estimates.gradient_bytes(layers)
     rings = estimates.rings(grid)
-    scatter_s = [seconds / 2 for seconds in rings.sync_s(gradients)]
+    sync_s = rings.sync_s(gradients)
+    scatter_s = [seconds / 2 for seconds in sync_s]
+    exposed_s = estimates.exposed_s(sync_s, [option.backward_s for option in split], layers, choice.zero)
     ratio = workload.element_bytes / workload.stored_gradient_bytes
     gather_s = [seconds / 2 for seconds in rings.sync_s([size * ratio for size in gradients])]
     stage_s, once_s = [], 0.0
-    for option, gather, scatter in zip(split, gather_s, scatter_s, strict=True):
+    for option, gather, scatter, exposed in zip(split, gather_s, scatter_s, exposed_s, strict=True):
         forward, backward, n = option.forward_s, option.backward_s, option.num_layers
         if choice.zero == 3:
             forward, backward = max(forward, gather) + gather / n, max(backward, gather + scatter)
@@ -244,7 +247,7 @@ def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice,
         elif choice.zero == 2:
             backward, once_s = max(backward, scatter) + scatter / n, max(once_s, gather)
         else:
-            once_s = max(once_s, 2 * scatter)
+            once_s = max(once_s, exposed)
         stage_s.append(forward + backward)
     samples = choice.sequences / grid.width
     message_s = estimates.messages(grid).seconds(samples * estimates.sequence_bytes)

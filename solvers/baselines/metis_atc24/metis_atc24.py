@@ -8,7 +8,7 @@ whose share rounds to none idles); layers by speed and memory; any micro-batch t
 
 Cannot: leaving devices out otherwise; pipelines of unequal structure or batch; TP degrees that differ inside a stage;
 GPU types that alternate along the pipeline. It has no recompute and no sharding of its own: here one policy for the
-whole plan, the best that the workload allows, and ZeRO-1 where it is allowed.
+whole plan, the best that the workload allows, and ZeRO-1 or none, as the workload allows.
 
 Its search enumerates sequences of types, device groups (pruned by the variance of their sizes and the length of
 permutations) and micro-batches; per stage it starts with data parallelism alone and trades it for TP where memory is
@@ -24,10 +24,11 @@ batch: the same replicas, layers and gradients.
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from solvers.baselines._frame import Baseline, PlanCandidate
-from solvers.baselines._plans import one_f_one_b, optimizer_sharding
+from solvers.baselines._plans import one_f_one_b, optimizer_shardings
 from solvers.baselines.metis_atc24.planner import MetisChoice, MetisPlanner
 from solvers.baselines.metis_atc24.space import SPACE
 from solvers.core.search import Search
@@ -43,11 +44,12 @@ class MetisAtc24(Baseline):
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """The planner's choices."""
-        schedule, sharding = one_f_one_b(run.problem), optimizer_sharding(run.problem)
-        if schedule is not None and sharding is not None:
-            planner = MetisPlanner(run, schedule, sharding)
+        schedule, shardings = one_f_one_b(run.problem), optimizer_shardings(run.problem)
+        if schedule is not None and shardings:
+            planner = MetisPlanner(run, schedule, max(shardings))  # which leaves most memory
             for seconds, choice in planner.choices(rng):
-                yield _candidate(planner, seconds, choice)
+                for sharding in optimizer_shardings(run.problem, choice.holders):
+                    yield _candidate(planner, seconds, replace(choice, sharding=sharding))
 
 
 def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice) -> PlanCandidate:

@@ -27,17 +27,23 @@ _PROMISING = 1.1  # changes whose quick estimate is this much above the present 
 
 @dataclass(frozen=True, slots=True)
 class MetisChoice:
-    """A whole plan: the number of its sequence of ranks, its batching, and (ranks, TP degree) and layers of every
-    stage."""
+    """A whole plan: the number of its sequence of ranks, its batching, (ranks, TP degree) and layers of every
+    stage, and the ZeRO stage."""
 
     sequence: int
     batching: Batching
     groups: tuple[tuple[int, int], ...]
     layers: tuple[int, ...]
+    sharding: int
+
+    @property
+    def holders(self) -> int:
+        """Replicas of the stage that has most."""
+        return max(size // tp for size, tp in self.groups)
 
 
 class MetisPlanner:
-    """The search for one problem."""
+    """The search for one problem; memory is that of the ZeRO stage `sharding`."""
 
     def __init__(self, run: Search, schedule: Schedule, sharding: int) -> None:
         self.run, self.schedule, self.sharding = run, schedule, sharding
@@ -54,7 +60,7 @@ class MetisPlanner:
         for found in self._group_cuts.found(rng, lambda share: self.run.should_continue(share * _CUTTING))[:_LAYERED]:
             own = tuple((group.end_rank - group.first_rank, group.tp) for group in found.cut)
             for layers in self._layers(found.cut):
-                choice = MetisChoice(found.sequence, found.batching, own, layers)
+                choice = MetisChoice(found.sequence, found.batching, own, layers, self.sharding)
                 quick[choice] = quick_s(found.cut, layers, found.batching)
         estimated = []
         for choice in sorted(quick, key=quick.__getitem__)[:_REFINED]:
@@ -70,7 +76,7 @@ class MetisPlanner:
         """The plan of a choice."""
         cut = self._cut(choice)
         assert cut is not None, "a choice without devices"
-        return plan_of_cut(self.problem, choice.batching, cut, choice.layers, self.schedule, self.sharding)
+        return plan_of_cut(self.problem, choice.batching, cut, choice.layers, self.schedule, choice.sharding)
 
     def seconds(self, choice: MetisChoice) -> float:
         """The estimate of a step, messages as 1F1B lets them overlap."""
