@@ -2,8 +2,8 @@
 
 For an upper limit on the time of a stage, `fewest_stages.py` finds the fewest stages that hold all layers, each with as
 many layers as time and memory allow; a stage next to another machine also waits for half of each round trip to it. A
-step with p stages and M micro-batches then takes about (M + p − 1) times the limit. The least limit under which all
-layers fit is tried, and two longer ones, with fewer stages.
+step with p stages and M micro-batches then takes about (M + p − 1) times the limit. The chain of the least limit under
+which all layers fit is tried, and those of two longer ones, with fewer stages.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_
 _APART = 1.06  # factor between limits on the time of a stage
 _FACTORS = tuple(_APART**k for k in range(36))  # of the least possible time: limits
 _CLOSER = tuple(_APART ** (k / 8) for k in range(7, 0, -1))  # by which the first that is long enough may be too long
-_MORE = 3  # limits tried, from the first under which all layers fit
+_MORE, _TRIED = 3, 9  # chains wanted, and limits tried for them, from the first under which all layers fit
 _SIDES = 3  # of a stage on which it waits: none, one, both
 _KEPT = 20_000  # chains remembered
 
@@ -195,13 +195,18 @@ class ChainBuilder:
         limits_s = [self._layers / rate * factor for factor in _FACTORS]
         if within(limits_s[-1]) is None:
             return
-        limits_s = limits_s[least(limits_s) :][:_MORE]
+        limits_s = limits_s[least(limits_s) :]
         closer_s = [limits_s[0] / factor for factor in _CLOSER]
         limits_s = [*closer_s[least(closer_s) :][:1], *limits_s]
-        for time_s in limits_s[:_MORE]:
+        tried: set[Ways] = set()
+        for time_s in limits_s[:_TRIED]:
             ways = within(time_s)
             assert ways is not None, "what fits in less time fits in more"
-            yield ways, (terms.batches + sum(map(len, ways)) - 1) * time_s
+            if ways not in tried:
+                tried.add(ways)
+                yield ways, (terms.batches + sum(map(len, ways)) - 1) * time_s
+            if len(tried) == _MORE:
+                return
 
     def _stages_of(
         self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
