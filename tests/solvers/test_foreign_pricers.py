@@ -24,12 +24,13 @@ from hexiopt.solving import Pricer
 from hexiopt.testing import check_pricer
 from solvers.core import search
 from solvers.registry import names
+from tests.conftest import STRESS
 from tests.slow import slow_but
 
 LONG_S = 600.0
 SOLVERS = (("local_search", 60), ("portfolio", 24), ("cp_sat", 12), ("random", 60), ("exact", 400), ("exhaustive", 400))
 GPUS = ("rtx_4090", "rtx_3090", "t4", "v100_32gb_sxm")
-NUM_PROBLEMS = 200
+NUM_PROBLEMS = 200 if STRESS else 30
 
 
 class Foreign:
