@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "collect": (("collect.folders=[swept]",),),
 }
 SCRIPT = """\
-torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\
+torchrun --nproc_per_node 6 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\
   --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --fp16 \\
   --tensor-model-parallel-size 2 --pipeline-model-parallel-size 3 --recompute-activations
 """
