@@ -187,7 +187,7 @@ def test_what_changes_a_result_makes_another_job(hexiopt: Run, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_plan_on_changed_problems_is_several_jobs(hexiopt: Run, tmp_path: Path) -> None:
-    assert hexiopt("plan", *TINY[:-1], "hydra.run.dir=found").code == 0
+    assert hexiopt("plan", *TINY[:-1], "constraints.num_pipelines=1", "hydra.run.dir=found").code == 0
     priced = ("price", "-m", "plan=found/plan.json", "workload.global_batch=128,256", "sweep.resume=true", TINY[-1])
     for known in (0, 2):
         ran = hexiopt(*priced)
