@@ -93,10 +93,9 @@ def _long_context(problem: Problem) -> list[str]:
 
 def _host(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
     """Of the slowest stage of the pipeline that ends last: layers so short that the host may not keep up."""
-    pipeline, priced = max(zip(plan.pipelines, cost.pipelines, strict=True), key=lambda own: own[1].end_s)
-    stage = max(zip(pipeline.stages, priced.stages, strict=True), key=lambda own: own[1].forward_s + own[1].backward_s)[
-        0
-    ]
+    pipeline, priced = max(zip(plan.pipelines, cost.pipelines, strict=True), key=lambda pair: pair[1].end_s)
+    pass_s = [stage_cost.forward_s + stage_cost.backward_s for stage_cost in priced.stages]
+    stage = pipeline.stages[pass_s.index(max(pass_s))]
     if stage.sequence:
         return []
     model, samples = PlanPricer(problem), stage.samples(pipeline.micro_batch_size)
