@@ -1,7 +1,8 @@
 """The one error a user may see: a single line with the value, the rule it breaks and the remedy."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,15 @@ class InputError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()).encode("utf-8", "backslashreplace").decode())
+
+
+@contextmanager
+def blame(where: str) -> Iterator[None]:
+    """Name `where`, the source of the values at hand, in front of an InputError that is raised inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 class RenamedWarning(FutureWarning):

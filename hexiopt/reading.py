@@ -10,13 +10,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from hexiopt.errors import InputError, did_you_mean, quoted
+from hexiopt.errors import InputError, blame, did_you_mean, quoted
 from hexiopt.ledger import Ledger
 
 MAX_FILE_BYTES = 2**20
@@ -223,13 +223,9 @@ class Section:
         self._taken.update(self._data)
         return dict(self._data)
 
-    @contextmanager
-    def blamed(self) -> Iterator[None]:
+    def blamed(self) -> AbstractContextManager[None]:
         """Where what is made from the mapping refuses it, the error names the mapping."""
-        try:
-            yield
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from None
+        return blame(self.where)
 
     def fail(self, key: str, rule: str) -> NoReturn:
         """Refuse the value of `key` for breaking `rule` (which ends in the remedy)."""

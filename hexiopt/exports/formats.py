@@ -1,11 +1,11 @@
 """What a trainer's and a launcher's format are, and how a format refuses a plan."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, blame
 from hexiopt.exports.rank_table import RankRow
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -54,13 +54,9 @@ class ImportContext:
         """Refuse the file: `what` ends in the remedy."""
         raise InputError(f"{self.where}: {what}")
 
-    @contextmanager
-    def blamed(self) -> Iterator[None]:
+    def blamed(self) -> AbstractContextManager[None]:
         """Where what is made of the file's values refuses them, the error names the file."""
-        try:
-            yield
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from None
+        return blame(self.where)
 
     def stated_model(self, name: str) -> ModelSpec:
         """The model. Raises InputError where none is stated, since files of `name` do not hold one."""

@@ -18,16 +18,6 @@ from hexiopt.readers.discovery.nvidia_smi import SmiGpu
 MIB = 2**20
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], str]:
-    def write(text: str) -> str:
-        path = tmp_path / "text"
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
 def shown(inventory: Inventory) -> dict[str, Any]:
     """Products and counts of the nodes in service."""
     return {

@@ -1,7 +1,6 @@
 """Each reader on what its tool prints; anything else is a line with file and line."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,16 +50,6 @@ def read_kubernetes(path: str) -> dict[str, Any]:
 
 def read_hostfile(path: str) -> dict[str, Any]:
     return gpus_of("hostfile", path)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], str]:
-    def write(text: str) -> str:
-        path = tmp_path / "text"
-        path.write_text(text)
-        return str(path)
-
-    return write
 
 
 def test_nvidia_smi_columns_in_any_order_with_and_without_units(write: Callable[[str], str]) -> None:
