@@ -1,0 +1,60 @@
+"""What the arrays do not say, on the best candidates: other schedules, interleaved stages, deeper sharding; then single
+layers, micro-batches and recompute policies of the best plans, by the exact price."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules, sharding_stages
+from solvers.completion.completer import PlanCompleter
+from solvers.core.interleaving import may_interleave
+from solvers.core.partition import Partition
+from solvers.core.search import Allowance, Search
+from solvers.core.zero import LOCKSTEP, sharding_groups
+from solvers.frame.solver import offer_partition
+from solvers.heuristics.hill_climbing import HillClimber
+
+_CHUNKS = (2, 3, 4, 6)  # layer ranges a stage that are tried
+
+
+def variants(problem: Problem, partition: Partition) -> Iterator[Partition]:
+    """`partition` in every schedule and with every sharding that it may have."""
+    deep = max(len(group.stages) for group in partition.pipeline_groups) > 1
+    for schedule in schedules(problem.workload):
+        if schedule.chunked and may_interleave(problem) and deep:
+            yield from (replace(partition, schedule=schedule, chunks=chunks) for chunks in _CHUNKS)
+        elif not schedule.chunked:
+            yield replace(partition, schedule=schedule, chunks=1)
+    for stage in sharding_stages(problem.workload):
+        if stage < LOCKSTEP or len(partition.pipeline_groups) == 1:
+            yield from (replace(partition, sharding=stage, groups=way) for way in sharding_groups(problem, stage))
+
+
+def settle(
+    run: Search, completer: PlanCompleter, candidates: Iterable[Partition], allowance: Allowance
+) -> list[Partition]:
+    """Price the candidates and their variants, each a step; the best of each, best first."""
+    best: list[tuple[float, int, Partition]] = []
+    for number, candidate in enumerate(candidates):
+        own = [(float("inf"), number, candidate)]
+        for variant in (candidate, *variants(run.problem, candidate)):
+            if variant == candidate and len(own) > 1:
+                continue
+            if not (allowance and run.step()):
+                break
+            with run.tallied("settle") as tally:
+                tally.proposed += 1
+                priced = offer_partition(run, completer, variant, min(own)[0])
+                if priced is not None and priced.cost.fits:
+                    tally.valid += 1
+                    tally.priced += 1
+                    own.append((priced.cost.step_time_s, number, variant))
+        best.append(min(own, key=lambda item: item[:2]))
+    return [partition for *_, partition in sorted(best, key=lambda item: item[:2])]
+
+
+def finish(run: Search, completer: PlanCompleter, candidates: Sequence[Partition], allowance: Allowance) -> None:
+    """Settle the candidates, then climb from the best plan and from theirs until the budget is spent."""
+    ranked = settle(run, completer, candidates, allowance.part(0.5))
+    HillClimber(run, completer, random.Random(run.seed)).finish(ranked)

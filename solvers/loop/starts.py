@@ -1,0 +1,172 @@
+"""Candidates to begin from: chains of the catalogue under the master, devices dealt out at random, or a known plan."""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from solvers.compiled.plans import state_of
+from solvers.compiled.state import State, Work, copy_state, new_state
+from solvers.compiled.step import refresh
+from solvers.compiled.tables import Tables
+from solvers.loop.dice import chance, roll
+from solvers.loop.rebuild import deal
+from solvers.loop.templates import build_copies, dissolve_last, list_chains
+from solvers.loop.walk import Kit, walk
+
+_MOST_CHAINS, _PER_KINDS = 160, 4  # chains in the catalogue, and with the same kinds of machines
+_MOST_LISTED = 40_000  # chains that are judged
+_SIZES = 2  # smallest micro-batch sizes of these
+
+
+class Catalogue:
+    """Chains of one and of two kinds of machines, best use of devices first, some of every mix; and who makes candidates
+    of them."""
+
+    def __init__(self, tables: Tables, work: Work) -> None:
+        self.tables, self._work = tables, work
+        self._scratch = new_state(tables), new_state(tables)
+        self.chains = self._listed()
+
+    def _listed(self) -> Any:
+        tables, state = self.tables, self._scratch[0]
+        machines, kinds = tables.machines, len(tables.kind_group)
+        place = np.full(kinds, -1, np.int64)
+        limits, value = np.zeros(kinds + 1, np.int64), np.zeros(kinds + 1)
+        for m in range(len(machines) - 1, -1, -1):
+            kind, devices = int(machines[m]["kind"]), int(machines[m]["usable"]).bit_count()
+            if devices and machines[m]["uneven"] < 0:
+                place[kind] = m if place[kind] < 0 or devices >= limits[kinds] else place[kind]
+                limits[kind] += devices
+        for kind in range(kinds):
+            rows = [row for row in tables.kind_group[kind].tolist() if row >= 0]
+            if place[kind] >= 0 and rows:
+                value[kind] = max(
+                    1.0 / (cost["forward_s"] + policies[0]["backward_s"]) / tables.groups[row]["degree"]
+                    for row in rows
+                    for cost, policies in [(tables.costs[row, 0], tables.policies[row, 0])]
+                )
+            value[kinds] += value[kind] * limits[kind]
+        limits[kinds] = min(_SIZES, len(tables.sizes))
+        width = 2 + 2 * state.stages.shape[1]
+        book = np.zeros((_MOST_LISTED, width), np.int64), np.zeros(_MOST_LISTED), np.zeros(1, np.int64)
+        state.plan[0]["zero_stage"] = min(1, int(tables.modes[-1, 0]))
+        list_chains(tables, self._work, state, place, value, limits, book)
+        count = int(book[2][0])
+        seen: dict[Any, int] = {}
+        chosen = []
+        for row in np.argsort(-book[1][:count], kind="stable").tolist():
+            chain = book[0][row]
+            mix = frozenset(chain[2 : 2 + 2 * int(chain[0]) : 2].tolist())
+            if seen.setdefault(mix, 0) < _PER_KINDS:
+                seen[mix] += 1
+                chosen.append(row)
+                if len(chosen) == _MOST_CHAINS:
+                    break
+        return np.ascontiguousarray(book[0][chosen])
+
+    def make(self, kit: Kit, state: State, tries: int, skip: float) -> float:
+        """Make `state` a candidate of chains, in the best sharding mode; its objective. Chains are added while that
+        lowers the objective, gradients included: of each of the first `tries` chains of the catalogue that find
+        devices, all copies and half of them are tried, and the best is taken. `skip`: the chance to leave a chain out,
+        for unlike candidates."""
+        clear(self.tables, state)
+        modes = self.tables.modes
+        mode = len(modes) - 1 if skip == 0.0 else roll(kit.dice, len(modes))
+        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = modes[mode]
+        best = math.inf
+        while (added := self._add(kit, state, best, tries, skip)) < best * (1.0 - 1e-6):
+            best = added
+        return self._in_best_mode(kit, state)
+
+    def _add(self, kit: Kit, state: State, least: float, tries: int, skip: float) -> float:
+        """Add the copies of a chain that lower the objective most; the objective, `least` where none do."""
+        work, trial = self._work, self._scratch[1]
+        tried, begun, found = 0, int(state.plan[0]["num_pipelines"]), self._scratch[0]
+        best = least
+        for chain in self.chains:
+            if tried == tries:
+                break
+            if chance(kit.dice) < skip:
+                continue
+            copy_state(state, trial)
+            built = build_copies(self.tables, work, trial, kit, chain, len(trial.pipelines))
+            tried += built > 0
+            for number in (built, built // 2) if built > 1 else (built,) if built else ():
+                dissolve_last(work, trial, int(trial.plan[0]["num_pipelines"]) - begun - number)
+                objective = self._assess(kit, trial)
+                if objective < best:
+                    best = objective
+                    copy_state(trial, found)
+        if best < least:
+            copy_state(found, state)
+        return best
+
+    def _in_best_mode(self, kit: Kit, state: State) -> float:
+        """Leave a candidate in the sharding mode of the least objective, which is returned."""
+        found = []
+        for mode, (stage, by_machine) in enumerate(self.tables.modes.tolist()):
+            state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = stage, by_machine
+            found.append((self._assess(kit, state), mode))
+        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self.tables.modes[min(found)[1]]
+        return refresh(self.tables, self._work, state)
+
+    def _assess(self, kit: Kit, state: State) -> float:
+        """The objective of a candidate, once from nothing: messages and numbers of micro-batches may be a little stale."""
+        objectives = np.zeros(2)
+        walk(self.tables, self._work, (state, state, state), kit, 0, 0.0, objectives)
+        return float(objectives[0])
+
+
+def clear(tables: Tables, state: State) -> None:
+    """All devices are free."""
+    state.plan[0]["num_pipelines"] = 0
+    state.free[:] = tables.machines["usable"]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def deal_all(tables: Any, work: Any, state: Any, kit: Any, most: int) -> None:
+    """All devices in 1 to `most` pipelines, few as often as many; sometimes a kind of machines is left out."""
+    dice = kit.dice
+    plan, mode = state.plan[0], tables.modes[roll(dice, len(tables.modes))]
+    plan.zero_stage, plan.by_machine = mode[0], mode[1]
+    out = roll(dice, 3 * len(tables.kind_group))
+    for m in range(len(state.free)):
+        if tables.machines[m].kind == out:
+            state.free[m] = 0
+    count = int(np.exp(chance(dice) * np.log(most + 1.0)))
+    size = 0
+    while size < len(tables.sizes) - 1 and roll(dice, 3) == 0:
+        size += 1
+    deal(tables, work, state, kit, max(1, count), size)
+    for m in range(len(state.free)):
+        if tables.machines[m].kind == out:
+            state.free[m] = tables.machines[m].usable
+
+
+def deal_out(tables: Tables, work: Work, state: State, kit: Kit) -> float:
+    """Make `state` a random candidate of all devices; its objective."""
+    clear(tables, state)
+    devices = sum(int(mask).bit_count() for mask in tables.machines["usable"])
+    deal_all(tables, work, state, kit, min(len(state.pipelines), devices))
+    return refresh(tables, work, state)
+
+
+def known_start(tables: Tables, work: Work, plan: Plan, cluster: Cluster) -> tuple[State, float] | None:
+    """The candidate of a known plan and its objective; None where it has none."""
+    alone = all(len(stage.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    plain = plan.schedule in (ONE_F_ONE_B, GPIPE) and plan.sharding.stage < 2
+    sizes = {pipeline.micro_batch_size for pipeline in plan.pipelines} <= set(tables.sizes.tolist())
+    state = new_state(tables)
+    longest = max(len(pipeline.stages) for pipeline in plan.pipelines)
+    room = len(plan.pipelines) <= len(state.pipelines) and longest <= state.stages.shape[1]
+    if not (alone and plain and sizes and room):
+        return None
+    found = state_of(tables, plan, cluster)
+    copy_state(found, state)
+    objective = refresh(tables, work, state)
+    return (state, objective) if objective < math.inf else None

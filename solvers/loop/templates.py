@@ -1,0 +1,158 @@
+"""Chains of one or two kinds of machines and how well they use their devices, of which the master (`starts.py`) makes
+candidates."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from solvers.compiled.layers import split
+from solvers.loop.edits import count_devices, dissolve, lowest
+from solvers.loop.rebuild import build
+
+_HOLDERS = 8  # of states, as chains are judged alone
+_SHARES = (0.25, 0.5, 0.75)  # of what a kind alone takes, in chains of two
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def fill_probe(tables: Any, state: Any, place: Any, chain: Any) -> None:
+    """Let pipeline 0 of a scratch candidate be `chain`; `place` [kinds]: a machine of each kind."""
+    state.pipelines[0].num_stages, state.pipelines[0].size = chain[0], chain[1]
+    for s in range(chain[0]):
+        stage, m = state.stages[0, s], place[chain[2 + 2 * s]]
+        stage.machine, stage.mask, stage.room = m, lowest(tables.machines[m].usable, chain[3 + 2 * s]), 0
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any) -> float:
+    """Sequences a second of a chain alone, for the value of its devices, when its share of the batch is by value; 0
+    where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
+    fill_probe(tables, state, place, chain)
+    plan, pipeline = state.plan[0], state.pipelines[0]
+    plan.num_pipelines, plan.holders = 1, _HOLDERS
+    total = 0.0
+    for s in range(chain[0]):
+        total += chain[3 + 2 * s] * value[chain[2 + 2 * s]]
+        state.stages[0, s].holders = _HOLDERS
+    size = tables.sizes[chain[1]]
+    batches = max(1.0, tables.problem[0].global_batch * total / value[len(value) - 1] / size)
+    pipeline.in_flight = max(1, int(batches))
+    split(tables, work, state, 0)
+    if not pipeline.fits:
+        return 0.0
+    period, once = 0.0, 0.0
+    for s in range(chain[0]):
+        seconds = state.stages[0, s].forward_s + state.stages[0, s].backward_s
+        once += seconds
+        period = max(period, seconds)
+    return batches * size / ((once - period + batches * period) * total)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def set_run(chain: Any, first: int, count: int, kind: int, degree: int) -> None:
+    """Let `count` stages of a chain from number `first` on be on a kind of machines, and the chain end with them."""
+    for s in range(first, first + count):
+        chain[2 + 2 * s], chain[3 + 2 * s] = kind, degree
+    chain[0] = first + count
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any) -> int:
+    """The fewest further stages with which a chain fits, of at most `run[3]`; 0 where none do. `run`: stages before,
+    kind, degree, most."""
+    low, high = 0, 1
+    while True:
+        high = min(high, run[3])
+        set_run(chain, run[0], high, run[1], run[2])
+        if worth(tables, work, state, place, value, chain) > 0.0:
+            break
+        low = high
+        if high >= run[3]:
+            return 0
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        set_run(chain, run[0], middle, run[1], run[2])
+        if worth(tables, work, state, place, value, chain) > 0.0:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any, book: Any) -> int:
+    """Chains with the fewest further stages and some more, into `book`: chains, their worths, and how many they are."""
+    chains, worths, count = book
+    least = fewest(tables, work, state, place, value, chain, run)
+    if least == 0:
+        return 0
+    for extra in (0, 1, 2, 4, least):
+        if least + extra > run[3]:
+            continue
+        set_run(chain, run[0], least + extra, run[1], run[2])
+        found = worth(tables, work, state, place, value, chain)
+        if found > 0.0 and count[0] < len(worths):
+            chains[count[0]] = chain
+            worths[count[0]] = found
+            count[0] += 1
+    return least
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def list_chains(tables: Any, work: Any, state: Any, place: Any, value: Any, limits: Any, book: Any) -> None:
+    """All chains of one kind, and of two where each has a quarter to three quarters of what it would take alone, into
+    `book` until that is full. `limits` [kinds + 1]: most groups of a kind at degree 1; sizes that are tried."""
+    kinds, most_stages = len(place), min(state.stages.shape[1], tables.problem[0].num_layers)
+    chain = np.zeros(book[0].shape[1], np.int64)
+    alone = np.zeros((kinds, len(tables.degrees)), np.int64)
+    for size in range(limits[kinds]):
+        chain[1] = size
+        for a in range(kinds):
+            for d in range(len(tables.degrees)):
+                degree = tables.degrees[d]
+                alone[a, d] = 0
+                if place[a] >= 0 and tables.kind_group[a, min(degree, tables.kind_group.shape[1] - 1)] >= 0:
+                    if count_devices(tables.machines[place[a]].usable) >= degree:
+                        run = (0, a, degree, min(most_stages, limits[a] // degree))
+                        alone[a, d] = offer_lengths(tables, work, state, place, value, chain, run, book)
+                        if alone[a, d] == 0:
+                            alone[a, d] = -run[3]  # more than there are
+        for a in range(kinds):
+            for d in range(len(tables.degrees)):
+                for b in range(kinds):
+                    for e in range(len(tables.degrees)):
+                        if a == b or alone[a, d] == 0 or alone[b, e] == 0:
+                            continue
+                        before = 0
+                        for share in _SHARES:
+                            first = max(1, int(share * abs(alone[a, d])))
+                            rest = min(most_stages - first, limits[b] // tables.degrees[e])
+                            if first == before or rest < 1:
+                                continue
+                            before = first
+                            set_run(chain, 0, first, a, tables.degrees[d])
+                            run = (first, b, tables.degrees[e], rest)
+                            least = fewest(tables, work, state, place, value, chain, run)
+                            if least == 0 or book[2][0] >= len(book[1]):
+                                continue
+                            set_run(chain, first, least, b, tables.degrees[e])
+                            book[0][book[2][0]] = chain
+                            book[1][book[2][0]] = worth(tables, work, state, place, value, chain)
+                            book[2][0] += 1
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def build_copies(tables: Any, work: Any, state: Any, kit: Any, chain: Any, most: int) -> int:
+    """Build a chain up to `most` times, on machines of the copy before where they have room; how many were built."""
+    count = 0
+    while count < most and build(tables, work, state, kit, chain, state.plan[0].num_pipelines - 1 if count else -1):
+        count += 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def dissolve_last(work: Any, state: Any, count: int) -> None:
+    """The last `count` pipelines go, and their devices are free."""
+    for _ in range(count):
+        dissolve(work, state, state.plan[0].num_pipelines - 1)
