@@ -75,13 +75,13 @@ def room_bytes(tables: Any, stage: Any, size: int, count: int, first: int, last:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def working_bytes(policy: Any, last: int) -> float:
+def working_bytes(policy: Any, last: int) -> Any:
     """What recomputing a layer holds beside what is stored."""
     return policy.last_working_bytes if last else policy.working_bytes
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, faster: int, smaller: int) -> int:
+def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, faster: int, smaller: int) -> Any:
     """How many of n layers at least must have the policy `smaller` where the others have `faster`, for the stage to
     fit; n where none may be faster. `room` without states; `policies` [policies] of a class and size."""
     a, b = policies[faster], policies[smaller]
@@ -164,7 +164,7 @@ def option_slot(tables: Any, work: Any, stage: Any, size: int, at: Any) -> int:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def most_within(seconds: Any, start: int, most: int, limit: float) -> int:
+def most_within(seconds: Any, start: int, most: int, limit: float) -> Any:
     """The most layers, up to `most`, that take no longer than `limit`; `seconds[start:]` rise about linearly."""
     if most == 0:
         return 0
@@ -186,7 +186,7 @@ def most_within(seconds: Any, start: int, most: int, limit: float) -> int:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> int:
+def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> Any:
     """Layers that all stages together have within a bottleneck of `limit` seconds."""
     total = 0
     for s in range(num_stages):

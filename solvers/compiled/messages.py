@@ -133,7 +133,7 @@ def load_stage(tables: Any, work: Any, stages: Any, p: int, s: int, count: int, 
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def inside_s(tables: Any, sender: Any, receiver: Any, num_bytes: float) -> float:
+def inside_s(tables: Any, sender: Any, receiver: Any, num_bytes: float) -> Any:
     """Seconds of a message between stages of a machine: that of the busiest sender, and the largest latency."""
     machine, divided = tables.machines[sender.machine], tables.problem[0].divided
     if machine.uneven < 0 or not tables.problem[0].uneven_links:
