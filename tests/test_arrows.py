@@ -18,7 +18,18 @@ ALLOWED = {
     "experiments": {"hexiopt", "solvers", "runtime", "conf", "experiments"},
 }
 # Each folder of solvers imports itself and those before it; `registry`, which names solvers, only `core`.
-SOLVERS = ("core", "completion", "frame", "heuristics", "columns", "proof", "sequence", "portfolio", "exact")
+SOLVERS = (
+    "core",
+    "completion",
+    "compiled",
+    "frame",
+    "heuristics",
+    "columns",
+    "proof",
+    "sequence",
+    "portfolio",
+    "exact",
+)
 NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 FURTHER = {

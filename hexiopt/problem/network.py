@@ -219,6 +219,10 @@ class Network:
         """The resource through which a device receives from other machines."""
         return self._num_interfaces + self._interface[device]
 
+    def group_of(self, machine: int) -> int | None:
+        """The number of the innermost group of a machine; None where it is in none."""
+        return self._group_of[machine]
+
     def path(self, a: int, b: int) -> tuple[float, float, tuple[tuple[int, float], ...]]:
         """The way of a transfer from device a to device b: seconds of latency, bytes/s of the link inside a machine
         (infinite between machines), and the shared resources that it crosses, each with its bytes/s."""

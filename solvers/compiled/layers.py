@@ -1,0 +1,362 @@
+"""Layers of a pipeline: the slowest stage is as fast as memory allows, as `solvers/completion/layers.py` has it.
+
+Least seconds of a stage by its number of layers, over recompute policies and pairs of them, are made when first needed
+and remembered under everything that they depend on.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from solvers.compiled.state import OPTION_SLOTS
+
+_BOTTLENECK = 1e-4  # share of a bottleneck to which bisection brackets it; rounding decides within
+_BITS = (9, 4, 16, 1, 1, 2, 11, 9, 7)  # of the parts of an option's key: see `_key`
+MOST_GROUPS, MOST_IN_FLIGHT = (1 << 9) - 1, (1 << 16) - 1
+_MOST_HOLDERS, _MOST_ROOM, _MOST_PAIRS = (1 << 11) - 1, (1 << 9) - 1, (1 << 7) - 1
+RESERVED = 8  # groups, and pairs, that every device has memory for
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def classify(machines: Any, kind_group: Any, mask_group: Any, stage: Any) -> None:
+    """Fill in a stage's degree and class from its machine and mask."""
+    machine, mask = machines[stage.machine], stage.mask
+    degree, left = 0, mask
+    while left:
+        left &= left - 1
+        degree += 1
+    stage.degree = degree
+    if machine.uneven >= 0:
+        stage.group = mask_group[machine.uneven, mask]
+    elif degree < kind_group.shape[1]:
+        stage.group = kind_group[machine.kind, degree]
+    else:
+        stage.group = -1
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
+    """Pairs beyond the reserved ones in which a device of stage s exchanges messages with neighbours, at most; as the
+    degrees are powers of two, exactly."""
+    own, before, after = stages[p, s].degree, 0, 0
+    if s > 0:
+        before = stages[p, s - 1].degree
+    if s < num_stages - 1:
+        after = stages[p, s + 1].degree
+    count = 0
+    if before > 0:
+        count += 2 * ((before + own - 1) // own + (0 if before % own == 0 or own % before == 0 else 1))
+    if after > 0:
+        count += 2 * ((after + own - 1) // own + (0 if after % own == 0 or own % after == 0 else 1))
+    return max(0, count - RESERVED)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def room_bytes(tables: Any, stage: Any, size: int, count: int, first: int, last: int, zero: int, pairs: int) -> Any:
+    """Bytes that a stage has for layers and what they store, and bytes of a layer's states; divided by what
+    fragmentation takes beside activations. `count` micro-batches are in flight."""
+    problem, group, cost = tables.problem[0], tables.groups[stage.group], tables.costs[stage.group, size]
+    holders = stage.holders if zero else 1
+    state_bytes = problem.weight_bytes + problem.gradient_bytes + problem.sharded_bytes / holders
+    more = 1.0 + problem.fragmentation
+    ends = 0.0
+    if first:
+        ends += group.embedding_params
+    if last:
+        ends += group.head_params_beside if first else group.head_params
+    limit = group.limit_bytes - stage.room * group.sum_bytes - pairs * group.pair_bytes
+    room = (limit - ends * state_bytes) / more - cost.buffer_bytes
+    if first:
+        room -= count * cost.token_bytes
+    if last:
+        room -= cost.logits_bytes + count * cost.head_bytes
+    return room, group.layer_params * state_bytes / more
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def working_bytes(policy: Any, last: int) -> Any:
+    """What recomputing a layer holds beside what is stored."""
+    return policy.last_working_bytes if last else policy.working_bytes
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, faster: int, smaller: int) -> Any:
+    """How many of n layers at least must have the policy `smaller` where the others have `faster`, for the stage to
+    fit; n where none may be faster. `room` without states; `policies` [policies] of a class and size."""
+    a, b = policies[faster], policies[smaller]
+    saved = a.stored_bytes - b.stored_bytes
+    if saved <= 0.0:
+        return n
+    room -= max(working_bytes(a, last), working_bytes(b, last))
+    need = np.ceil((n * count * a.stored_bytes - room) / (count * saved))
+    return int(min(float(n), max(1.0, need)))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def choose_policies(policies: Any, n: int, count: int, last: int, room: float, only: int, mixed: bool) -> Any:
+    """The least seconds of the backwards of n layers that fit, infinite if none do; the policies of the first layers
+    and of the others, and how many are the first. `policies` [policies] of a class and size, `room` without states,
+    `only` one policy if not -1, of `mixed` ones two."""
+    best, smaller, faster, lean = np.inf, 0, 0, 0
+    for q in range(len(policies)):
+        policy = policies[q]
+        fits = n * count * policy.stored_bytes + working_bytes(policy, last) <= room
+        if fits and (only < 0 or q == only) and n * policy.backward_s < best:
+            best, smaller, faster = n * policy.backward_s, q, q
+    if mixed and (best == np.inf or faster > 0):
+        for q in range(len(policies)):
+            for r in range(q + 1, len(policies)):
+                least = least_recomputed(policies, n, count, last, room, q, r)
+                if least < n:
+                    now = least * policies[r].backward_s + (n - least) * policies[q].backward_s
+                    if now < best:
+                        best, smaller, faster, lean = now, r, q, least
+    return best, smaller, faster, lean
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def fill_options(tables: Any, work: Any, stage: Any, size: int, slot: int, at: Any) -> None:
+    """Least seconds, forward and backward, of 1, 2, ... layers of a stage, into a slot. `at`: in flight, first, last,
+    ZeRO stage, pairs beyond the reserved ones, the only policy or -1."""
+    count, first, last, zero, pairs, only = at
+    problem, cost, policies = tables.problem[0], tables.costs[stage.group, size], tables.policies[stage.group, size]
+    room, layer_bytes = room_bytes(tables, stage, size, count, first, last, zero, pairs)
+    ends_s = 0.0
+    if first:
+        ends_s += cost.embedding_forward_s + cost.embedding_backward_s
+    if last:
+        ends_s += cost.head_forward_s + cost.head_backward_s
+    seconds, start = work.option_s, slot * problem.num_layers
+    mixed, most = problem.mixed and only < 0, 0
+    for n in range(1, problem.num_layers + 1):
+        best = choose_policies(policies, n, count, last, room - n * layer_bytes, only, mixed)[0]
+        if best == np.inf:
+            break
+        seconds[start + n - 1] = ends_s + n * cost.forward_s + best
+        most = n
+    work.option_most[slot] = most
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def option_slot(tables: Any, work: Any, stage: Any, size: int, at: Any) -> int:
+    """The slot of a stage's least seconds by layers, filled in where it is new. `at` as of `fill_options`."""
+    count, first, last, zero, pairs, only = at
+    key = stage.group
+    key = key << 4 | size
+    key = key << 16 | min(count, MOST_IN_FLIGHT)
+    key = key << 2 | first << 1 | last
+    key = key << 1 | zero
+    key = key << 2 | (only + 1)
+    key = key << 11 | (min(stage.holders, _MOST_HOLDERS) if zero else 0)
+    key = key << 9 | min(stage.room, _MOST_ROOM)
+    key = key << 7 | min(pairs, _MOST_PAIRS)
+    keys = work.option_key
+    slot = ((key ^ (key >> 31)) * 0x5851F42D4C957F2D >> 24) & (OPTION_SLOTS - 1)
+    while keys[slot] != key:
+        if keys[slot] < 0:
+            keys[slot] = key
+            work.option_count[0] += 1
+            fill_options(tables, work, stage, size, slot, at)
+            break
+        slot = (slot + 1) & (OPTION_SLOTS - 1)
+    return slot
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def most_within(seconds: Any, start: int, most: int, limit: float) -> Any:
+    """The most layers, up to `most`, that take no longer than `limit`; `seconds[start:]` rise about linearly."""
+    if most == 0:
+        return 0
+    low_s, high_s = seconds[start], seconds[start + most - 1]
+    if low_s > limit:
+        return 0
+    if high_s <= limit:
+        return most
+    low, high = 1, most
+    while high - low > 1:
+        middle = low + int((limit - low_s) / (high_s - low_s) * (high - low))
+        middle = min(max(middle, low + 1), high - 1)
+        now = seconds[start + middle - 1]
+        if now <= limit:
+            low, low_s = middle, now
+        else:
+            high, high_s = middle, now
+    return low
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> Any:
+    """Layers that all stages together have within a bottleneck of `limit` seconds."""
+    total = 0
+    for s in range(num_stages):
+        column = columns[s]
+        total += most_within(seconds, column.offset, column.most, limit - column.added_s)
+    return total
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def least_bottleneck(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int, num_layers: int) -> None:
+    """Layers of each stage, at least one, so that the slowest stage, with what is added to it, is as fast as can be."""
+    low, high = 0.0, 0.0
+    for s in range(num_stages):
+        column = columns[s]
+        low = max(low, seconds[column.offset] + column.added_s)
+        high = max(high, seconds[column.offset + column.most - 1] + column.added_s)
+    bottleneck, step, most = low, 0.01, high
+    while layers_within(columns, seconds, num_stages, bottleneck) < num_layers and bottleneck < most:
+        low = bottleneck
+        bottleneck = min(most, bottleneck * (1 + step))
+        step *= 2
+    high = bottleneck
+    while high - low > _BOTTLENECK * high:
+        middle = 0.5 * (low + high)
+        total = layers_within(columns, seconds, num_stages, middle)
+        if total >= num_layers:
+            high = middle
+            if total == num_layers:
+                break
+        else:
+            low = middle
+    total = 0
+    for s in range(num_stages):
+        column = columns[s]
+        n = max(1, most_within(seconds, column.offset, column.most, high * (1 + 1e-9) - column.added_s))
+        stages[p, s].layers = n
+        total += n
+    while total > num_layers:
+        best, at = -1.0, -1
+        for s in range(num_stages):
+            n = stages[p, s].layers
+            if n > 1:
+                start = columns[s].offset
+                saved = seconds[start + n - 1] - seconds[start + n - 2]
+                if saved > best:
+                    best, at = saved, s
+        stages[p, at].layers -= 1
+        total -= 1
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def even_layers(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int, num_layers: int) -> int:
+    """Equally many layers everywhere, the remainder where it takes least; how many do not fit."""
+    low, more = num_layers // num_stages, num_layers % num_stages
+    missing = 0
+    for s in range(num_stages):
+        missing += max(0, low - columns[s].most)
+        stages[p, s].layers = low
+    for _ in range(more):
+        best, at = np.inf, -1
+        for s in range(num_stages):
+            column = columns[s]
+            if stages[p, s].layers == low and column.most > low and seconds[column.offset + low] < best:
+                best, at = seconds[column.offset + low], s
+        if at < 0:
+            missing += 1
+        else:
+            stages[p, at].layers += 1
+    return missing
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def set_seconds(tables: Any, work: Any, state: Any, p: int, s: int) -> None:
+    """Forward and backward seconds of a stage from its layers, as the last split left its options."""
+    stage, pipeline = state.stages[p, s], state.pipelines[p]
+    cost = tables.costs[stage.group, pipeline.size]
+    forward_s = stage.layers * cost.forward_s
+    if s == 0:
+        forward_s += cost.embedding_forward_s
+    if s == pipeline.num_stages - 1:
+        forward_s += cost.head_forward_s
+    stage.forward_s = forward_s
+    stage.backward_s = work.option_s[work.columns[s].offset + stage.layers - 1] - forward_s
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def shape_fault(tables: Any, state: Any, p: int) -> float:
+    """How far a pipeline is from what the plan space allows, about in layers; 0 if it is allowed. Classifies its
+    stages."""
+    problem, pipeline, stages = tables.problem[0], state.pipelines[p], state.stages
+    count = pipeline.num_stages
+    if count == 0 or count > problem.num_layers:
+        return 100.0
+    fault = 0.0
+    if problem.num_stages and count != problem.num_stages:
+        fault += abs(count - problem.num_stages)
+    for s in range(count):
+        stage = stages[p, s]
+        classify(tables.machines, tables.kind_group, tables.mask_group, stage)
+        if stage.group < 0:
+            fault += 3.0
+    if problem.one_degree and fault == 0.0:
+        for s in range(count):
+            if stages[p, s].degree != stages[0, 0].degree:
+                fault += 1.0
+    return fault
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def split(tables: Any, work: Any, state: Any, p: int) -> None:
+    """Layers of pipeline p and the seconds of its stages, beside what `columns[s].added_s` says; whether it fits, and
+    how many layers do not."""
+    problem, plan, pipeline = tables.problem[0], state.plan[0], state.pipelines[p]
+    stages, columns = state.stages, work.columns
+    fault = shape_fault(tables, state, p)
+    pipeline.fits = 0
+    if fault > 0.0:
+        pipeline.missing = fault
+        return
+    count, num_layers = pipeline.num_stages, problem.num_layers
+    if work.option_count[0] > OPTION_SLOTS // 2:
+        work.option_key[:] = -1
+        work.option_count[0] = 0
+    total, without = 0, 0
+    for s in range(count):
+        stage = stages[p, s]
+        if not plan.by_machine:
+            stage.holders = plan.holders
+        at = (
+            in_flight(plan, pipeline, s),
+            1 if s == 0 else 0,
+            1 if s == count - 1 else 0,
+            plan.zero_stage,
+            pairs_of(stages, p, count, s),
+            plan.policy,
+        )
+        slot = option_slot(tables, work, stage, pipeline.size, at)
+        column = columns[s]
+        column.offset = slot * num_layers
+        column.most = work.option_most[slot]
+        total += column.most
+        without += 1 if column.most == 0 else 0
+    if without or total < num_layers:
+        pipeline.missing = max(num_layers - total, 0) + 3.0 * without
+        return
+    if problem.even_layers:
+        missing = even_layers(columns, work.option_s, stages, p, count, num_layers)
+        if missing:
+            pipeline.missing = missing
+            return
+    else:
+        least_bottleneck(columns, work.option_s, stages, p, count, num_layers)
+    pipeline.fits, pipeline.missing = 1, 0.0
+    for s in range(count):
+        set_seconds(tables, work, state, p, s)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def in_flight(plan: Any, pipeline: Any, s: int) -> Any:
+    """Micro-batches in flight in a stage."""
+    return pipeline.in_flight if plan.gpipe else min(pipeline.num_stages - s, pipeline.in_flight)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def policies_of(tables: Any, state: Any, p: int, s: int) -> Any:
+    """The policies of a stage's first layers and of the others, and how many are the first, as of `choose_policies`."""
+    problem, plan, pipeline, stage = tables.problem[0], state.plan[0], state.pipelines[p], state.stages[p, s]
+    count, held = pipeline.num_stages, in_flight(plan, pipeline, s)
+    first, last, pairs = 1 if s == 0 else 0, 1 if s == count - 1 else 0, pairs_of(state.stages, p, count, s)
+    room, layer_bytes = room_bytes(tables, stage, pipeline.size, held, first, last, plan.zero_stage, pairs)
+    policies, mixed = tables.policies[stage.group, pipeline.size], problem.mixed and plan.policy < 0
+    n = stage.layers
+    return choose_policies(policies, n, held, last, room - n * layer_bytes, plan.policy, mixed)[1:]

@@ -1,0 +1,383 @@
+"""A candidate's objective: pipelines beside each other, then gradients, optimiser and weights, as
+`hexiopt/cost/step.py` has them."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from solvers.compiled.batches import divide_batch
+from solvers.compiled.layers import RESERVED, split
+from solvers.compiled.messages import forget_messages, send_messages
+from solvers.compiled.pipelines import clear_added, time_pipeline
+from solvers.compiled.rings import make_rings
+from solvers.compiled.state import forget_touched, touch, touch_all
+
+FAR = 1e5  # objectives from here on are of candidates that are no plans
+_NO_PIPELINE, _NO_BATCH, _NO_ROOM = 1e6, 9e5, 8e5
+_SLOPE = 0.03  # of the relaxed batch split: steps jump by micro-batches, this falls with every gain
+_MISSING = 1e-4  # for a layer that does not fit, seconds
+_MANY, _GRID = 8, 8  # of more pipelines, states are taken as spread over a multiple, so that few changes matter
+_COUNT_MOVES = 0.12  # share by which micro-batches may differ from those a pipeline was timed with
+_TRIES = 4  # of layers, until groups that sum gradients have room
+_ROOM_STEP = 4  # groups
+SUMS_AFTER, SUMS_BESIDE, SUMS_BY_PART = 0, 1, 2
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def begin_step(tables: Any, work: Any, state: Any, count: int) -> Any:
+    """When the stages of the active pipelines are ready, and the last pipeline ends."""
+    stages, times, pipeline_s = state.stages, work.times, 0.0
+    for k in range(count):
+        p = work.active[k]
+        pipeline = state.pipelines[p]
+        end = pipeline.end_s + (work.batches[k] - pipeline.timed) * pipeline.period_s
+        pipeline_s = max(pipeline_s, end)
+        for s in range(pipeline.num_stages):
+            stage, own = stages[p, s], times[p, s]
+            group = tables.groups[stage.group]
+            own.ready_s = end - stage.early_s
+            own.summed_s = own.ready_s
+            own.optimizer_s = max(group.launch_s, group.optimizer_s * own.sharded)
+            own.left_s = stage.backward_s
+    return pipeline_s
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def sum_within(problem: Any, work: Any, stages: Any, ring: Any, passes: int) -> None:
+    """Sum gradients in a ring of a sharding group."""
+    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
+    seconds = passes * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
+    ready, began, beside = 0.0, 0.0, np.inf
+    for k in range(ring.first, ring.end):
+        p, s = pipelines[k], numbers[k]
+        ready = max(ready, times[p, s].ready_s)
+        began = max(began, times[p, s].ready_s - stages[p, s].backward_s)
+        beside = min(beside, stages[p, s].backward_s)
+    if problem.sums == SUMS_BY_PART:
+        done = max(began + seconds, ready + ring.last / ring.params * seconds)
+    elif problem.sums == SUMS_BESIDE:
+        done = ready + max(seconds - beside, problem.last_bucket * seconds)
+    else:
+        done = ready + seconds
+    for k in range(ring.first, ring.end):
+        p, s = pipelines[k], numbers[k]
+        own = times[p, s]
+        own.summed_s = max(own.summed_s, done)
+        own.left_s = min(own.left_s, max(0.0, stages[p, s].backward_s - seconds))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def sum_between(problem: Any, work: Any, ring: Any) -> None:
+    """Sum gradients in a ring between sharding groups."""
+    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
+    seconds = 2 * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
+    start, beside = 0.0, np.inf
+    for k in range(ring.first, ring.end):
+        own = times[pipelines[k], numbers[k]]
+        start, beside = max(start, own.summed_s), min(beside, own.left_s)
+    if problem.sums == SUMS_BESIDE:
+        seconds = max(seconds - beside, problem.last_bucket * seconds)
+    for k in range(ring.first, ring.end):
+        own = times[pipelines[k], numbers[k]]
+        own.ended_s = max(own.ended_s, start + seconds)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def gather(problem: Any, work: Any, stages: Any, ring: Any) -> float:
+    """When the weights of a ring's members are gathered after their optimisers."""
+    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
+    seconds = ring.s_per_byte * problem.weight_bytes + ring.latency_s
+    start, beside = 0.0, np.inf
+    for k in range(ring.first, ring.end):
+        p, s = pipelines[k], numbers[k]
+        start, beside = max(start, times[p, s].ended_s), min(beside, stages[p, s].forward_s)
+    if problem.gathers_beside > 0.0:
+        seconds = max(seconds - beside, problem.last_bucket * seconds)
+    return start + seconds
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
+    """Seconds of the step of the active pipelines."""
+    problem, stages, times, rings = tables.problem[0], state.stages, work.times, work.rings
+    zero_stage, active = state.plan[0].zero_stage, work.active
+    num = make_rings(tables, work, state, count)
+    pipeline_s = begin_step(tables, work, state, count)
+    passes, longest_ring = 1 if zero_stage else 2, 0
+    for r in range(num):
+        if not rings[r].between:
+            sum_within(problem, work, stages, rings[r], passes)
+            longest_ring = max(longest_ring, rings[r].end - rings[r].first)
+    for k in range(count):
+        for s in range(state.pipelines[active[k]].num_stages):
+            times[active[k], s].ended_s = times[active[k], s].summed_s
+    for r in range(num):
+        if rings[r].between:
+            sum_between(problem, work, rings[r])
+    latest = pipeline_s
+    for k in range(count):
+        for s in range(state.pipelines[active[k]].num_stages):
+            own = times[active[k], s]
+            latest = max(latest, own.ended_s)
+            own.ended_s += own.optimizer_s
+            latest = max(latest, own.ended_s)
+    if zero_stage:
+        for r in range(num):
+            if not rings[r].between:
+                latest = max(latest, gather(problem, work, stages, rings[r]))
+        latest += problem.holder_s * longest_ring
+    state.plan[0].pipeline_s = pipeline_s
+    return latest
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def least_s(tables: Any, work: Any, state: Any) -> Any:
+    """Seconds that no batch split can beat, from the layers of touched pipelines and the times of the others."""
+    rate, base = 0.0, 0.0
+    for p in range(state.plan[0].num_pipelines):
+        pipeline = state.pipelines[p]
+        if not pipeline.fits:
+            continue
+        if work.touched[p]:
+            period, total = 0.0, 0.0
+            for s in range(pipeline.num_stages):
+                now = state.stages[p, s].forward_s + state.stages[p, s].backward_s
+                total += now
+                period = max(period, now)
+            fill = total - period
+        else:
+            period = pipeline.period_s
+            fill = pipeline.end_s - pipeline.timed * period
+        share = tables.sizes[pipeline.size] / period
+        rate += share
+        base += share * fill
+    return (tables.problem[0].global_batch + base) / rate if rate > 0.0 else FAR
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def shape_of(machines: Any, state: Any, p: int) -> Any:
+    """A number for the micro-batch size, kinds and degrees of a pipeline's stages, in order."""
+    found = state.pipelines[p].size + 7
+    for s in range(state.pipelines[p].num_stages):
+        stage = state.stages[p, s]
+        found = (found * 1000003 + machines[stage.machine].kind * 64 + stage.degree + 1) & 0xFFFFFFFFFFFF
+    return found
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def count_holders(state: Any, p: int) -> None:
+    """Over how many stages the states of each stage of p are spread inside its machine, if like pipelines have like
+    layers."""
+    for s in range(state.pipelines[p].num_stages):
+        count = 0
+        for q in range(state.plan[0].num_pipelines):
+            alike = state.pipelines[q].shape == state.pipelines[p].shape
+            if alike and state.stages[q, s].machine == state.stages[p, s].machine:
+                count += 1
+        state.stages[p, s].holders = max(1, count)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def split_touched(tables: Any, work: Any, state: Any) -> None:
+    """Layers of the touched pipelines; where sharding groups are machines, of those like them too."""
+    plan, pipelines, listed = state.plan[0], state.pipelines, work.listed
+    num_pipelines = plan.num_pipelines
+    if plan.by_machine:
+        changed = listed[0]
+        for k in range(changed):
+            p = listed[1 + k]
+            if p >= num_pipelines:
+                continue
+            before = pipelines[p].shape
+            for s in range(pipelines[p].num_stages):
+                stage, degree, left = state.stages[p, s], 0, state.stages[p, s].mask
+                while left:
+                    left &= left - 1
+                    degree += 1
+                stage.degree = degree
+            pipelines[p].shape = shape_of(tables.machines, state, p)
+            for q in range(num_pipelines):
+                if pipelines[q].shape == before or pipelines[q].shape == pipelines[p].shape:
+                    touch(work, q)
+        for k in range(listed[0]):
+            if listed[1 + k] < num_pipelines:
+                count_holders(state, listed[1 + k])
+    expected = max(1, -(-tables.problem[0].global_batch // max(1, plan.holders)))
+    for k in range(listed[0]):
+        p = listed[1 + k]
+        if p < num_pipelines:
+            pipelines[p].in_flight = max(1, expected // tables.sizes[pipelines[p].size])
+            split(tables, work, state, p)
+            pipelines[p].layer_sum = sum_layers(state, p)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def sum_layers(state: Any, p: int) -> float:
+    """A number that differs where the layers or the seconds of a pipeline's stages do."""
+    found = 0.0
+    for s in range(state.pipelines[p].num_stages):
+        stage = state.stages[p, s]
+        found += (stage.layers + stage.forward_s + 2.0 * stage.backward_s) * (s + 1)
+    return found
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def split_again(tables: Any, work: Any, state: Any, p: int) -> None:
+    """Layers of a pipeline after the number of holders has changed; it is touched where that changes them."""
+    pipeline, stages, columns = state.pipelines[p], state.stages, work.columns
+    if work.touched[p]:
+        split(tables, work, state, p)
+        pipeline.layer_sum = sum_layers(state, p)
+        return
+    fits, before = pipeline.fits, pipeline.layer_sum
+    for s in range(pipeline.num_stages):
+        stage, column = stages[p, s], columns[s]
+        column.kept, column.kept_forward_s, column.kept_backward_s = stage.layers, stage.forward_s, stage.backward_s
+    split(tables, work, state, p)
+    pipeline.layer_sum = sum_layers(state, p)
+    if fits != pipeline.fits or (fits and pipeline.layer_sum != before):
+        touch(work, p)
+    elif fits:
+        for s in range(pipeline.num_stages):
+            stage, column = stages[p, s], columns[s]
+            stage.layers, stage.forward_s, stage.backward_s = column.kept, column.kept_forward_s, column.kept_backward_s
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def count_fitting(work: Any, state: Any) -> int:
+    """List the pipelines that fit in `active`; how many."""
+    count = 0
+    for p in range(state.plan[0].num_pipelines):
+        if state.pipelines[p].fits:
+            work.active[count] = p
+            count += 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def spread_states(tables: Any, work: Any, state: Any) -> None:
+    """Spread states over as many holders as there are pipelines that fit, or a little fewer; layers follow."""
+    plan = state.plan[0]
+    for _ in range(3):
+        count = max(1, count_fitting(work, state))
+        if count > _MANY:
+            grid = 1
+            while grid * _GRID <= count:
+                grid *= 2
+            count = count // grid * grid
+        if count == plan.holders:
+            return
+        plan.holders = count
+        if plan.zero_stage != 1 or plan.by_machine:
+            return
+        for p in range(plan.num_pipelines):
+            split_again(tables, work, state, p)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
+    """Times of the touched pipelines and micro-batches of all; when the last ends, infinite where the batch cannot be
+    divided."""
+    pipelines, active, batches = state.pipelines, work.active, work.batches
+    problem = tables.problem[0]
+    for k in range(count):
+        p = active[k]
+        if work.touched[p] == 2:
+            if pipelines[p].batches <= 0:
+                share = count * tables.sizes[pipelines[p].size]
+                pipelines[p].batches = max(1, problem.global_batch // share)
+            time_pipeline(tables, work, state, p)
+            work.touched[p] = 1
+    longest = divide_batch(tables, work, state, count)
+    if longest == np.inf:
+        return longest
+    again = False
+    for k in range(count):
+        p = active[k]
+        if abs(batches[k] - pipelines[p].timed) > _COUNT_MOVES * pipelines[p].timed + 0.5:
+            touch(work, p)
+            pipelines[p].batches = batches[k]
+            time_pipeline(tables, work, state, p)
+            again = True
+    if again:
+        longest = divide_batch(tables, work, state, count)
+    for k in range(count):
+        if work.touched[active[k]]:
+            pipelines[active[k]].batches = batches[k]
+    return longest
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def make_room(work: Any, state: Any, count: int) -> bool:
+    """Whether a stage has more groups that sum gradients, or fewer holders, than its layers leave room for; then they
+    shall, and its pipeline is touched."""
+    short, plan = False, state.plan[0]
+    for k in range(count):
+        p = work.active[k]
+        pipeline = state.pipelines[p]
+        for s in range(pipeline.num_stages):
+            stage = state.stages[p, s]
+            more = stage.sums - RESERVED
+            if more > stage.room:
+                stage.room = (more + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
+                short = True
+                touch(work, p)
+    return short and plan.num_pipelines > 0
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
+    """The objective of a candidate of which the touched pipelines are new; infinite where it is certainly above
+    `limit`. See the package."""
+    plan, problem = state.plan[0], tables.problem[0]
+    split_touched(tables, work, state)
+    if limit < FAR and (1.0 + _SLOPE) * least_s(tables, work, state) > limit:
+        return np.inf
+    missing, relaxed = 0.0, 0.0
+    for _ in range(_TRIES):
+        spread_states(tables, work, state)
+        count = count_fitting(work, state)
+        missing = 0.0
+        for p in range(plan.num_pipelines):
+            if not state.pipelines[p].fits:
+                missing += state.pipelines[p].missing
+        if problem.num_pipelines:
+            missing += 100.0 * abs(count - problem.num_pipelines)
+        if count == 0 or (problem.num_pipelines and count != problem.num_pipelines):
+            return _NO_PIPELINE + missing
+        send_messages(tables, work, state)
+        longest = time_touched(tables, work, state, count)
+        if longest == np.inf:
+            return _NO_BATCH
+        relaxed = _SLOPE * plan.relaxed_s
+        if longest + relaxed > limit:
+            return np.inf
+        plan.step_s = step_s(tables, work, state, count)
+        if not make_room(work, state, count):
+            return plan.step_s + relaxed + _MISSING * missing
+        for k in range(work.listed[0]):
+            p = work.listed[1 + k]
+            if p < plan.num_pipelines:
+                split(tables, work, state, p)
+                state.pipelines[p].layer_sum = sum_layers(state, p)
+    return _NO_ROOM
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def refresh(tables: Any, work: Any, state: Any) -> Any:
+    """The objective from nothing: no message is stale, no pipeline timed with other micro-batches than it has."""
+    forget_touched(work)
+    clear_added(work.columns)
+    plan = state.plan[0]
+    plan.holders = max(1, plan.num_pipelines)
+    for p in range(plan.num_pipelines):
+        state.pipelines[p].batches = 0
+        for s in range(state.pipelines[p].num_stages):
+            state.stages[p, s].room = 0
+    found = np.inf
+    for _ in range(3):
+        forget_messages(state)
+        touch_all(work, state)
+        found = evaluate(tables, work, state, np.inf)
+    return found
