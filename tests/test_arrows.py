@@ -26,6 +26,7 @@ SOLVERS = (
     "heuristics",
     "columns",
     "proof",
+    "loop",
     "sequence",
     "portfolio",
     "exact",

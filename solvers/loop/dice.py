@@ -16,7 +16,7 @@ def new_dice(seed: int, walk: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def roll(dice: Any, sides: int) -> int:
+def roll(dice: Any, sides: int) -> Any:
     """A whole number from 0 to below `sides`."""
     x = dice[0]
     x ^= x >> np.uint64(12)
@@ -27,6 +27,6 @@ def roll(dice: Any, sides: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def chance(dice: Any) -> float:
+def chance(dice: Any) -> Any:
     """A number from 0 to below 1."""
     return roll(dice, 1 << 30) / (1 << 30)

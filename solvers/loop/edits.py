@@ -20,7 +20,7 @@ def count_devices(mask: int) -> int:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def pick(free: int, degree: int) -> int:
-    """The mask of `degree` devices of `free`: an aligned run where there is one, else the lowest; 0 where it has fewer."""
+    """The mask of `degree` devices of `free`: an aligned run if there is one, else the lowest; 0 where it has fewer."""
     run, at = (1 << degree) - 1, 0
     while free >> at:
         if (free >> at) & run == run:

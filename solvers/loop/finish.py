@@ -14,7 +14,10 @@ from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.frame.solver import offer_partition
 from solvers.heuristics.hill_climbing import HillClimber
+from solvers.heuristics.local_search import improve, without_grids
 
+_FEW = 64  # GPUs up to which replicas, interleaving and lockstep are annealed
+_ANNEALED, _SETTLED = 0.8, 0.5  # most of what is left of the budget, before climbing
 _CHUNKS = (2, 3, 4, 6)  # layer ranges a stage that are tried
 
 
@@ -45,7 +48,7 @@ def settle(
                 break
             with run.tallied("settle") as tally:
                 tally.proposed += 1
-                priced = offer_partition(run, completer, variant, min(own)[0])
+                priced = offer_partition(run, completer, variant, min(seconds for seconds, *_ in own))
                 if priced is not None and priced.cost.fits:
                     tally.valid += 1
                     tally.priced += 1
@@ -54,7 +57,13 @@ def settle(
     return [partition for *_, partition in sorted(best, key=lambda item: item[:2])]
 
 
-def finish(run: Search, completer: PlanCompleter, candidates: Sequence[Partition], allowance: Allowance) -> None:
-    """Settle the candidates, then climb from the best plan and from theirs until the budget is spent."""
-    ranked = settle(run, completer, candidates, allowance.part(0.5))
-    HillClimber(run, completer, random.Random(run.seed)).finish(ranked)
+def finish(run: Search, candidates: Sequence[Partition], allowance: Allowance) -> None:
+    """Improve the candidates by what the arrays do not say until the budget is spent: few GPUs by annealing partitions,
+    beside starts of rules; many by their variants alone. Then climb from the best plan and theirs."""
+    completer = PlanCompleter(run.pricer)
+    climber = HillClimber(run, completer, random.Random(run.seed))
+    if len(run.problem.usable_devices) <= _FEW:
+        ranked = improve(climber, candidates, without_grids(run.problem, completer), allowance.part(_ANNEALED))
+    else:
+        ranked = settle(run, completer, candidates, allowance.part(_SETTLED))
+    climber.finish(ranked)

@@ -1,11 +1,11 @@
-"""Ruin and rebuild: some pipelines go, and others are built on the devices that are free then; as in `stage_moves.py`."""
+"""Ruin and rebuild: some pipelines go, others are built on the devices that are free then; as in `stage_moves.py`."""
 
 from typing import Any
 
 import numba
 
 from solvers.loop.dice import chance, roll
-from solvers.loop.edits import add_pipeline, are_alike, count_devices, dissolve, insert, put, release, take
+from solvers.loop.edits import add_pipeline, are_alike, count_devices, dissolve, insert, put, take
 
 _MOST_GONE = 3  # pipelines that a ruin takes
 

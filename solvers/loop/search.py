@@ -6,22 +6,27 @@ from contextlib import ExitStack
 
 from hexiopt.cores import usable_cores
 from solvers.compiled.plans import partition_of, plan_of
-from solvers.compiled.state import State, copy_state, new_state, new_work
+from solvers.compiled.state import SearchState, copy_state, new_state, new_work
 from solvers.compiled.step import FAR, refresh
-from solvers.compiled.tables import tables_of
+from solvers.compiled.tables import sharding_modes, tables_of
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import price_plan
+from solvers.core.interleaving import plain_schedules
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.frame.solver import offer_partition
+from solvers.loop.finish import finish
+from solvers.loop.orders import MOST_DEVICES, every_candidate
 from solvers.loop.settings import LoopSettings
-from solvers.loop.starts import Catalogue, deal_out, known_start
+from solvers.loop.starts import Catalogue, StartPool, deal_out, known_start
 from solvers.loop.tempering import Tempering, new_kit
 
 _FIRST_TRIES, _TRIES = 16, 8  # chains that the master tries for the first candidate, and for others
 _SKIPPED = 0.6  # chance of a chain to be left out of those
-_MADE, _DEALT = 12, 192  # candidates that the master makes, and that are dealt out
-_DEALT_A_STEP = 24
+_STARTING = 0.08  # most of the budget for starts
+_MADE, _DEALT = 12, 16  # candidates that the master makes, and that are dealt out after each of them
+_IN_VAIN = 600  # candidates that are dealt out before none is taken to fit
+_TOUCHED = 2  # pipelines that a move changes
 _PRICE = 7  # candidates that are evaluated while one of a stage is priced: measured on 8 to 960 GPUs
 _PRICING = 8  # times as much work between two prices
 _KNOWN = 0.1  # factor of the hottest temperature where a plan is known
@@ -36,7 +41,7 @@ class Loop:
         self.completer = PlanCompleter(run.pricer, replicates=False)
         self._work = new_work(self.tables)
         self._trial = new_state(self.tables)
-        self._evaluated, self._priced_s = 0, math.inf
+        self._evaluated, self._owed, self._priced_s = 0, 0, math.inf
 
     def search(self, allowance: Allowance) -> list[Partition]:
         """Search until `allowance` is spent, and past it until there is a first plan; the best candidates, best
@@ -49,7 +54,7 @@ class Loop:
         tempering = Tempering(self.tables, catalogue.chains, settings, run.seed, threads, warmth)
         starts = [] if known is None else [known]
         if known is None:
-            starts = self._starts(catalogue, allowance)
+            starts = self._starts(catalogue, allowance.part(_STARTING))
         for number, own in enumerate(tempering.walks if starts else ()):
             state, objective = starts[min(number, len(starts) - 1)]
             own.begin_at(state, objective)
@@ -72,40 +77,47 @@ class Loop:
             found.append(partition_of(self.tables, self._trial))
         return [partition for partition in found if partition.pipeline_groups]
 
-    def _starts(self, catalogue: Catalogue, allowance: Allowance) -> list[tuple[State, float]]:
+    def _starts(self, catalogue: Catalogue, allowance: Allowance) -> list[tuple[SearchState, float]]:
         """Candidates of unlike objectives, best first, as many as there are walks; the first is priced at once."""
-        run, kit = self.run, new_kit(self.tables, self._trial, catalogue.chains, self.run.seed, self.settings.walks)
-        pool: list[tuple[float, State]] = []
+        run, size = self.run, self.settings.walks
+        kit, pool = new_kit(self.tables, self._trial, catalogue.chains, run.seed, size), StartPool(self.tables, size)
+        pool.keep(catalogue.make(kit, self._trial, _FIRST_TRIES, 0.0), self._trial)
+        self._count(_FIRST_TRIES)
+        if pool.states:
+            self.price(pool.states[0])
+        if len(run.problem.usable_devices) <= MOST_DEVICES:
+            self._try_every(pool, run.until())
+        dealt = 0
+        for made in range(_MADE):
+            if not allowance:
+                break
+            if made:
+                pool.keep(catalogue.make(kit, self._trial, _TRIES, _SKIPPED), self._trial)
+                self._count(_TRIES)
+            for _ in range(_DEALT):
+                pool.keep(deal_out(self.tables, self._work, self._trial, kit), self._trial)
+                self._count(1)
+        while not pool.states and dealt < _IN_VAIN:
+            pool.keep(deal_out(self.tables, self._work, self._trial, kit), self._trial)
+            dealt += 1
+        if pool.states and pool.objectives[0] < self._priced_s:
+            self.price(pool.states[0])
+        return list(zip(pool.states, pool.objectives, strict=True))
 
-        def keep(objective: float) -> None:
-            if objective >= FAR or any(abs(objective - other) < 1e-6 * other for other, _ in pool):
+    def _try_every(self, pool: StartPool, allowance: Allowance) -> None:
+        """Show every candidate of a few devices to the pool, until `allowance` is spent."""
+        for state in every_candidate(self.tables):
+            if not allowance:
                 return
-            if len(pool) == self.settings.walks:
-                if objective >= pool[-1][0]:
-                    return
-                state = pool.pop()[1]
-            else:
-                state = new_state(self.tables)
-            copy_state(self._trial, state)
-            pool.append((objective, state))
-            pool.sort(key=lambda item: item[0])
+            copy_state(state, self._trial)
+            pool.keep(refresh(self.tables, self._work, self._trial), self._trial)
+            self._count(1)
 
-        run.step()
-        keep(catalogue.make(kit, self._trial, _FIRST_TRIES, 0.0))
-        if pool:
-            self.price(pool[0][1])
-        for _ in range(_MADE):
-            if not (allowance and run.step()):
-                break
-            keep(catalogue.make(kit, self._trial, _TRIES, _SKIPPED))
-        for _ in range(_DEALT // _DEALT_A_STEP):
-            if not (allowance and run.step()) and pool:
-                break
-            for _ in range(_DEALT_A_STEP):
-                keep(deal_out(self.tables, self._work, self._trial, kit))
-        if pool and pool[0][0] < self._priced_s:
-            self.price(pool[0][1])
-        return [(state, objective) for objective, state in pool]
+    def _count(self, evaluations: int) -> None:
+        """Count the work of evaluating `_trial` from nothing so many times as steps."""
+        self._owed += evaluations * int(self._trial.plan[0]["num_pipelines"])
+        while self._owed > _TOUCHED * self.settings.candidates and self.run.step():
+            self._owed -= _TOUCHED * self.settings.candidates
 
     def _price_if_due(self, tempering: Tempering) -> None:
         best = tempering.best
@@ -115,7 +127,7 @@ class Loop:
             self._evaluated = 0
             self.price(best.states[2])
 
-    def price(self, state: State) -> None:
+    def price(self, state: SearchState) -> None:
         """Offer the plan of a candidate, with its own layers and as the completer has it; `_trial` is then the
         candidate, evaluated from nothing."""
         run = self.run
@@ -132,3 +144,22 @@ class Loop:
             if priced is not None:
                 run.offer(priced.plan, priced.cost)
             offer_partition(run, self.completer, partition_of(self.tables, self._trial), run.best_s)
+
+
+def supports(run: Search) -> bool:
+    """Whether the arrays speak for the problem: our cost model, and plans of TP groups under 1F1B or GPipe without
+    ZeRO-2 and 3."""
+    if run.our_model is None or run.problem.space.sequence:
+        return False
+    return len(sharding_modes(run.problem)) > 0 and bool(plain_schedules(run.problem))
+
+
+def search_by_loop(run: Search, settings: LoopSettings) -> bool:
+    """Search to the end of the budget; whether there is a plan. Candidates fit before they are priced, so without one
+    the plan space needs what the arrays do not say."""
+    loop = Loop(run, settings)
+    candidates = loop.search(run.until(1.0 - settings.finish))
+    if run.plan is None:
+        return False
+    finish(run, candidates, run.until())
+    return True

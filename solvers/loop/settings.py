@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from hexiopt.errors import InputError, quoted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoopSettings:
     """How the loop searches, one rule for all problems.
 
-    `walks`: random walks, whatever the number of threads. `candidates`: those of a walk that make a step. `hot`, `cold`:
-    temperatures of the hottest and the coldest walk at first and of all at last; a walk accepts one of e candidates that
-    are slower by this share of what a pipeline contributes (`Tempering.heats`). `finish`: share of the budget for
-    schedules, sharding and single layers of the best plans. Raises InputError for values out of range.
+    `walks`: random walks, whatever the number of threads. `candidates`: those of a walk that make a step. `hot`,
+    `cold`: temperatures of the hottest and the coldest walk at first; at last all are cold. A walk accepts one of e
+    candidates that are slower by this share of what a pipeline contributes (`Tempering.heats`). `finish`: share of the
+    budget for schedules, sharding and single layers of the best plans. Raises InputError for values out of range.
     """
 
     walks: int = 4
@@ -29,4 +29,6 @@ class LoopSettings:
         if not 0.0 < self.cold <= self.hot <= 10.0:
             raise InputError(f"solver.cold: {quoted(self.cold)} is out of range; state one above 0, at most solver.hot")
         if not 0.0 <= self.finish < 1.0:
-            raise InputError(f"solver.finish: {quoted(self.finish)} is out of range; state a fraction from 0 to below 1")
+            raise InputError(
+                f"solver.finish: {quoted(self.finish)} is out of range; state a fraction from 0 to below 1"
+            )

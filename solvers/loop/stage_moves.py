@@ -120,7 +120,7 @@ def change_degree(tables: Any, work: Any, state: Any, kit: Any) -> bool:
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def cut_stage(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage becomes two, on half of its devices each."""
-    stages, dice = state.stages, kit.dice
+    dice = kit.dice
     p = roll(dice, state.plan[0].num_pipelines)
     s = roll(dice, state.pipelines[p].num_stages)
     return cut_at(tables, work, state, p, s)
@@ -145,7 +145,7 @@ def cut_at(tables: Any, work: Any, state: Any, p: int, s: int) -> bool:
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def join_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Two stages of a pipeline that have equally many devices of one machine become one."""
-    stages, dice = state.stages, kit.dice
+    dice = kit.dice
     p = roll(dice, state.plan[0].num_pipelines)
     length = state.pipelines[p].num_stages
     start = roll(dice, length)
@@ -213,7 +213,7 @@ def swap_machines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     for p in range(state.plan[0].num_pipelines):
         for s in range(state.pipelines[p].num_stages):
             m = stages[p, s].machine
-            if m == a or m == b:
+            if m in (a, b):
                 touch(work, p)
                 stages[p, s].machine = a + b - m
                 changed = True

@@ -1,6 +1,7 @@
 """Candidates to begin from: chains of the catalogue under the master, devices dealt out at random, or a known plan."""
 
 import math
+from bisect import bisect
 from typing import Any
 
 import numba
@@ -10,24 +11,25 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from solvers.compiled.plans import state_of
-from solvers.compiled.state import State, Work, copy_state, new_state
-from solvers.compiled.step import refresh
+from solvers.compiled.state import SearchState, SearchWork, copy_state, new_state
+from solvers.compiled.step import FAR, refresh
 from solvers.compiled.tables import Tables
 from solvers.loop.dice import chance, roll
 from solvers.loop.rebuild import deal
 from solvers.loop.templates import build_copies, dissolve_last, list_chains
 from solvers.loop.walk import Kit, walk
 
-_MOST_CHAINS, _PER_KINDS = 160, 4  # chains in the catalogue, and with the same kinds of machines
+_MOST_CHAINS, _PER_MIX = 160, 3  # chains in the catalogue, and with the same kinds and degrees
 _MOST_LISTED = 40_000  # chains that are judged
+_ALIKE = 1e-6  # share within which objectives are taken to be of one candidate, its machines in another order
 _SIZES = 2  # smallest micro-batch sizes of these
 
 
 class Catalogue:
-    """Chains of one and of two kinds of machines, best use of devices first, some of every mix; and who makes candidates
-    of them."""
+    """Chains of one and of two kinds of machines, best use of devices first, some of every mix; and what makes
+    candidates of them."""
 
-    def __init__(self, tables: Tables, work: Work) -> None:
+    def __init__(self, tables: Tables, work: SearchWork) -> None:
         self.tables, self._work = tables, work
         self._scratch = new_state(tables), new_state(tables)
         self.chains = self._listed()
@@ -61,15 +63,16 @@ class Catalogue:
         chosen = []
         for row in np.argsort(-book[1][:count], kind="stable").tolist():
             chain = book[0][row]
-            mix = frozenset(chain[2 : 2 + 2 * int(chain[0]) : 2].tolist())
-            if seen.setdefault(mix, 0) < _PER_KINDS:
+            blocks = chain[2 : 2 + 2 * int(chain[0])].reshape(-1, 2)
+            mix = frozenset(map(tuple, blocks.tolist()))
+            if seen.setdefault(mix, 0) < _PER_MIX:
                 seen[mix] += 1
                 chosen.append(row)
                 if len(chosen) == _MOST_CHAINS:
                     break
         return np.ascontiguousarray(book[0][chosen])
 
-    def make(self, kit: Kit, state: State, tries: int, skip: float) -> float:
+    def make(self, kit: Kit, state: SearchState, tries: int, skip: float) -> float:
         """Make `state` a candidate of chains, in the best sharding mode; its objective. Chains are added while that
         lowers the objective, gradients included: of each of the first `tries` chains of the catalogue that find
         devices, all copies and half of them are tried, and the best is taken. `skip`: the chance to leave a chain out,
@@ -83,7 +86,7 @@ class Catalogue:
             best = added
         return self._in_best_mode(kit, state)
 
-    def _add(self, kit: Kit, state: State, least: float, tries: int, skip: float) -> float:
+    def _add(self, kit: Kit, state: SearchState, least: float, tries: int, skip: float) -> float:
         """Add the copies of a chain that lower the objective most; the objective, `least` where none do."""
         work, trial = self._work, self._scratch[1]
         tried, begun, found = 0, int(state.plan[0]["num_pipelines"]), self._scratch[0]
@@ -106,7 +109,7 @@ class Catalogue:
             copy_state(found, state)
         return best
 
-    def _in_best_mode(self, kit: Kit, state: State) -> float:
+    def _in_best_mode(self, kit: Kit, state: SearchState) -> float:
         """Leave a candidate in the sharding mode of the least objective, which is returned."""
         found = []
         for mode, (stage, by_machine) in enumerate(self.tables.modes.tolist()):
@@ -115,14 +118,36 @@ class Catalogue:
         state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self.tables.modes[min(found)[1]]
         return refresh(self.tables, self._work, state)
 
-    def _assess(self, kit: Kit, state: State) -> float:
-        """The objective of a candidate, once from nothing: messages and numbers of micro-batches may be a little stale."""
+    def _assess(self, kit: Kit, state: SearchState) -> float:
+        """The objective of a candidate, once from nothing: messages and micro-batches may be a little stale."""
         objectives = np.zeros(2)
         walk(self.tables, self._work, (state, state, state), kit, 0, 0.0, objectives)
         return float(objectives[0])
 
 
-def clear(tables: Tables, state: State) -> None:
+class StartPool:
+    """The best of the candidates that it is shown, of unlike objectives, best first."""
+
+    def __init__(self, tables: Tables, size: int) -> None:
+        self._tables, self._size = tables, size
+        self.objectives: list[float] = []
+        self.states: list[SearchState] = []
+
+    def keep(self, objective: float, state: SearchState) -> None:
+        """Keep a copy of a candidate, if it is a plan and better than the worst here."""
+        known = any(abs(objective - other) < _ALIKE * other for other in self.objectives)
+        full = len(self.states) == self._size
+        if objective >= FAR or known or (full and objective >= self.objectives[-1]):
+            return
+        copied = self.states.pop() if full else new_state(self._tables)
+        del self.objectives[self._size - 1 :]
+        copy_state(state, copied)
+        at = bisect(self.objectives, objective)
+        self.objectives.insert(at, objective)
+        self.states.insert(at, copied)
+
+
+def clear(tables: Tables, state: SearchState) -> None:
     """All devices are free."""
     state.plan[0]["num_pipelines"] = 0
     state.free[:] = tables.machines["usable"]
@@ -148,7 +173,7 @@ def deal_all(tables: Any, work: Any, state: Any, kit: Any, most: int) -> None:
             state.free[m] = tables.machines[m].usable
 
 
-def deal_out(tables: Tables, work: Work, state: State, kit: Kit) -> float:
+def deal_out(tables: Tables, work: SearchWork, state: SearchState, kit: Kit) -> float:
     """Make `state` a random candidate of all devices; its objective."""
     clear(tables, state)
     devices = sum(int(mask).bit_count() for mask in tables.machines["usable"])
@@ -156,7 +181,7 @@ def deal_out(tables: Tables, work: Work, state: State, kit: Kit) -> float:
     return refresh(tables, work, state)
 
 
-def known_start(tables: Tables, work: Work, plan: Plan, cluster: Cluster) -> tuple[State, float] | None:
+def known_start(tables: Tables, work: SearchWork, plan: Plan, cluster: Cluster) -> tuple[SearchState, float] | None:
     """The candidate of a known plan and its objective; None where it has none."""
     alone = all(len(stage.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
     plain = plan.schedule in (ONE_F_ONE_B, GPIPE) and plan.sharding.stage < 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from solvers.compiled.state import State, Work, copy_state, new_state, new_work
+from solvers.compiled.state import SearchState, SearchWork, copy_state, new_state, new_work
 from solvers.compiled.tables import Tables
 from solvers.core.operators import OperatorStatistics
 from solvers.loop.dice import new_dice
@@ -23,7 +23,7 @@ _LEAST, _MOST = 0.3, 3.0  # factors of the first weight of a move, by what it yi
 _FIXED = 3  # pipelines' worth of a step that does not grow with their number
 
 
-def new_kit(tables: Tables, state: State, catalogue: Any, seed: int, number: int) -> Kit:
+def new_kit(tables: Tables, state: SearchState, catalogue: Any, seed: int, number: int) -> Kit:
     """What a walk draws from, its moves as likely as at first."""
     pipelines, stages = state.stages.shape
     rows = max(pipelines, len(tables.kind_group)) + 1
@@ -38,11 +38,11 @@ def new_kit(tables: Tables, state: State, catalogue: Any, seed: int, number: int
 class Walk:
     """Where it is, the candidate in hand and the best it met; `objectives`: of the first and the last."""
 
-    states: tuple[State, State, State]
+    states: tuple[SearchState, SearchState, SearchState]
     kit: Kit
     objectives: Any
 
-    def begin_at(self, state: State, objective: float) -> None:
+    def begin_at(self, state: SearchState, objective: float) -> None:
         """Go on from a candidate, which becomes the best met."""
         for own in self.states:
             copy_state(state, own)
@@ -69,7 +69,7 @@ class Tempering:
         for number in range(settings.walks):
             states = (new_state(tables), new_state(tables), new_state(tables))
             self.walks.append(Walk(states, new_kit(tables, states[0], catalogue, seed, number), np.full(2, np.inf)))
-        self._works: list[Work] = [new_work(tables) for _ in range(min(num_threads, settings.walks))]
+        self._works: list[SearchWork] = [new_work(tables) for _ in range(min(num_threads, settings.walks))]
         self._rounds = 0
         self._yields = np.zeros((len(MOVES), 2))
 

@@ -112,12 +112,13 @@ def list_chains(tables: Any, work: Any, state: Any, place: Any, value: Any, limi
             for d in range(len(tables.degrees)):
                 degree = tables.degrees[d]
                 alone[a, d] = 0
-                if place[a] >= 0 and tables.kind_group[a, min(degree, tables.kind_group.shape[1] - 1)] >= 0:
-                    if count_devices(tables.machines[place[a]].usable) >= degree:
-                        run = (0, a, degree, min(most_stages, limits[a] // degree))
-                        alone[a, d] = offer_lengths(tables, work, state, place, value, chain, run, book)
-                        if alone[a, d] == 0:
-                            alone[a, d] = -run[3]  # more than there are
+                if place[a] < 0 or count_devices(tables.machines[place[a]].usable) < degree:
+                    continue
+                if tables.kind_group[a, degree] >= 0:
+                    run = (0, a, degree, min(most_stages, limits[a] // degree))
+                    alone[a, d] = offer_lengths(tables, work, state, place, value, chain, run, book)
+                    if alone[a, d] == 0:
+                        alone[a, d] = -run[3]  # more than there are
         for a in range(kinds):
             for d in range(len(tables.degrees)):
                 for b in range(kinds):

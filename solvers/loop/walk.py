@@ -44,9 +44,9 @@ GAIN, WORK = range(2)  # columns of `Kit.yields`
 class Kit(NamedTuple):
     """What a walk draws from and writes down.
 
-    `dice` [1]; `listed`, `others` [pipelines or kinds]; `chain` [2 + 2 · stages] and `catalogue` [chains, 2 + 2 · stages]
-    (`rebuild.build`); `odds` [moves]: sums of their weights; `tally` [moves, 4]; `yields` [moves, 2]: by how much the
-    logarithm of the walk's best objective fell, and candidates and pipelines evaluated for it.
+    `dice` [1]; `listed`, `others` [pipelines or kinds]; `chain` [2 + 2 · stages] and `catalogue` [chains, 2 + 2 ·
+    stages] (`rebuild.build`); `odds` [moves]: sums of their weights; `tally` [moves, 4]; `yields` [moves, 2]: by how
+    much the logarithm of the walk's best objective fell, and candidates and pipelines evaluated for it.
     """
 
     dice: Any
