@@ -9,20 +9,20 @@ _BISECTIONS = 14
 _GROWTHS = 60
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def end_s(pipeline: Any, batches: int) -> Any:
     """When a pipeline ends that has so many micro-batches."""
     return pipeline.end_s + (batches - pipeline.timed) * pipeline.period_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def batches_until(pipeline: Any, until_s: float) -> int:
     """The most micro-batches, at least 1, that a pipeline ends by then."""
     fill_s = pipeline.end_s - pipeline.timed * pipeline.period_s
     return max(1, int((until_s - fill_s) / pipeline.period_s + 1e-9))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def sequences_until(pipelines: Any, sizes: Any, active: Any, count: int, until_s: float) -> int:
     """Sequences that all active pipelines end by then."""
     total = 0
@@ -32,44 +32,44 @@ def sequences_until(pipelines: Any, sizes: Any, active: Any, count: int, until_s
     return total
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def last_to_end(pipelines: Any, sizes: Any, work: Any, count: int, at_least: int, at_most: int) -> int:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def last_to_end(pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, at_least: int, at_most: int) -> int:
     """The number among the active pipelines of the one that ends last, of those with more than one micro-batch, of a
     size between the two; -1 if there is none."""
     latest, found = -1.0, -1
     for k in range(count):
-        pipeline = pipelines[work.active[k]]
-        if work.batches[k] > 1 and at_least <= sizes[pipeline.size] <= at_most:
-            now = end_s(pipeline, work.batches[k])
+        pipeline = pipelines[active[k]]
+        if batches[k] > 1 and at_least <= sizes[pipeline.size] <= at_most:
+            now = end_s(pipeline, batches[k])
             if now > latest:
                 latest, found = now, k
     return found
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def fill_up(pipelines: Any, sizes: Any, work: Any, count: int, missing: int) -> bool:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def fill_up(pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, missing: int) -> bool:
     """Give micro-batches for `missing` sequences to the pipelines that end first; whether that works out."""
     while missing > 0:
         soonest, found = np.inf, -1
         for k in range(count):
-            pipeline = pipelines[work.active[k]]
+            pipeline = pipelines[active[k]]
             if sizes[pipeline.size] <= missing:
-                now = end_s(pipeline, work.batches[k] + 1)
+                now = end_s(pipeline, batches[k] + 1)
                 if now < soonest:
                     soonest, found = now, k
         if found < 0:
             return False
-        work.batches[found] += 1
-        missing -= sizes[pipelines[work.active[found]].size]
+        batches[found] += 1
+        missing -= sizes[pipelines[active[found]].size]
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def even_batches(problem: Any, pipelines: Any, sizes: Any, work: Any, count: int) -> bool:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def even_batches(problem: Any, pipelines: Any, sizes: Any, active: Any, batches: Any, count: int) -> bool:
     """Equally many micro-batches for all, within one; whether that is possible."""
-    first = pipelines[work.active[0]].size
+    first = pipelines[active[0]].size
     for k in range(count):
-        if pipelines[work.active[k]].size != first:
+        if pipelines[active[k]].size != first:
             return False
     size, batch = sizes[first], problem.global_batch
     if batch % size or batch // size < count:
@@ -78,11 +78,11 @@ def even_batches(problem: Any, pipelines: Any, sizes: Any, work: Any, count: int
     if more and problem.exact_batch:
         return False
     for k in range(count):
-        work.batches[k] = low + (1 if k < more else 0)
+        batches[k] = low + (1 if k < more else 0)
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def relaxed_s(pipelines: Any, sizes: Any, active: Any, count: int, batch: int) -> float:
     """When all pipelines end together if micro-batches could be cut."""
     rate, fill = 0.0, 0.0
@@ -93,10 +93,12 @@ def relaxed_s(pipelines: Any, sizes: Any, active: Any, count: int, batch: int) -
     return (batch + fill) / rate
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def uneven_batches(pipelines: Any, sizes: Any, work: Any, count: int, batch: int, soon_s: float) -> bool:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def uneven_batches(
+    pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, batch: int, soon_s: float
+) -> bool:
     """Micro-batches so that the last pipeline ends soonest, beyond `soon_s`; whether sizes add up."""
-    active, total = work.active, 0
+    total = 0
     for k in range(count):
         total += sizes[pipelines[active[k]].size]
     if total > batch:
@@ -118,32 +120,33 @@ def uneven_batches(pipelines: Any, sizes: Any, work: Any, count: int, batch: int
     surplus = -batch
     for k in range(count):
         pipeline = pipelines[active[k]]
-        work.batches[k] = batches_until(pipeline, high)
-        surplus += sizes[pipeline.size] * work.batches[k]
+        batches[k] = batches_until(pipeline, high)
+        surplus += sizes[pipeline.size] * batches[k]
     while surplus > 0:
-        k = last_to_end(pipelines, sizes, work, count, 1, surplus)
+        k = last_to_end(pipelines, sizes, active, batches, count, 1, surplus)
         if k < 0:  # one that is too large is taken back, and smaller ones fill up
-            k = last_to_end(pipelines, sizes, work, count, surplus + 1, batch)
+            k = last_to_end(pipelines, sizes, active, batches, count, surplus + 1, batch)
             if k < 0:
                 return False
-        work.batches[k] -= 1
+        batches[k] -= 1
         surplus -= sizes[pipelines[active[k]].size]
-    return fill_up(pipelines, sizes, work, count, -surplus)
+    return fill_up(pipelines, sizes, active, batches, count, -surplus)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def divide_batch(tables: Any, work: Any, state: Any, count: int) -> float:
     """Micro-batches of the `count` active pipelines, and when the last of them ends; infinite where they cannot have
     the whole batch."""
     problem, pipelines, sizes, active = tables.problem[0], state.pipelines, tables.sizes, work.active
+    batches = work.batches
     soon_s = relaxed_s(pipelines, sizes, active, count, problem.global_batch)
     state.plan[0].relaxed_s = soon_s
     if problem.even_batch:
-        if not even_batches(problem, pipelines, sizes, work, count):
+        if not even_batches(problem, pipelines, sizes, active, batches, count):
             return np.inf
-    elif not uneven_batches(pipelines, sizes, work, count, problem.global_batch, soon_s):
+    elif not uneven_batches(pipelines, sizes, active, batches, count, problem.global_batch, soon_s):
         return np.inf
     longest = 0.0
     for k in range(count):
-        longest = max(longest, end_s(pipelines[active[k]], work.batches[k]))
+        longest = max(longest, end_s(pipelines[active[k]], batches[k]))
     return longest

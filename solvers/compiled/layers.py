@@ -12,13 +12,12 @@ import numpy as np
 from solvers.compiled.state import OPTION_SLOTS
 
 _BOTTLENECK = 1e-4  # share of a bottleneck to which bisection brackets it; rounding decides within
-_BITS = (9, 4, 16, 1, 1, 2, 11, 9, 7)  # of the parts of an option's key: see `_key`
 MOST_GROUPS, MOST_IN_FLIGHT = (1 << 9) - 1, (1 << 16) - 1
 _MOST_HOLDERS, _MOST_ROOM, _MOST_PAIRS = (1 << 11) - 1, (1 << 9) - 1, (1 << 7) - 1
 RESERVED = 8  # groups, and pairs, that every device has memory for
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def classify(machines: Any, kind_group: Any, mask_group: Any, stage: Any) -> None:
     """Fill in a stage's degree and class from its machine and mask."""
     machine, mask = machines[stage.machine], stage.mask
@@ -35,7 +34,7 @@ def classify(machines: Any, kind_group: Any, mask_group: Any, stage: Any) -> Non
         stage.group = -1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
     """Pairs beyond the reserved ones in which a device of stage s exchanges messages with neighbours, at most; as the
     degrees are powers of two, exactly."""
@@ -52,12 +51,13 @@ def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
     return max(0, count - RESERVED)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def room_bytes(tables: Any, stage: Any, size: int, count: int, first: int, last: int, zero: int, pairs: int) -> Any:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     """Bytes that a stage has for layers and what they store, and bytes of a layer's states; divided by what
-    fragmentation takes beside activations. `count` micro-batches are in flight."""
-    problem, group, cost = tables.problem[0], tables.groups[stage.group], tables.costs[stage.group, size]
-    holders = stage.holders if zero else 1
+    fragmentation takes beside activations. `at`: micro-batches in flight, whether it is the first and the last stage (0
+    or 1), the ZeRO stage, pairs beyond the reserved ones."""
+    count, first, last, zero_stage, pairs = at
+    holders = stage.holders if zero_stage else 1
     state_bytes = problem.weight_bytes + problem.gradient_bytes + problem.sharded_bytes / holders
     more = 1.0 + problem.fragmentation
     ends = 0.0
@@ -74,13 +74,13 @@ def room_bytes(tables: Any, stage: Any, size: int, count: int, first: int, last:
     return room, group.layer_params * state_bytes / more
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def working_bytes(policy: Any, last: int) -> Any:
     """What recomputing a layer holds beside what is stored."""
     return policy.last_working_bytes if last else policy.working_bytes
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, faster: int, smaller: int) -> Any:
     """How many of n layers at least must have the policy `smaller` where the others have `faster`, for the stage to
     fit; n where none may be faster. `room` without states; `policies` [policies] of a class and size."""
@@ -93,7 +93,7 @@ def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, 
     return int(min(float(n), max(1.0, need)))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def choose_policies(policies: Any, n: int, count: int, last: int, room: float, only: int, mixed: bool) -> Any:
     """The least seconds of the backwards of n layers that fit, infinite if none do; the policies of the first layers
     and of the others, and how many are the first. `policies` [policies] of a class and size, `room` without states,
@@ -115,55 +115,53 @@ def choose_policies(policies: Any, n: int, count: int, last: int, room: float, o
     return best, smaller, faster, lean
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def fill_options(tables: Any, work: Any, stage: Any, size: int, slot: int, at: Any) -> None:
-    """Least seconds, forward and backward, of 1, 2, ... layers of a stage, into a slot. `at`: in flight, first, last,
-    ZeRO stage, pairs beyond the reserved ones, the only policy or -1."""
-    count, first, last, zero, pairs, only = at
-    problem, cost, policies = tables.problem[0], tables.costs[stage.group, size], tables.policies[stage.group, size]
-    room, layer_bytes = room_bytes(tables, stage, size, count, first, last, zero, pairs)
-    ends_s = 0.0
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def fill_options(
+    problem: Any, cost: Any, policies: Any, room: Any, at: Any, only: int, seconds: Any, start: int
+) -> int:
+    """Least seconds, forward and backward, of 1, 2, ... layers of a stage, into `seconds[start:]`; how many fit.
+
+    `room` as of `room_bytes`, `at` as there, `only` as of `choose_policies`."""
+    count, first, last, ends_s = at[0], at[1], at[2], 0.0
     if first:
         ends_s += cost.embedding_forward_s + cost.embedding_backward_s
     if last:
         ends_s += cost.head_forward_s + cost.head_backward_s
-    seconds, start = work.option_s, slot * problem.num_layers
     mixed, most = problem.mixed and only < 0, 0
     for n in range(1, problem.num_layers + 1):
-        best = choose_policies(policies, n, count, last, room - n * layer_bytes, only, mixed)[0]
+        best = choose_policies(policies, n, count, last, room[0] - n * room[1], only, mixed)[0]
         if best == np.inf:
             break
         seconds[start + n - 1] = ends_s + n * cost.forward_s + best
         most = n
-    work.option_most[slot] = most
+    return most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def option_slot(tables: Any, work: Any, stage: Any, size: int, at: Any) -> int:
-    """The slot of a stage's least seconds by layers, filled in where it is new. `at` as of `fill_options`."""
-    count, first, last, zero, pairs, only = at
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def option_key(stage: Any, size: int, at: Any, only: int) -> int:
+    """Everything that the least seconds of a stage depend on, as a number. `at`, `only` as of `fill_options`."""
+    count, first, last, zero_stage, pairs = at
     key = stage.group
     key = key << 4 | size
     key = key << 16 | min(count, MOST_IN_FLIGHT)
     key = key << 2 | first << 1 | last
-    key = key << 1 | zero
+    key = key << 1 | zero_stage
     key = key << 2 | (only + 1)
-    key = key << 11 | (min(stage.holders, _MOST_HOLDERS) if zero else 0)
+    key = key << 11 | (min(stage.holders, _MOST_HOLDERS) if zero_stage else 0)
     key = key << 9 | min(stage.room, _MOST_ROOM)
-    key = key << 7 | min(pairs, _MOST_PAIRS)
-    keys = work.option_key
+    return key << 7 | min(pairs, _MOST_PAIRS)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def slot_of(keys: Any, key: int) -> int:
+    """The slot of a key, or the free one where it would be."""
     slot = ((key ^ (key >> 31)) * 0x5851F42D4C957F2D >> 24) & (OPTION_SLOTS - 1)
-    while keys[slot] != key:
-        if keys[slot] < 0:
-            keys[slot] = key
-            work.option_count[0] += 1
-            fill_options(tables, work, stage, size, slot, at)
-            break
+    while keys[slot] != key and keys[slot] >= 0:
         slot = (slot + 1) & (OPTION_SLOTS - 1)
     return slot
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def most_within(seconds: Any, start: int, most: int, limit: float) -> Any:
     """The most layers, up to `most`, that take no longer than `limit`; `seconds[start:]` rise about linearly."""
     if most == 0:
@@ -185,7 +183,7 @@ def most_within(seconds: Any, start: int, most: int, limit: float) -> Any:
     return low
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> Any:
     """Layers that all stages together have within a bottleneck of `limit` seconds."""
     total = 0
@@ -195,7 +193,7 @@ def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> 
     return total
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def least_bottleneck(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int, num_layers: int) -> None:
     """Layers of each stage, at least one, so that the slowest stage, with what is added to it, is as fast as can be."""
     low, high = 0.0, 0.0
@@ -237,7 +235,7 @@ def least_bottleneck(columns: Any, seconds: Any, stages: Any, p: int, num_stages
         total -= 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def even_layers(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int, num_layers: int) -> int:
     """Equally many layers everywhere, the remainder where it takes least; how many do not fit."""
     low, more = num_layers // num_stages, num_layers % num_stages
@@ -258,25 +256,26 @@ def even_layers(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int
     return missing
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def set_seconds(tables: Any, work: Any, state: Any, p: int, s: int) -> None:
-    """Forward and backward seconds of a stage from its layers, as the last split left its options."""
-    stage, pipeline = state.stages[p, s], state.pipelines[p]
-    cost = tables.costs[stage.group, pipeline.size]
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def set_seconds(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, s: int) -> None:
+    """Forward and backward seconds of a stage from its layers, as the last split left its options in `seconds`."""
+    stage = stages[p, s]
+    cost = costs[stage.group, pipeline.size]
     forward_s = stage.layers * cost.forward_s
     if s == 0:
         forward_s += cost.embedding_forward_s
     if s == pipeline.num_stages - 1:
         forward_s += cost.head_forward_s
     stage.forward_s = forward_s
-    stage.backward_s = work.option_s[work.columns[s].offset + stage.layers - 1] - forward_s
+    stage.backward_s = seconds[columns[s].offset + stage.layers - 1] - forward_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def shape_fault(tables: Any, state: Any, p: int) -> float:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def shape_fault(
+    problem: Any, machines: Any, kind_group: Any, mask_group: Any, pipeline: Any, stages: Any, p: int
+) -> Any:
     """How far a pipeline is from what the plan space allows, about in layers; 0 if it is allowed. Classifies its
     stages."""
-    problem, pipeline, stages = tables.problem[0], state.pipelines[p], state.stages
     count = pipeline.num_stages
     if count == 0 or count > problem.num_layers:
         return 100.0
@@ -285,7 +284,7 @@ def shape_fault(tables: Any, state: Any, p: int) -> float:
         fault += abs(count - problem.num_stages)
     for s in range(count):
         stage = stages[p, s]
-        classify(tables.machines, tables.kind_group, tables.mask_group, stage)
+        classify(machines, kind_group, mask_group, stage)
         if stage.group < 0:
             fault += 3.0
     if problem.one_degree and fault == 0.0:
@@ -295,68 +294,75 @@ def shape_fault(tables: Any, state: Any, p: int) -> float:
     return fault
 
 
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def in_flight(plan: Any, pipeline: Any, s: int) -> Any:
+    """Micro-batches in flight in a stage."""
+    return pipeline.in_flight if plan.gpipe else min(pipeline.num_stages - s, pipeline.in_flight)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def position(plan: Any, pipeline: Any, stages: Any, p: int, s: int) -> Any:
+    """What the memory of a stage depends on beside its layers: `at` of `room_bytes`."""
+    count = pipeline.num_stages
+    first, last = 1 if s == 0 else 0, 1 if s == count - 1 else 0
+    return in_flight(plan, pipeline, s), first, last, plan.zero_stage, pairs_of(stages, p, count, s)
+
+
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def split(tables: Any, work: Any, state: Any, p: int) -> None:
     """Layers of pipeline p and the seconds of its stages, beside what `columns[s].added_s` says; whether it fits, and
     how many layers do not."""
     problem, plan, pipeline = tables.problem[0], state.plan[0], state.pipelines[p]
-    stages, columns = state.stages, work.columns
-    fault = shape_fault(tables, state, p)
-    pipeline.fits = 0
+    stages, columns, costs, seconds = state.stages, work.columns, tables.costs, work.option_s
+    keys, most, option_count = work.option_key, work.option_most, work.option_count
+    fault = shape_fault(problem, tables.machines, tables.kind_group, tables.mask_group, pipeline, stages, p)
+    pipeline.fits, pipeline.missing = 0, fault
     if fault > 0.0:
-        pipeline.missing = fault
         return
-    count, num_layers = pipeline.num_stages, problem.num_layers
-    if work.option_count[0] > OPTION_SLOTS // 2:
-        work.option_key[:] = -1
-        work.option_count[0] = 0
+    count, num_layers, size = pipeline.num_stages, problem.num_layers, pipeline.size
+    if option_count[0] > OPTION_SLOTS // 2:
+        keys[:] = -1
+        option_count[0] = 0
     total, without = 0, 0
     for s in range(count):
-        stage = stages[p, s]
+        stage, column = stages[p, s], columns[s]
         if not plan.by_machine:
             stage.holders = plan.holders
-        at = (
-            in_flight(plan, pipeline, s),
-            1 if s == 0 else 0,
-            1 if s == count - 1 else 0,
-            plan.zero_stage,
-            pairs_of(stages, p, count, s),
-            plan.policy,
-        )
-        slot = option_slot(tables, work, stage, pipeline.size, at)
-        column = columns[s]
+        at = position(plan, pipeline, stages, p, s)
+        key = option_key(stage, size, at, plan.policy)
+        slot = slot_of(keys, key)
         column.offset = slot * num_layers
-        column.most = work.option_most[slot]
+        if keys[slot] != key:
+            keys[slot] = key
+            option_count[0] += 1
+            cost = costs[stage.group, size]
+            room = room_bytes(problem, tables.groups[stage.group], cost, stage, at)
+            policies = tables.policies[stage.group, size]
+            most[slot] = fill_options(problem, cost, policies, room, at, plan.policy, seconds, column.offset)
+        column.most = most[slot]
         total += column.most
         without += 1 if column.most == 0 else 0
     if without or total < num_layers:
         pipeline.missing = max(num_layers - total, 0) + 3.0 * without
         return
     if problem.even_layers:
-        missing = even_layers(columns, work.option_s, stages, p, count, num_layers)
-        if missing:
-            pipeline.missing = missing
+        pipeline.missing = even_layers(columns, seconds, stages, p, count, num_layers)
+        if pipeline.missing > 0.0:
             return
     else:
-        least_bottleneck(columns, work.option_s, stages, p, count, num_layers)
-    pipeline.fits, pipeline.missing = 1, 0.0
+        least_bottleneck(columns, seconds, stages, p, count, num_layers)
+    pipeline.fits = 1
     for s in range(count):
-        set_seconds(tables, work, state, p, s)
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def in_flight(plan: Any, pipeline: Any, s: int) -> Any:
-    """Micro-batches in flight in a stage."""
-    return pipeline.in_flight if plan.gpipe else min(pipeline.num_stages - s, pipeline.in_flight)
+        set_seconds(costs, seconds, columns, stages, pipeline, p, s)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def policies_of(tables: Any, state: Any, p: int, s: int) -> Any:
     """The policies of a stage's first layers and of the others, and how many are the first, as of `choose_policies`."""
     problem, plan, pipeline, stage = tables.problem[0], state.plan[0], state.pipelines[p], state.stages[p, s]
-    count, held = pipeline.num_stages, in_flight(plan, pipeline, s)
-    first, last, pairs = 1 if s == 0 else 0, 1 if s == count - 1 else 0, pairs_of(state.stages, p, count, s)
-    room, layer_bytes = room_bytes(tables, stage, pipeline.size, held, first, last, plan.zero_stage, pairs)
+    at = position(plan, pipeline, state.stages, p, s)
+    cost = tables.costs[stage.group, pipeline.size]
+    room, layer_bytes = room_bytes(problem, tables.groups[stage.group], cost, stage, at)
     policies, mixed = tables.policies[stage.group, pipeline.size], problem.mixed and plan.policy < 0
     n = stage.layers
-    return choose_policies(policies, n, held, last, room - n * layer_bytes, plan.policy, mixed)[1:]
+    return choose_policies(policies, n, at[0], at[2], room - n * layer_bytes, plan.policy, mixed)[1:]

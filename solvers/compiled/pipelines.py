@@ -13,14 +13,14 @@ _MOVES = 5  # layers moved at most
 _STEADY = 3, 8  # a pipeline of p stages is steady after 3 p + 8 micro-batches
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def clear_added(columns: Any) -> None:
     """No seconds beside layers."""
     for s in range(len(columns)):
         columns[s].added_s = 0.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def cycle_s(stages: Any, p: int, count: int) -> float:
     """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`)."""
     best = 0.0
@@ -36,7 +36,7 @@ def cycle_s(stages: Any, p: int, count: int) -> float:
     return best
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int) -> float:
     """The end of a 1F1B pipeline; `early_s` of its stages. Exact, for one executor a stage."""
     for s in range(count):
@@ -73,7 +73,7 @@ def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int) -> f
     return end
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def end_gpipe_s(stages: Any, p: int, count: int, batches: int) -> float:
     """The end of a GPipe pipeline; `early_s` of its stages: two lines of queues, one after the other. Exact."""
     now, slowest = 0.0, 0.0
@@ -102,7 +102,7 @@ def end_gpipe_s(stages: Any, p: int, count: int, batches: int) -> float:
     return end
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def period_gpipe_s(stages: Any, p: int, count: int) -> float:
     """Seconds that another micro-batch adds to a GPipe pipeline."""
     forward, backward = 0.0, 0.0
@@ -114,7 +114,7 @@ def period_gpipe_s(stages: Any, p: int, count: int) -> float:
     return forward + backward
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def critical_run(stages: Any, p: int, count: int) -> Any:
     """The first and the last stage of the cycle that bounds the period of 1F1B."""
     best, first, last = 0.0, 0, 0
@@ -130,45 +130,52 @@ def critical_run(stages: Any, p: int, count: int) -> Any:
     return first, last
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def move_layer(tables: Any, work: Any, state: Any, p: int, giver: int, taker: int) -> None:
-    """Give a layer of one stage to another."""
-    state.stages[p, giver].layers -= 1
-    state.stages[p, taker].layers += 1
-    set_seconds(tables, work, state, p, giver)
-    set_seconds(tables, work, state, p, taker)
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def move_layers(tables: Any, work: Any, state: Any, p: int, period: float) -> float:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, period: float) -> Any:
     """Move single layers out of the critical run while that shortens the period; the period."""
-    stages, count, columns = state.stages, state.pipelines[p].num_stages, work.columns
+    count = pipeline.num_stages
     for _ in range(_MOVES):
         first, last = critical_run(stages, p, count)
         least, giver, taker = period * (1 - 1e-9), -1, -1
         for s in range(first, last + 1):
             if stages[p, s].layers < 2:
                 continue
+            stages[p, s].layers -= 1
+            set_seconds(costs, seconds, columns, stages, pipeline, p, s)
             for r in range(count):
                 if r == s or stages[p, r].layers >= columns[r].most:
                     continue
-                move_layer(tables, work, state, p, s, r)
+                stages[p, r].layers += 1
+                set_seconds(costs, seconds, columns, stages, pipeline, p, r)
                 now = cycle_s(stages, p, count)
                 if now < least:
                     least, giver, taker = now, s, r
-                move_layer(tables, work, state, p, r, s)
+                stages[p, r].layers -= 1
+                set_seconds(costs, seconds, columns, stages, pipeline, p, r)
+            stages[p, s].layers += 1
+            set_seconds(costs, seconds, columns, stages, pipeline, p, s)
         if giver < 0:
             break
-        move_layer(tables, work, state, p, giver, taker)
+        stages[p, giver].layers -= 1
+        stages[p, taker].layers += 1
+        set_seconds(costs, seconds, columns, stages, pipeline, p, giver)
+        set_seconds(costs, seconds, columns, stages, pipeline, p, taker)
         period = least
     return period
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: float) -> float:
     """Layers of a pipeline that waits: stages with long messages get fewer, where that shortens the period, which it
     returns. `slowest`: seconds of its slowest stage."""
-    stages, columns, count = state.stages, work.columns, state.pipelines[p].num_stages
+    pipeline, stages, columns, costs, seconds = (
+        state.pipelines[p],
+        state.stages,
+        work.columns,
+        tables.costs,
+        work.option_s,
+    )
+    count = pipeline.num_stages
     period = cycle_s(stages, p, count)
     for s in range(count):
         column, trip_s = columns[s], 0.0
@@ -184,14 +191,14 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
     if now > period:
         for s in range(count):
             stages[p, s].layers = columns[s].kept
-            set_seconds(tables, work, state, p, s)
+            set_seconds(costs, seconds, columns, stages, pipeline, p, s)
         now = period
     if count <= _FEW_STAGES and now > slowest * _TIGHT:
-        now = move_layers(tables, work, state, p, now)
+        now = move_layers(costs, seconds, columns, stages, pipeline, p, now)
     return now
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
     """Period and end of a pipeline of `batches` micro-batches whose layers and messages are known; other layers where
     it waits for messages."""

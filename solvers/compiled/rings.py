@@ -9,16 +9,10 @@ from typing import Any
 
 import numba
 
-from solvers.compiled.messages import (
-    crossing_load,
-    fullest_interface,
-    interface_of,
-    latency_s,
-    load_interfaces,
-)
+from solvers.compiled.messages import crossing_load, fullest_interface, interface_of, latency_s, load_interfaces
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def tree_depth(ranks: int) -> int:
     """Messages one after another in a pass over `ranks`, as of `hexiopt/cost/executors/collectives.py`."""
     depth, reach = 0, 1
@@ -28,139 +22,165 @@ def tree_depth(ranks: int) -> int:
     return depth
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def lowest_device(mask: int) -> int:
-    """The position of the lowest bit of a mask that has one."""
-    device = 0
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def set_member(member: Any, stages: Any, p: int, s: int) -> None:
+    """Make a member of a stage."""
+    stage = stages[p, s]
+    mask, device = stage.mask, 0
     while mask & 1 == 0:
         mask >>= 1
         device += 1
-    return device
+    member.pipeline, member.stage = p, s
+    member.machine, member.mask, member.degree = stage.machine, stage.mask, stage.degree
+    member.key = stage.machine * 64 + device
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def place_key(stage: Any) -> Any:
-    """Orders stages by machine, then by device."""
-    return stage.machine * 64 + lowest_device(stage.mask)
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def copy_member(source: Any, target: Any) -> None:
+    """Copy a member."""
+    target.pipeline, target.stage, target.machine = source.pipeline, source.stage, source.machine
+    target.mask, target.degree, target.key = source.mask, source.degree, source.key
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def sort_members(work: Any, stages: Any, first: int, end: int) -> None:
-    """Sort members `first` to `end` by machine and device; they nearly are."""
-    pipelines, numbers = work.member_pipeline, work.member_stage
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def sort_members(members: Any, first: int, end: int) -> None:
+    """Sort members `first` to `end` by machine and device; they nearly are. The one at `end` is scratch."""
+    held = members[end]
     for k in range(first + 1, end):
-        p, s = pipelines[k], numbers[k]
-        key = place_key(stages[p, s])
+        key = members[k].key
         j = k - 1
-        while j >= first and place_key(stages[pipelines[j], numbers[j]]) > key:
-            pipelines[j + 1], numbers[j + 1] = pipelines[j], numbers[j]
+        if members[j].key <= key:
+            continue
+        copy_member(members[k], held)
+        while j >= first and members[j].key > key:
+            copy_member(members[j], members[j + 1])
             j -= 1
-        pipelines[j + 1], numbers[j + 1] = p, s
+        copy_member(held, members[j + 1])
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def end_of_run(work: Any, stages: Any, first: int, end: int) -> int:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def end_of_run(members: Any, first: int, end: int) -> int:
     """Where the members of the machine of member `first` end."""
-    machine = stages[work.member_pipeline[first], work.member_stage[first]].machine
-    k = first + 1
-    while k < end and stages[work.member_pipeline[k], work.member_stage[k]].machine == machine:
+    machine, k = members[first].machine, first + 1
+    while k < end and members[k].machine == machine:
         k += 1
     return k
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def measure_ring(tables: Any, work: Any, stages: Any, ring: Any) -> None:
-    """The largest degree, machines and lanes of a ring: as many interfaces as each of its machines has at its
-    devices."""
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def interface_bit(machine: Any, member: Any) -> Any:
+    """The interface of a member's first device, as a bit."""
+    return 1 << (interface_of(machine, member.key & 63) - machine.first_interface)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def measure_ring(machines: Any, members: Any, ring: Any) -> None:
+    """The largest degree, machines and lanes of a ring: each machine's interfaces at its devices, at the least one."""
     ring.degree, ring.held, ring.machines, lanes = 1, 1, 0, 64
     i = ring.first
     while i < ring.end:
-        j = end_of_run(work, stages, i, ring.end)
-        machine = tables.machines[stages[work.member_pipeline[i], work.member_stage[i]].machine]
+        j = end_of_run(members, i, ring.end)
+        machine = machines[members[i].machine]
         ring.machines += 1
         ring.held = max(ring.held, j - i)
         taken, count = 0, 0
         for k in range(i, j):
-            stage = stages[work.member_pipeline[k], work.member_stage[k]]
-            ring.degree = max(ring.degree, stage.degree)
+            member = members[k]
+            ring.degree = max(ring.degree, member.degree)
             if machine.num_interfaces > 1 and lanes > 1:
-                bit = 1 << (interface_of(machine, lowest_device(stage.mask)) - machine.first_interface)
-                if taken & bit == 0:
-                    taken |= bit
-                    count += 1
+                bit = interface_bit(machine, member)
+                count += 0 if taken & bit else 1
+                taken |= bit
         lanes = min(lanes, max(1, count))
         i = j
     ring.lanes = 0 if ring.machines == 1 else (1 if ring.between else lanes)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def add_rings(tables: Any, work: Any, state: Any, first: int, end: int, params: float, last: float, num: int) -> int:
-    """Rings number `num` and on, of members `first` to `end`, sorted; how many there are then."""
-    rings, stages, by_machine = work.rings, state.stages, state.plan[0].by_machine
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def add_ring(machines: Any, members: Any, ring: Any, bounds: Any, params: float, last: float) -> None:
+    """A ring of the members of `bounds`: first, end, and 1 if it is one between machines."""
+    ring.first, ring.end, ring.between = bounds
+    ring.params, ring.last = params, last
+    measure_ring(machines, members, ring)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def add_rings(machines: Any, members: Any, rings: Any, bounds: Any, params: float, last: float, num: int) -> int:
+    """Rings number `num` and on, of members `bounds[0]` to `bounds[1]`, sorted, where sharding groups are machines if
+    `bounds[2]`; how many there are then."""
+    first, end, by_machine = bounds
     if end - first < 2:
         return num
     if not by_machine:
-        ring = rings[num]
-        ring.first, ring.end, ring.between, ring.params, ring.last = first, end, 0, params, last
-        measure_ring(tables, work, stages, ring)
+        add_ring(machines, members, rings[num], (first, end, 0), params, last)
         return num + 1
-    i, machines = first, 0
+    i = first
     while i < end:
-        j = end_of_run(work, stages, i, end)
-        machines += 1
+        j = end_of_run(members, i, end)
         if j - i > 1:
-            ring = rings[num]
-            ring.first, ring.end, ring.between, ring.params, ring.last = i, j, 0, params, last
-            measure_ring(tables, work, stages, ring)
+            add_ring(machines, members, rings[num], (i, j, 0), params, last)
             num += 1
         i = j
-    if machines > 1:
-        ring = rings[num]
-        ring.first, ring.end, ring.between, ring.params, ring.last = first, end, 1, params, last
-        measure_ring(tables, work, stages, ring)
+    if members[first].machine != members[end - 1].machine:
+        add_ring(machines, members, rings[num], (first, end, 1), params, last)
         num += 1
     return num
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def note_shards(tables: Any, work: Any, state: Any, first: int, end: int, layers: int, ends: int) -> None:
-    """Add to `sharded` of the members of a segment of `layers`. `ends`: 1 if it is the first one, + 2 if the last."""
-    stages, times, by_machine = state.stages, work.times, state.plan[0].by_machine
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any, layers: int, ends: int) -> None:
+    """Add to `sharded` of the members of a segment of `layers`. `bounds`: first, end, over how many devices states are
+    spread, 0: those of a machine. `ends`: 1 if it is the first segment, + 2 if the last."""
+    first, end, spread = bounds
     i = first
     while i < end:
-        j = end_of_run(work, stages, i, end) if by_machine else end
-        holders = j - i if state.plan[0].zero_stage else 1
+        j = end if spread else end_of_run(members, i, end)
         for k in range(i, j):
-            p, s = work.member_pipeline[k], work.member_stage[k]
-            group = tables.groups[stages[p, s].group]
+            p, s = members[k].pipeline, members[k].stage
+            group = groups[stages[p, s].group]
             params = layers * group.layer_params
             if ends & 1:
                 params += group.embedding_params
             if ends & 2:
                 params += group.head_params_beside if s == 0 else group.head_params
-            times[p, s].sharded += params / holders
+            times[p, s].sharded += params / (spread if spread else j - i)
         i = j
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
-    """The rings of the `count` active pipelines, and what their devices have of optimiser states; how many rings."""
-    problem, stages, cursors, active, order = tables.problem[0], state.stages, work.cursors, work.active, work.order
-    pipelines, numbers = work.member_pipeline, work.member_stage
-    deep = 0
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def tie_ends(members: Any, stages: Any, pipelines: Any, active: Any, count: int, first: int) -> int:
+    """Members from `first` on: first and last stages of the active pipelines, sorted; where they end."""
+    end = first
     for k in range(count):
         p = active[k]
-        cursors[p].stage, cursors[p].end, order[k] = 0, stages[p, 0].layers, p
+        last = pipelines[p].num_stages - 1
+        set_member(members[end], stages, p, 0)
+        end += 1
+        if last > 0:
+            set_member(members[end], stages, p, last)
+            end += 1
+    sort_members(members, first, end)
+    return end
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
+    """The rings of the `count` active pipelines, and what their devices have of optimiser states; how many rings."""
+    problem, machines, groups, stages = tables.problem[0], tables.machines, tables.groups, state.stages
+    cursors, active, members, rings, times = work.cursors, work.active, work.members, work.rings, work.times
+    by_machine, deep = state.plan[0].by_machine, 0
+    spread = 0 if by_machine else (count if state.plan[0].zero_stage else 1)
+    for k in range(count):
+        p = active[k]
+        cursors[p].stage, cursors[p].end = 0, stages[p, 0].layers
         deep = max(deep, state.pipelines[p].num_stages)
-    num, members, at, num_layers = 0, 0, 0, problem.num_layers
+        set_member(members[k], stages, p, 0)
+    num, first, at, num_layers = 0, 0, 0, problem.num_layers
     while at < num_layers:
-        cut = num_layers
-        for k in range(count):
-            cut = min(cut, cursors[active[k]].end)
-        first, end = members, members + count
-        for k in range(count):
-            pipelines[first + k], numbers[first + k] = order[k], cursors[order[k]].stage
-        sort_members(work, stages, first, end)
+        end, cut = first + count, num_layers
+        sort_members(members, first, end)
+        for k in range(first, end):
+            cut = min(cut, cursors[members[k].pipeline].end)
         params, last, ends = (cut - at) * problem.layer_params, problem.layer_params, 0
         if at == 0:
             ends = 1
@@ -172,118 +192,83 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         if cut == num_layers:
             ends += 2
             params += problem.head_params
-        num = add_rings(tables, work, state, first, end, params, last, num)
-        note_shards(tables, work, state, first, end, cut - at, ends)
-        for k in range(count):
-            p = pipelines[first + k]
-            order[k] = p
-            if cursors[p].end == cut and cut < num_layers:
+        num = add_rings(machines, members, rings, (first, end, by_machine), params, last, num)
+        note_shards(groups, members, stages, times, (first, end, spread), cut - at, ends)
+        at = cut
+        for k in range(first, end if at < num_layers else first):
+            p = members[k].pipeline
+            if cursors[p].end == cut:
                 cursors[p].stage += 1
                 cursors[p].end += stages[p, cursors[p].stage].layers
-        members, at = end, cut
+                set_member(members[k + count], stages, p, cursors[p].stage)
+            else:
+                copy_member(members[k], members[k + count])
+        first = end
     if problem.tied and deep > 1:
-        first = members
-        for k in range(count):
-            p = active[k]
-            pipelines[members], numbers[members] = p, 0
-            members += 1
-            if state.pipelines[p].num_stages > 1:
-                pipelines[members], numbers[members] = p, state.pipelines[p].num_stages - 1
-                members += 1
-        sort_members(work, stages, first, members)
-        num = add_rings(tables, work, state, first, members, problem.tied_params, problem.tied_params, num)
+        end = tie_ends(members, stages, state.pipelines, active, count, first)
+        num = add_rings(
+            machines, members, rings, (first, end, by_machine), problem.tied_params, problem.tied_params, num
+        )
     return num
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def on_lane(machine: Any, stage: Any, taken: int) -> int:
-    """`taken` with the interface of the stage's first device, if it is not among them; else 0."""
-    bit = 1 << (interface_of(machine, lowest_device(stage.mask)) - machine.first_interface)
-    return 0 if taken & bit else taken | bit
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def load_run(tables: Any, work: Any, stages: Any, ring: Any, first: int, end: int, carried: float) -> None:
-    """Load ports and interfaces with what goes through the members `first` to `end` of a ring, which are of one
-    machine: `carried` parameters over each edge."""
-    pipelines, numbers, times, load = work.member_pipeline, work.member_stage, work.times, work.load
-    machine = tables.machines[stages[pipelines[first], numbers[first]].machine]
-    s_per_byte, base = tables.s_per_byte, tables.problem[0].num_interfaces
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def load_run(machine: Any, members: Any, times: Any, load: Any, network: Any, ring: Any, bounds: Any) -> None:
+    """Load ports and interfaces with what goes through members of a ring that are of one machine. `network`:
+    `s_per_byte`, and the number of transmitting resources; `bounds`: first, end, parameters over each edge."""
+    s_per_byte, base = network
+    first, end, carried = bounds
     if ring.between:
         for k in range(first, end):
-            stage = stages[pipelines[k], numbers[k]]
-            part = carried / (end - first) / stage.degree
-            load_interfaces(machine, stage.mask, 0, part, load, s_per_byte)
-            load_interfaces(machine, stage.mask, base, part, load, s_per_byte)
+            part = carried / (end - first) / members[k].degree
+            load_interfaces(machine, members[k].mask, 0, part, load, s_per_byte)
+            load_interfaces(machine, members[k].mask, base, part, load, s_per_byte)
         return
     for k in range(first, end - 1 if ring.lanes else end):
-        p, s = pipelines[k], numbers[k]
-        times[p, s].port += carried / stages[p, s].degree * machine.port_s_per_byte
+        member = members[k]
+        times[member.pipeline, member.stage].port += carried / member.degree * machine.port_s_per_byte
     if ring.lanes == 0:
         return
     if machine.num_interfaces == 1:
         resource = machine.first_interface
         load[resource] += carried * s_per_byte[resource]
-        resource += base
-        load[resource] += carried * s_per_byte[resource]
+        load[base + resource] += carried * s_per_byte[base + resource]
     elif ring.lanes == 1:
-        enters, leaves = stages[pipelines[first], numbers[first]], stages[pipelines[end - 1], numbers[end - 1]]
+        enters, leaves = members[first], members[end - 1]
         load_interfaces(machine, leaves.mask, 0, carried / leaves.degree, load, s_per_byte)
         load_interfaces(machine, enters.mask, base, carried / enters.degree, load, s_per_byte)
     else:
         taken, lanes = 0, 0
         for k in range(first, end):
-            stage = stages[pipelines[k], numbers[k]]
-            now = on_lane(machine, stage, taken)
-            if now and lanes < ring.lanes:
-                taken = now
+            bit = interface_bit(machine, members[k])
+            if taken & bit == 0 and lanes < ring.lanes:
+                taken |= bit
                 lanes += 1
-                part = carried / ring.lanes / stage.degree
-                load_interfaces(machine, stage.mask, 0, part, load, s_per_byte)
-                load_interfaces(machine, stage.mask, base, part, load, s_per_byte)
+                part = carried / ring.lanes / members[k].degree
+                load_interfaces(machine, members[k].mask, 0, part, load, s_per_byte)
+                load_interfaces(machine, members[k].mask, base, part, load, s_per_byte)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def load_crossing(tables: Any, load: Any, a: int, b: int, carried: float) -> None:
-    """Load what a transfer of `carried` parameters between machines a and b crosses beside interfaces."""
-    here, there = tables.machines[a].place, tables.machines[b].place
-    if here != there:
-        for k in range(tables.extra.shape[2]):
-            resource = tables.extra[here, there, k]
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def load_crossing(extra: Any, s_per_byte: Any, load: Any, a: int, b: int, carried: float) -> None:
+    """Load what a transfer of `carried` parameters between places a and b crosses beside interfaces."""
+    if a != b:
+        for k in range(extra.shape[2]):
+            resource = extra[a, b, k]
             if resource < 0:
                 break
-            load[resource] += carried * tables.s_per_byte[resource]
+            load[resource] += carried * s_per_byte[resource]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def load_ring(tables: Any, work: Any, stages: Any, ring: Any) -> None:
-    """Load ports and network with a pass of a ring; its latency, and the turns that its members wait."""
-    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
-    length = ring.machines if ring.between else ring.end - ring.first
-    carried, latency = ring.params * (length - 1) / length, 0.0
-    head = stages[pipelines[ring.first], numbers[ring.first]].machine
-    before, i = -1, ring.first
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def note_turns(members: Any, stages: Any, times: Any, ring: Any, latency: float) -> None:
+    """Add a ring's latency to what its members wait, once for each slice that they hold, and count its groups."""
+    i, vectors = ring.first, 1 if ring.degree > 1 else 0
     while i < ring.end:
-        j = end_of_run(work, stages, i, ring.end)
-        machine = stages[pipelines[i], numbers[i]].machine
-        load_run(tables, work, stages, ring, i, j, carried)
-        if j - i > 1 and not ring.between:
-            latency = max(latency, tables.machines[machine].port_latency_s)
-        if before >= 0:
-            load_crossing(tables, work.load, before, machine, carried)
-            latency = max(latency, latency_s(tables.machines, tables.extra_latency_s, before, machine))
-        before, i = machine, j
-    if ring.machines > 1:
-        load_crossing(tables, work.load, before, head, carried)
-        latency = max(latency, latency_s(tables.machines, tables.extra_latency_s, before, head))
-    latency *= tree_depth(length)
-    i = ring.first
-    while i < ring.end:
-        j = end_of_run(work, stages, i, ring.end)
+        j = end_of_run(members, i, ring.end)
         for k in range(i, j):
-            p, s = pipelines[k], numbers[k]
-            slices = max(1, ring.degree // stages[p, s].degree)
-            vectors = 1 if ring.degree > 1 else 0
+            p, s = members[k].pipeline, members[k].stage
+            slices = max(1, ring.degree // members[k].degree)
             if ring.between:
                 slices *= max(1, ring.held // (j - i))
                 times[p, s].between_wait_s += slices * latency
@@ -293,53 +278,76 @@ def load_ring(tables: Any, work: Any, stages: Any, ring: Any) -> None:
         i = j
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def time_ring(tables: Any, work: Any, stages: Any, ring: Any) -> None:
-    """Seconds of a pass of a ring, for a byte of each parameter, and latency, where ports and network are loaded with
-    all rings."""
-    pipelines, numbers, times, load = work.member_pipeline, work.member_stage, work.times, work.load
-    base, machines = tables.problem[0].num_interfaces, tables.machines
-    slowest, wait = 0.0, 0.0
-    head = stages[pipelines[ring.first], numbers[ring.first]].machine
-    before, i = -1, ring.first
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def load_ring(machines: Any, members: Any, stages: Any, times: Any, load: Any, network: Any, ring: Any) -> None:
+    """Load ports and network with a pass of a ring; note its latency. `network`: `s_per_byte`, the number of
+    transmitting resources, `extra` and `extra_latency_s`."""
+    s_per_byte, base, extra, extra_latency_s = network
+    length = ring.machines if ring.between else ring.end - ring.first
+    carried, latency = ring.params * (length - 1) / length, 0.0
+    before, i = members[ring.end - 1].machine, ring.first
     while i < ring.end:
-        j = end_of_run(work, stages, i, ring.end)
-        number = stages[pipelines[i], numbers[i]].machine
+        j, number = end_of_run(members, i, ring.end), members[i].machine
         machine = machines[number]
-        taken, lanes = 0, 0
-        for k in range(i, j):
-            p, s = pipelines[k], numbers[k]
-            stage, own = stages[p, s], times[p, s]
-            wait = max(wait, own.between_wait_s if ring.between else own.wait_s)
-            if not ring.between and (k < j - 1 or ring.lanes == 0):
-                slowest = max(slowest, own.port)
-            if ring.lanes == 0:
-                continue
-            sends, receives = k == j - 1, k == i
-            if ring.between:
-                sends = receives = True
-            elif ring.lanes > 1:
-                now = on_lane(machine, stage, taken)
-                sends = receives = now > 0 and lanes < ring.lanes
-                if sends:
-                    taken = now
-                    lanes += 1
-            if sends:
-                slowest = max(slowest, fullest_interface(machine, stage.mask, 0, load))
-            if receives:
-                slowest = max(slowest, fullest_interface(machine, stage.mask, base, load))
-        if before >= 0:
-            slowest = crossing_load(tables.extra, machines[before].place, machine.place, load, slowest)
+        load_run(machine, members, times, load, (s_per_byte, base), ring, (i, j, carried))
+        if j - i > 1 and not ring.between:
+            latency = max(latency, machine.port_latency_s)
+        if before != number:
+            load_crossing(extra, s_per_byte, load, machines[before].place, machine.place, carried)
+            latency = max(latency, latency_s(machines, extra_latency_s, before, number))
         before, i = number, j
-    if ring.machines > 1:
-        slowest = crossing_load(tables.extra, machines[before].place, machines[head].place, load, slowest)
+    note_turns(members, stages, times, ring, latency * tree_depth(length))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def slowest_of_run(machine: Any, members: Any, times: Any, load: Any, base: int, ring: Any, bounds: Any) -> Any:
+    """The largest load of ports and interfaces that a ring uses at members of one machine, and their latest turn.
+    `bounds`: first, end."""
+    first, end = bounds
+    slowest, wait, taken, lanes = 0.0, 0.0, 0, 0
+    for k in range(first, end):
+        member = members[k]
+        own = times[member.pipeline, member.stage]
+        wait = max(wait, own.between_wait_s if ring.between else own.wait_s)
+        if not ring.between and (k < end - 1 or ring.lanes == 0):
+            slowest = max(slowest, own.port)
+        if ring.lanes == 0:
+            continue
+        sends, receives = ring.between or k == end - 1, ring.between or k == first
+        if ring.lanes > 1:
+            bit = interface_bit(machine, member)
+            sends = receives = taken & bit == 0 and lanes < ring.lanes
+            if sends:
+                taken |= bit
+                lanes += 1
+        if sends:
+            slowest = max(slowest, fullest_interface(machine, member.mask, 0, load))
+        if receives:
+            slowest = max(slowest, fullest_interface(machine, member.mask, base, load))
+    return slowest, wait
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def time_ring(machines: Any, members: Any, times: Any, load: Any, base: int, extra: Any, ring: Any) -> None:
+    """Seconds of a pass of a ring, for a byte of each parameter, and latency, where ports and network are loaded with
+    all rings. `base`: the number of transmitting resources."""
+    slowest, wait = 0.0, 0.0
+    before, i = members[ring.end - 1].machine, ring.first
+    while i < ring.end:
+        j, number = end_of_run(members, i, ring.end), members[i].machine
+        machine = machines[number]
+        load_s, turn_s = slowest_of_run(machine, members, times, load, base, ring, (i, j))
+        slowest, wait = max(slowest, load_s), max(wait, turn_s)
+        if before != number:
+            slowest = crossing_load(extra, machines[before].place, machine.place, load, slowest)
+        before, i = number, j
     ring.s_per_byte, ring.latency_s = slowest, wait
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
     """The rings of the active pipelines and how long they take; how many."""
-    stages, times, rings = state.stages, work.times, work.rings
+    stages, times = state.stages, work.times
     for k in range(count):
         p = work.active[k]
         for s in range(state.pipelines[p].num_stages):
@@ -348,8 +356,16 @@ def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
             stages[p, s].sums = 0
     work.load[:] = 0.0
     num = collect_rings(tables, work, state, count)
+    machines, members, load, base, extra = (
+        tables.machines,
+        work.members,
+        work.load,
+        tables.problem[0].num_interfaces,
+        tables.extra,
+    )
+    network = tables.s_per_byte, base, extra, tables.extra_latency_s
     for r in range(num):
-        load_ring(tables, work, stages, rings[r])
+        load_ring(machines, members, stages, times, load, network, work.rings[r])
     for r in range(num):
-        time_ring(tables, work, stages, rings[r])
+        time_ring(machines, members, times, load, base, extra, work.rings[r])
     return num

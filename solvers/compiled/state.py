@@ -76,7 +76,18 @@ COLUMN = np.dtype(  # of the stages of the pipeline in hand
     ],
     align=True,
 )
-CURSOR = np.dtype([("stage", "i8"), ("end", "i8"), ("key", "i8")], align=True)  # where a pipeline is among the layers
+CURSOR = np.dtype([("stage", "i8"), ("end", "i8")], align=True)  # where a pipeline is among the layers
+MEMBER = np.dtype(  # of a ring: a stage, and of it what rings ask
+    [
+        ("pipeline", "i8"),
+        ("stage", "i8"),
+        ("machine", "i8"),
+        ("mask", "i8"),
+        ("degree", "i8"),
+        ("key", "i8"),  # orders by machine, then by device
+    ],
+    align=True,
+)
 RING = np.dtype(
     [
         ("first", "i8"),  # members `first` to `end`
@@ -125,7 +136,7 @@ class SearchWork(NamedTuple):
     `option_key` [slots], `option_most` [slots], `option_s` [slots · layers], `option_count` [1]: least seconds of a
     stage by its layers. `touched` [pipelines]: 1 changed, 2 to be timed; `listed` [1 + pipelines]: how many, and which.
     `columns` [stages], `load`, `ahead`, `back` [resources], `used` [1 + 2 · resources]. `active`, `batches`
-    [pipelines]. `cursors`, `order` [pipelines], `rings`, `member_pipeline`, `member_stage` and `times` [pipelines,
+    [pipelines]. `cursors` [pipelines], `rings`, `members` and `times` [pipelines,
     stages] are of the step.
     """
 
@@ -143,10 +154,8 @@ class SearchWork(NamedTuple):
     active: Any
     batches: Any
     cursors: Any
-    order: Any
     rings: Any
-    member_pipeline: Any
-    member_stage: Any
+    members: Any
     times: Any
 
 
@@ -184,10 +193,8 @@ def new_work(tables: Tables) -> SearchWork:
         np.zeros(pipelines, whole),
         np.zeros(pipelines, whole),
         np.zeros(pipelines, CURSOR),
-        np.zeros(2 * pipelines, whole),
-        np.zeros(segments * (1 + pipelines // 2), RING),
-        np.zeros(2 * segments * pipelines + 2, whole),
-        np.zeros(2 * segments * pipelines + 2, whole),
+        np.zeros(segments * (2 + pipelines // 2) + pipelines, RING),
+        np.zeros((segments + 3) * pipelines + 1, MEMBER),
         np.zeros((pipelines, stages), TIMES),
     )
 

@@ -24,33 +24,31 @@ _ROOM_STEP = 4  # groups
 SUMS_AFTER, SUMS_BESIDE, SUMS_BY_PART = 0, 1, 2
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def begin_step(tables: Any, work: Any, state: Any, count: int) -> Any:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def begin_step(groups: Any, pipelines: Any, stages: Any, times: Any, active: Any, batches: Any, count: int) -> Any:
     """When the stages of the active pipelines are ready, and the last pipeline ends."""
-    stages, times, pipeline_s = state.stages, work.times, 0.0
+    pipeline_s = 0.0
     for k in range(count):
-        p = work.active[k]
-        pipeline = state.pipelines[p]
-        end = pipeline.end_s + (work.batches[k] - pipeline.timed) * pipeline.period_s
+        p = active[k]
+        pipeline = pipelines[p]
+        end = pipeline.end_s + (batches[k] - pipeline.timed) * pipeline.period_s
         pipeline_s = max(pipeline_s, end)
         for s in range(pipeline.num_stages):
             stage, own = stages[p, s], times[p, s]
-            group = tables.groups[stage.group]
-            own.ready_s = end - stage.early_s
-            own.summed_s = own.ready_s
+            group = groups[stage.group]
+            own.ready_s = own.summed_s = end - stage.early_s
             own.optimizer_s = max(group.launch_s, group.optimizer_s * own.sharded)
             own.left_s = stage.backward_s
     return pipeline_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def sum_within(problem: Any, work: Any, stages: Any, ring: Any, passes: int) -> None:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, passes: int) -> None:
     """Sum gradients in a ring of a sharding group."""
-    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
     seconds = passes * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
     ready, began, beside = 0.0, 0.0, np.inf
     for k in range(ring.first, ring.end):
-        p, s = pipelines[k], numbers[k]
+        p, s = members[k].pipeline, members[k].stage
         ready = max(ready, times[p, s].ready_s)
         began = max(began, times[p, s].ready_s - stages[p, s].backward_s)
         beside = min(beside, stages[p, s].backward_s)
@@ -61,77 +59,81 @@ def sum_within(problem: Any, work: Any, stages: Any, ring: Any, passes: int) -> 
     else:
         done = ready + seconds
     for k in range(ring.first, ring.end):
-        p, s = pipelines[k], numbers[k]
+        p, s = members[k].pipeline, members[k].stage
         own = times[p, s]
         own.summed_s = max(own.summed_s, done)
         own.left_s = min(own.left_s, max(0.0, stages[p, s].backward_s - seconds))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def sum_between(problem: Any, work: Any, ring: Any) -> None:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
     """Sum gradients in a ring between sharding groups."""
-    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
     seconds = 2 * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
     start, beside = 0.0, np.inf
     for k in range(ring.first, ring.end):
-        own = times[pipelines[k], numbers[k]]
+        own = times[members[k].pipeline, members[k].stage]
         start, beside = max(start, own.summed_s), min(beside, own.left_s)
     if problem.sums == SUMS_BESIDE:
         seconds = max(seconds - beside, problem.last_bucket * seconds)
     for k in range(ring.first, ring.end):
-        own = times[pipelines[k], numbers[k]]
+        own = times[members[k].pipeline, members[k].stage]
         own.ended_s = max(own.ended_s, start + seconds)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def gather(problem: Any, work: Any, stages: Any, ring: Any) -> float:
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> Any:
     """When the weights of a ring's members are gathered after their optimisers."""
-    pipelines, numbers, times = work.member_pipeline, work.member_stage, work.times
     seconds = ring.s_per_byte * problem.weight_bytes + ring.latency_s
     start, beside = 0.0, np.inf
     for k in range(ring.first, ring.end):
-        p, s = pipelines[k], numbers[k]
+        p, s = members[k].pipeline, members[k].stage
         start, beside = max(start, times[p, s].ended_s), min(beside, stages[p, s].forward_s)
     if problem.gathers_beside > 0.0:
         seconds = max(seconds - beside, problem.last_bucket * seconds)
     return start + seconds
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
-    """Seconds of the step of the active pipelines."""
-    problem, stages, times, rings = tables.problem[0], state.stages, work.times, work.rings
-    zero_stage, active = state.plan[0].zero_stage, work.active
-    num = make_rings(tables, work, state, count)
-    pipeline_s = begin_step(tables, work, state, count)
-    passes, longest_ring = 1 if zero_stage else 2, 0
-    for r in range(num):
-        if not rings[r].between:
-            sum_within(problem, work, stages, rings[r], passes)
-            longest_ring = max(longest_ring, rings[r].end - rings[r].first)
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def finish_stages(pipelines: Any, times: Any, active: Any, count: int) -> Any:
+    """Let the stages of the active pipelines step their optimisers; when the last has."""
+    latest = 0.0
     for k in range(count):
-        for s in range(state.pipelines[active[k]].num_stages):
-            times[active[k], s].ended_s = times[active[k], s].summed_s
-    for r in range(num):
-        if rings[r].between:
-            sum_between(problem, work, rings[r])
-    latest = pipeline_s
-    for k in range(count):
-        for s in range(state.pipelines[active[k]].num_stages):
+        for s in range(pipelines[active[k]].num_stages):
             own = times[active[k], s]
-            latest = max(latest, own.ended_s)
             own.ended_s += own.optimizer_s
             latest = max(latest, own.ended_s)
-    if zero_stage:
-        for r in range(num):
-            if not rings[r].between:
-                latest = max(latest, gather(problem, work, stages, rings[r]))
-        latest += problem.holder_s * longest_ring
-    state.plan[0].pipeline_s = pipeline_s
     return latest
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
+    """Seconds of the step of the active pipelines."""
+    problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
+    zero_stage, active, pipelines = state.plan[0].zero_stage, work.active, state.pipelines
+    num = make_rings(tables, work, state, count)
+    pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count)
+    state.plan[0].pipeline_s = pipeline_s
+    passes, longest_ring = 1 if zero_stage else 2, 0
+    for r in range(num):
+        if not rings[r].between:
+            sum_within(problem, members, stages, times, rings[r], passes)
+            longest_ring = max(longest_ring, rings[r].end - rings[r].first)
+    for k in range(count):
+        for s in range(pipelines[active[k]].num_stages):
+            times[active[k], s].ended_s = times[active[k], s].summed_s
+    for r in range(num):
+        if rings[r].between:
+            sum_between(problem, members, times, rings[r])
+    latest = max(pipeline_s, finish_stages(pipelines, times, active, count))
+    if zero_stage:
+        for r in range(num):
+            if not rings[r].between:
+                latest = max(latest, gather(problem, members, stages, times, rings[r]))
+        latest += problem.holder_s * longest_ring
+    return latest
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def least_s(tables: Any, work: Any, state: Any) -> Any:
     """Seconds that no batch split can beat, from the layers of touched pipelines and the times of the others."""
     rate, base = 0.0, 0.0
@@ -155,7 +157,7 @@ def least_s(tables: Any, work: Any, state: Any) -> Any:
     return (tables.problem[0].global_batch + base) / rate if rate > 0.0 else FAR
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def shape_of(machines: Any, state: Any, p: int) -> Any:
     """A number for the micro-batch size, kinds and degrees of a pipeline's stages, in order."""
     found = state.pipelines[p].size + 7
@@ -165,7 +167,7 @@ def shape_of(machines: Any, state: Any, p: int) -> Any:
     return found
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def count_holders(state: Any, p: int) -> None:
     """Over how many stages the states of each stage of p are spread inside its machine, if like pipelines have like
     layers."""
@@ -178,7 +180,7 @@ def count_holders(state: Any, p: int) -> None:
         state.stages[p, s].holders = max(1, count)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def split_touched(tables: Any, work: Any, state: Any) -> None:
     """Layers of the touched pipelines; where sharding groups are machines, of those like them too."""
     plan, pipelines, listed = state.plan[0], state.pipelines, work.listed
@@ -212,7 +214,7 @@ def split_touched(tables: Any, work: Any, state: Any) -> None:
             pipelines[p].layer_sum = sum_layers(state, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def sum_layers(state: Any, p: int) -> float:
     """A number that differs where the layers or the seconds of a pipeline's stages do."""
     found = 0.0
@@ -222,7 +224,7 @@ def sum_layers(state: Any, p: int) -> float:
     return found
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def split_again(tables: Any, work: Any, state: Any, p: int) -> None:
     """Layers of a pipeline after the number of holders has changed; it is touched where that changes them."""
     pipeline, stages, columns = state.pipelines[p], state.stages, work.columns
@@ -244,7 +246,7 @@ def split_again(tables: Any, work: Any, state: Any, p: int) -> None:
             stage.layers, stage.forward_s, stage.backward_s = column.kept, column.kept_forward_s, column.kept_backward_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def count_fitting(work: Any, state: Any) -> int:
     """List the pipelines that fit in `active`; how many."""
     count = 0
@@ -255,7 +257,7 @@ def count_fitting(work: Any, state: Any) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def spread_states(tables: Any, work: Any, state: Any) -> None:
     """Spread states over as many holders as there are pipelines that fit, or a little fewer; layers follow."""
     plan = state.plan[0]
@@ -275,7 +277,7 @@ def spread_states(tables: Any, work: Any, state: Any) -> None:
             split_again(tables, work, state, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
     """Times of the touched pipelines and micro-batches of all; when the last ends, infinite where the batch cannot be
     divided."""
@@ -308,7 +310,7 @@ def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
     return longest
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def make_room(work: Any, state: Any, count: int) -> bool:
     """Whether a stage has more groups that sum gradients, or fewer holders, than its layers leave room for; then they
     shall, and its pipeline is touched."""
