@@ -52,7 +52,7 @@ def is_group(tables: Any, m: int, mask: int) -> bool:
     return 0 < degree < tables.kind_group.shape[1] and tables.kind_group[machine.kind, degree] >= 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def take(tables: Any, free: Any, m: int, degree: int) -> int:
     """Take a TP group of at most `degree` free devices of machine m; its mask, 0 where there is none."""
     while degree > 0:
@@ -64,7 +64,7 @@ def take(tables: Any, free: Any, m: int, degree: int) -> int:
     return 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def put(work: Any, stages: Any, p: int, s: int, m: int, mask: int) -> None:
     """Stage s of pipeline p is on devices `mask` of machine m from now on."""
     touch(work, p)
@@ -72,7 +72,7 @@ def put(work: Any, stages: Any, p: int, s: int, m: int, mask: int) -> None:
     stages[p, s].mask = mask
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def insert(work: Any, state: Any, p: int, at: int, m: int, mask: int) -> None:
     """A new stage on devices `mask` of machine m, before stage `at` of pipeline p."""
     stages, pipeline = state.stages, state.pipelines[p]
@@ -83,7 +83,7 @@ def insert(work: Any, state: Any, p: int, at: int, m: int, mask: int) -> None:
     pipeline.num_stages += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def drop(work: Any, state: Any, p: int, at: int) -> None:
     """Stage `at` of pipeline p goes; its devices are not freed."""
     touch(work, p)
@@ -94,14 +94,14 @@ def drop(work: Any, state: Any, p: int, at: int) -> None:
     pipeline.num_stages -= 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def release(state: Any, p: int, s: int) -> None:
     """The devices of stage s of pipeline p are free."""
     stage = state.stages[p, s]
     state.free[stage.machine] |= stage.mask
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def add_pipeline(work: Any, state: Any, size: int) -> int:
     """A new pipeline without stages, of micro-batches of row `size`; its number."""
     p = state.plan[0].num_pipelines
@@ -112,7 +112,7 @@ def add_pipeline(work: Any, state: Any, size: int) -> int:
     return p
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def remove_pipeline(work: Any, state: Any, p: int) -> None:
     """Pipeline p goes, its devices are not freed; the last one takes its number."""
     last = state.plan[0].num_pipelines - 1
@@ -127,7 +127,7 @@ def remove_pipeline(work: Any, state: Any, p: int) -> None:
     state.plan[0].num_pipelines = last
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def dissolve(work: Any, state: Any, p: int) -> None:
     """Pipeline p goes, and its devices are free."""
     for s in range(state.pipelines[p].num_stages):
@@ -135,7 +135,7 @@ def dissolve(work: Any, state: Any, p: int) -> None:
     remove_pipeline(work, state, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def swap(work: Any, state: Any, p: int, s: int, q: int, t: int) -> None:
     """Stage s of pipeline p and stage t of pipeline q change devices."""
     one, other = state.stages[p, s], state.stages[q, t]
@@ -144,7 +144,7 @@ def swap(work: Any, state: Any, p: int, s: int, q: int, t: int) -> None:
     put(work, state.stages, q, t, m, mask)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def shift(work: Any, state: Any, p: int, s: int, t: int) -> None:
     """Stage s of pipeline p becomes its stage t."""
     m, mask = state.stages[p, s].machine, state.stages[p, s].mask
@@ -152,7 +152,7 @@ def shift(work: Any, state: Any, p: int, s: int, t: int) -> None:
     insert(work, state, p, t, m, mask)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def are_alike(tables: Any, state: Any, p: int, q: int) -> bool:
     """Whether two pipelines have micro-batches of one size and, in order, stages of the same kinds and degrees."""
     pipelines, stages, machines = state.pipelines, state.stages, tables.machines
@@ -167,7 +167,7 @@ def are_alike(tables: Any, state: Any, p: int, q: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def list_alike(tables: Any, state: Any, p: int, listed: Any) -> int:
     """The pipelines like p, itself among them, into `listed`; how many."""
     count = 0

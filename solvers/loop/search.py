@@ -8,10 +8,9 @@ from hexiopt.cores import usable_cores
 from solvers.compiled.plans import partition_of, plan_of
 from solvers.compiled.state import SearchState, copy_state, new_state, new_work
 from solvers.compiled.step import FAR, refresh
-from solvers.compiled.tables import sharding_modes, tables_of
+from solvers.compiled.tables import tables_of
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import price_plan
-from solvers.core.interleaving import plain_schedules
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.frame.solver import offer_partition
@@ -21,9 +20,10 @@ from solvers.loop.settings import LoopSettings
 from solvers.loop.starts import Catalogue, StartPool, deal_out, known_start
 from solvers.loop.tempering import Tempering, new_kit
 
-_FIRST_TRIES, _TRIES = 16, 8  # chains that the master tries for the first candidate, and for others
+_FIRST_TRIES, _TRIES = 32, 8  # chains that the master tries for the first candidate, and for others
 _SKIPPED = 0.6  # chance of a chain to be left out of those
 _STARTING = 0.08  # most of the budget for starts
+_PROGRAMMED = 0.5  # of that for starts by linear programmes
 _MADE, _DEALT = 12, 16  # candidates that the master makes, and that are dealt out after each of them
 _IN_VAIN = 600  # candidates that are dealt out before none is taken to fit
 _TOUCHED = 2  # pipelines that a move changes
@@ -88,6 +88,11 @@ class Loop:
         if len(run.problem.usable_devices) <= MOST_DEVICES:
             self._try_every(pool, run.until())
         dealt = 0
+        for left_out in catalogue.selections():
+            if not allowance.up_to(_PROGRAMMED):
+                break
+            pool.keep(catalogue.fill(kit, self._trial, left_out), self._trial)
+            self._count(_TRIES)
         for made in range(_MADE):
             if not allowance:
                 break
@@ -144,14 +149,6 @@ class Loop:
             if priced is not None:
                 run.offer(priced.plan, priced.cost)
             offer_partition(run, self.completer, partition_of(self.tables, self._trial), run.best_s)
-
-
-def supports(run: Search) -> bool:
-    """Whether the arrays speak for the problem: our cost model, and plans of TP groups under 1F1B or GPipe without
-    ZeRO-2 and 3."""
-    if run.our_model is None or run.problem.space.sequence:
-        return False
-    return len(sharding_modes(run.problem)) > 0 and bool(plain_schedules(run.problem))
 
 
 def search_by_loop(run: Search, settings: LoopSettings) -> bool:

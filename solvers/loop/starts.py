@@ -2,10 +2,13 @@
 
 import math
 from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import numba
 import numpy as np
+from scipy.optimize import linprog
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -21,6 +24,8 @@ from solvers.loop.walk import Kit, walk
 
 _MOST_CHAINS, _PER_MIX = 160, 3  # chains in the catalogue, and with the same kinds and degrees
 _MOST_LISTED = 40_000  # chains that are judged
+_ROUNDING = 0.3  # of a chain that the programme builds in part, from which on it is built once more, if it can be
+_TRIES_AFTER = 4  # chains that are tried on what a programme leaves free
 _ALIKE = 1e-6  # share within which objectives are taken to be of one candidate, its machines in another order
 _SIZES = 2  # smallest micro-batch sizes of these
 
@@ -32,6 +37,7 @@ class Catalogue:
     def __init__(self, tables: Tables, work: SearchWork) -> None:
         self.tables, self._work = tables, work
         self._scratch = new_state(tables), new_state(tables)
+        self._mode = [mode for mode in tables.modes.tolist() if not mode[1]][-1]  # that needs least memory
         self.chains = self._listed()
 
     def _listed(self) -> Any:
@@ -56,21 +62,54 @@ class Catalogue:
         limits[kinds] = min(_SIZES, len(tables.sizes))
         width = 2 + 2 * state.stages.shape[1]
         book = np.zeros((_MOST_LISTED, width), np.int64), np.zeros(_MOST_LISTED), np.zeros(1, np.int64)
-        state.plan[0]["zero_stage"] = min(1, int(tables.modes[-1, 0]))
+        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self._mode
         list_chains(tables, self._work, state, place, value, limits, book)
         count = int(book[2][0])
-        seen: dict[Any, int] = {}
-        chosen = []
+        taken: dict[Any, int] = {}
+        chosen, seen = [], set()
         for row in np.argsort(-book[1][:count], kind="stable").tolist():
             chain = book[0][row]
             blocks = chain[2 : 2 + 2 * int(chain[0])].reshape(-1, 2)
-            mix = frozenset(map(tuple, blocks.tolist()))
-            if seen.setdefault(mix, 0) < _PER_MIX:
-                seen[mix] += 1
+            mix, whole = frozenset(map(tuple, blocks.tolist())), chain.tobytes()
+            if whole not in seen and taken.setdefault(mix, 0) < _PER_MIX:
+                taken[mix] += 1
+                seen.add(whole)
                 chosen.append(row)
                 if len(chosen) == _MOST_CHAINS:
                     break
-        return np.ascontiguousarray(book[0][chosen])
+        self._devices = limits[:kinds]
+        chains = np.ascontiguousarray(book[0][chosen])
+        self._uses = np.zeros((kinds, len(chains)))
+        for number, chain in enumerate(chains):
+            np.add.at(self._uses[:, number], chain[2 : 2 + 2 * chain[0] : 2], chain[3 : 3 + 2 * chain[0] : 2])
+        self._rates = book[1][chosen] * (value[:kinds] @ self._uses)
+        return chains
+
+    def selections(self) -> Iterator[tuple[int, ...]]:
+        """Kinds to leave out: none, each, and each two."""
+        kinds = np.flatnonzero(self._devices).tolist()
+        for number in range(min(3, len(kinds))):
+            yield from combinations(kinds, number)
+
+    def fill(self, kit: Kit, state: SearchState, left_out: Sequence[int]) -> float:
+        """Make `state` a candidate of the chains that give the most sequences a second under a linear programme over
+        how often each is built, rounded down, without the kinds `left_out`; its objective in the best sharding mode.
+        What is then free is used where that lowers the objective."""
+        devices = self._devices.astype(float)
+        devices[list(left_out)] = 0.0
+        found = linprog(-self._rates, A_ub=self._uses, b_ub=devices, method="highs") if len(self.chains) else None
+        clear(self.tables, state)
+        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self._mode
+        if found is None or found.x is None:
+            return math.inf
+        for number in np.argsort(-found.x).tolist():
+            copies = int(found.x[number] + _ROUNDING)
+            if copies:
+                build_copies(self.tables, self._work, state, kit, self.chains[number], copies)
+        if not state.plan[0]["num_pipelines"]:
+            return math.inf
+        self._add(kit, state, self._assess(kit, state), _TRIES_AFTER, 0.0)
+        return self._in_best_mode(kit, state)
 
     def make(self, kit: Kit, state: SearchState, tries: int, skip: float) -> float:
         """Make `state` a candidate of chains, in the best sharding mode; its objective. Chains are added while that
@@ -79,8 +118,8 @@ class Catalogue:
         for unlike candidates."""
         clear(self.tables, state)
         modes = self.tables.modes
-        mode = len(modes) - 1 if skip == 0.0 else roll(kit.dice, len(modes))
-        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = modes[mode]
+        mode = self._mode if skip == 0.0 else modes[roll(kit.dice, len(modes))]
+        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = mode
         best = math.inf
         while (added := self._add(kit, state, best, tries, skip)) < best * (1.0 - 1e-6):
             best = added
@@ -120,6 +159,9 @@ class Catalogue:
 
     def _assess(self, kit: Kit, state: SearchState) -> float:
         """The objective of a candidate, once from nothing: messages and micro-batches may be a little stale."""
+        count = int(state.plan[0]["num_pipelines"])
+        state.plan[0]["holders"] = max(1, count)
+        state.stages["room"][:count] = 0
         objectives = np.zeros(2)
         walk(self.tables, self._work, (state, state, state), kit, 0, 0.0, objectives)
         return float(objectives[0])

@@ -10,23 +10,40 @@ from solvers.compiled.layers import split
 from solvers.loop.edits import count_devices, dissolve, lowest
 from solvers.loop.rebuild import build
 
-_HOLDERS = 8  # of states, as chains are judged alone
+_HOLDERS, _ROOM = 8, 24  # of states, and for groups that sum gradients, as chains are judged alone
 _SHARES = (0.25, 0.5, 0.75)  # of what a kind alone takes, in chains of two
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def fill_probe(tables: Any, state: Any, place: Any, chain: Any) -> None:
     """Let pipeline 0 of a scratch candidate be `chain`; `place` [kinds]: a machine of each kind."""
     state.pipelines[0].num_stages, state.pipelines[0].size = chain[0], chain[1]
     for s in range(chain[0]):
         stage, m = state.stages[0, s], place[chain[2 + 2 * s]]
-        stage.machine, stage.mask, stage.room = m, lowest(tables.machines[m].usable, chain[3 + 2 * s]), 0
+        stage.machine, stage.mask, stage.room = m, lowest(tables.machines[m].usable, chain[3 + 2 * s]), _ROOM
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> float:
+    """Seconds in which the interfaces of a machine pass the gradients and weights of the layers that it holds: at most
+    those of as many stages as have room in it."""
+    problem, longest = tables.problem[0], 0.0
+    for s in range(chain[0]):
+        kind = chain[2 + 2 * s]
+        machine, layers = tables.machines[place[kind]], 0
+        room = max(1, count_devices(machine.usable) // chain[3 + 2 * s])
+        for t in range(s, min(chain[0], s + room)):
+            if chain[2 + 2 * t] == kind:
+                layers += state.stages[0, t].layers
+        passed = layers * problem.layer_params * (problem.gradient_bytes + problem.weight_bytes)
+        longest = max(longest, passed * tables.s_per_byte[machine.first_interface] / machine.num_interfaces)
+    return longest
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any) -> float:
-    """Sequences a second of a chain alone, for the value of its devices, when its share of the batch is by value; 0
-    where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
+    """Sequences a second of a chain, gradients included, for the value of its devices, when its share of the batch is by
+    value; 0 where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
     fill_probe(tables, state, place, chain)
     plan, pipeline = state.plan[0], state.pipelines[0]
     plan.num_pipelines, plan.holders = 1, _HOLDERS
@@ -45,10 +62,11 @@ def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any
         seconds = state.stages[0, s].forward_s + state.stages[0, s].backward_s
         once += seconds
         period = max(period, seconds)
-    return batches * size / ((once - period + batches * period) * total)
+    step = once - period + batches * period + sync_s(tables, state, place, chain)
+    return batches * size / (step * total)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def set_run(chain: Any, first: int, count: int, kind: int, degree: int) -> None:
     """Let `count` stages of a chain from number `first` on be on a kind of machines, and the chain end with them."""
     for s in range(first, first + count):
@@ -56,7 +74,7 @@ def set_run(chain: Any, first: int, count: int, kind: int, degree: int) -> None:
     chain[0] = first + count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any) -> int:
     """The fewest further stages with which a chain fits, of at most `run[3]`; 0 where none do. `run`: stages before,
     kind, degree, most."""
@@ -80,7 +98,7 @@ def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: An
     return high
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any, book: Any) -> int:
     """Chains with the fewest further stages and some more, into `book`: chains, their worths, and how many they are."""
     chains, worths, count = book

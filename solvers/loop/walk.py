@@ -59,7 +59,7 @@ class Kit(NamedTuple):
     yields: Any
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def propose_stage_move(tables: Any, work: Any, state: Any, kit: Any, move: int) -> bool:
     """Change the candidate by one of the first moves of `MOVES`."""
     if move == 0:
@@ -85,7 +85,7 @@ def propose_stage_move(tables: Any, work: Any, state: Any, kit: Any, move: int) 
     return stage_moves.leave_machines(tables, work, state, kit)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def propose(tables: Any, work: Any, state: Any, kit: Any, move: int) -> bool:
     """Change the candidate by a move; False where it does not apply."""
     if move < 11:
