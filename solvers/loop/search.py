@@ -29,6 +29,7 @@ _IN_VAIN = 600  # candidates that are dealt out before none is taken to fit
 _TOUCHED = 2  # pipelines that a move changes
 _PRICE = 7  # candidates that are evaluated while one of a stage is priced: measured on 8 to 960 GPUs
 _PRICING = 8  # times as much work between two prices
+_FINISHED = 32  # GPUs up to which the finish has its whole share
 _KNOWN = 0.1  # factor of the hottest temperature where a plan is known
 
 
@@ -151,11 +152,17 @@ class Loop:
             offer_partition(run, self.completer, partition_of(self.tables, self._trial), run.best_s)
 
 
+def share_for_finish(run: Search, settings: LoopSettings) -> float:
+    """The share of the budget for replicas, interleaving and deeper sharding (`finish.py`), which the walks do not
+    know: less on more GPUs, where they rarely pay and each price takes longer."""
+    return settings.finish * min(1.0, _FINISHED / len(run.problem.usable_devices))
+
+
 def search_by_loop(run: Search, settings: LoopSettings) -> bool:
     """Search to the end of the budget; whether there is a plan. Candidates fit before they are priced, so without one
     the plan space needs what the arrays do not say."""
     loop = Loop(run, settings)
-    candidates = loop.search(run.until(1.0 - settings.finish))
+    candidates = loop.search(run.until(1.0 - share_for_finish(run, settings)))
     if run.plan is None:
         return False
     finish(run, candidates, run.until())

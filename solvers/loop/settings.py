@@ -12,14 +12,14 @@ class LoopSettings:
     `walks`: random walks, whatever the number of threads. `candidates`: those of a walk that make a step. `hot`,
     `cold`: temperatures of the hottest and the coldest walk at first; at last all are cold. A walk accepts one of e
     candidates that are slower by this share of what a pipeline contributes (`Tempering.heats`). `finish`: share of the
-    budget for schedules, sharding and single layers of the best plans. Raises InputError for values out of range.
+    budget for what the arrays do not say, on few GPUs (`share_for_finish`). Raises InputError for values out of range.
     """
 
     walks: int = 4
     candidates: int = 100
     hot: float = 0.3
     cold: float = 0.004
-    finish: float = 0.15
+    finish: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("walks", "candidates"):

@@ -26,7 +26,6 @@ _MOST_CHAINS, _PER_MIX = 160, 3  # chains in the catalogue, and with the same ki
 _MOST_LISTED = 40_000  # chains that are judged
 _ROUNDING = 0.3  # of a chain that the programme builds in part, from which on it is built once more, if it can be
 _TRIES_AFTER = 4  # chains that are tried on what a programme leaves free
-_ALIKE = 1e-6  # share within which objectives are taken to be of one candidate, its machines in another order
 _SIZES = 2  # smallest micro-batch sizes of these
 
 
@@ -168,7 +167,8 @@ class Catalogue:
 
 
 class StartPool:
-    """The best of the candidates that it is shown, of unlike objectives, best first."""
+    """The best of the candidates that it is shown, best first: one of about each number of pipelines, as these lead to
+    unlike plans."""
 
     def __init__(self, tables: Tables, size: int) -> None:
         self._tables, self._size = tables, size
@@ -177,16 +177,26 @@ class StartPool:
 
     def keep(self, objective: float, state: SearchState) -> None:
         """Keep a copy of a candidate, if it is a plan and better than the worst here."""
-        known = any(abs(objective - other) < _ALIKE * other for other in self.objectives)
-        full = len(self.states) == self._size
-        if objective >= FAR or known or (full and objective >= self.objectives[-1]):
+        if objective >= FAR:
             return
-        copied = self.states.pop() if full else new_state(self._tables)
-        del self.objectives[self._size - 1 :]
+        number = _about(state)
+        alike = [at for at, other in enumerate(self.states) if _about(other) == number]
+        full = len(self.states) == self._size
+        worst = alike[0] if alike else len(self.states) - 1 if full else -1
+        if worst >= 0 and objective >= self.objectives[worst]:
+            return
+        copied = new_state(self._tables) if worst < 0 else self.states.pop(worst)
+        if worst >= 0:
+            del self.objectives[worst]
         copy_state(state, copied)
         at = bisect(self.objectives, objective)
         self.objectives.insert(at, objective)
         self.states.insert(at, copied)
+
+
+def _about(state: SearchState) -> int:
+    """A number for candidates of about as many pipelines: two for each power of two."""
+    return int(2.0 * math.log2(max(1, int(state.plan[0]["num_pipelines"]))))
 
 
 def clear(tables: Tables, state: SearchState) -> None:

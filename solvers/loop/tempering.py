@@ -17,7 +17,7 @@ from solvers.loop.dice import new_dice
 from solvers.loop.settings import LoopSettings
 from solvers.loop.walk import ACCEPTED, CHANGED, GAIN, IMPROVED, MOVES, PROPOSED, WORK, Kit, walk
 
-_RESCUED = 8  # rounds after which the walk whose best is worst goes on from the best of all
+_RESCUES = 4  # parts of the budget after each of which the walk whose best is worst goes on from the best of all
 _MEMORY = 0.95  # share of what moves yielded that still counts a round later
 _LEAST, _MOST = 0.3, 3.0  # factors of the first weight of a move, by what it yields
 _FIXED = 3  # pipelines' worth of a step that does not grow with their number
@@ -70,7 +70,7 @@ class Tempering:
             states = (new_state(tables), new_state(tables), new_state(tables))
             self.walks.append(Walk(states, new_kit(tables, states[0], catalogue, seed, number), np.full(2, np.inf)))
         self._works: list[SearchWork] = [new_work(tables) for _ in range(min(num_threads, settings.walks))]
-        self._rounds = 0
+        self._rescued = 0
         self._yields = np.zeros((len(MOVES), 2))
 
     @property
@@ -96,14 +96,14 @@ class Tempering:
                 walk(self.tables, self._works[first], own.states, own.kit, size, heats[rung], own.objectives)
 
         _on_each(run, len(self._works), pool)
-        self._rounds += 1
         for rung in range(len(self.walks) - 2, -1, -1):
             cold, hot = self.walks[rung], self.walks[rung + 1]
             apart = math.log(cold.objectives[0]) - math.log(hot.objectives[0])
             odds = apart * (1.0 / heats[rung] - 1.0 / heats[rung + 1])
             if odds >= 0.0 or self._rng.random() < math.exp(odds):
                 self.walks[rung], self.walks[rung + 1] = hot, cold
-        if self._rounds % _RESCUED == 0:
+        if spent * _RESCUES >= self._rescued + 1:
+            self._rescued += 1
             worst = max(self.walks, key=lambda own: own.objectives[1])
             if worst is not self.best:
                 worst.go_to(self.best)

@@ -42,8 +42,8 @@ def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> float:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any) -> float:
-    """Sequences a second of a chain, gradients included, for the value of its devices, when its share of the batch is by
-    value; 0 where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
+    """Sequences a second of a chain, gradients included, for the value of its devices, when its share of the batch is
+    by value; 0 where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
     fill_probe(tables, state, place, chain)
     plan, pipeline = state.plan[0], state.pipelines[0]
     plan.num_pipelines, plan.holders = 1, _HOLDERS
