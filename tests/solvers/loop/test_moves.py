@@ -1,7 +1,8 @@
 """Every move leaves a candidate: no device in two stages, none outside its machine, none lost."""
 
+from typing import Any
+
 import numpy as np
-import pytest
 
 from hexiopt.cost.pricer import PlanPricer
 from solvers.compiled.state import new_state, new_work
@@ -13,30 +14,33 @@ from solvers.loop.walk import ACCEPTED, CHANGED, MOVES, walk
 from tests.solvers.drawn import drawn_problem
 from tests.solvers.loop.candidates import check_devices
 
+LEAVE_IDLE = [name for name, _ in MOVES].index("leave_idle")
 ANYTHING = 1e12  # a temperature at which every candidate is accepted
 
 
-@pytest.mark.parametrize("number", [6, 8, 13, 14])
-def test_moves_keep_every_device_once(number: int) -> None:
-    """Each move alone, from candidates that the moves before have left."""
+def tally_of_moves(number: int) -> Any:
+    """What became of each move, drawn with idle devices alone, from random candidates of a drawn problem; each result
+    is checked."""
     tables = tables_of(PlanPricer(drawn_problem(number)))
     work, state = new_work(tables), new_state(tables)
     kit = new_kit(tables, state, Catalogue(tables, work).chains, number, 0)
     own = Walk((new_state(tables), new_state(tables), new_state(tables)), kit, np.zeros(2))
-    own.begin_at(state, deal_out(tables, work, state, kit))
-    check_devices(tables, state)
     for _ in range(4):
         for move in range(len(MOVES)):
             own.begin_at(state, deal_out(tables, work, state, kit))
-            kit.odds[:] = (np.arange(len(MOVES)) >= move).astype(float)
+            weights = np.eye(len(MOVES))[move] + 0.2 * np.eye(len(MOVES))[LEAVE_IDLE]
+            kit.odds[:] = np.cumsum(weights)
             walk(tables, work, own.states, kit, 25, ANYTHING, own.objectives)
             for each in own.states:
                 check_devices(tables, each)
-            assert own.states[0].stages["machine"].max() < len(tables.machines)
-    several = len(tables.machines) > 1
-    for (name, _), row in zip(MOVES, kit.tally.tolist(), strict=True):
-        assert row[CHANGED] == row[ACCEPTED], name
-        assert row[CHANGED] > 0 or not several or name in {"swap_machines", "change_sharding"}, name
+    return kit.tally
+
+
+def test_moves_keep_every_device_once() -> None:
+    """And each applies to some candidates of some problem, all of which are gone on from at this temperature."""
+    tally = sum(tally_of_moves(number) for number in (6, 8, 13, 14, 15))
+    assert (tally[:, CHANGED] == tally[:, ACCEPTED]).all()
+    assert [name for (name, _), changed in zip(MOVES, tally[:, CHANGED], strict=True) if not changed] == []
 
 
 def test_devices_of_a_mask() -> None:
