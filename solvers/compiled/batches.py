@@ -134,6 +134,15 @@ def uneven_batches(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def last_end(pipelines: Any, active: Any, batches: Any, count: int) -> Any:
+    """When the last of the active pipelines ends."""
+    longest = 0.0
+    for k in range(count):
+        longest = max(longest, end_s(pipelines[active[k]], batches[k]))
+    return longest
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def divide_batch(tables: Any, work: Any, state: Any, count: int) -> float:
     """Micro-batches of the `count` active pipelines, and when the last of them ends; infinite where they cannot have
     the whole batch."""
@@ -146,7 +155,4 @@ def divide_batch(tables: Any, work: Any, state: Any, count: int) -> float:
             return np.inf
     elif not uneven_batches(pipelines, sizes, active, batches, count, problem.global_batch, soon_s):
         return np.inf
-    longest = 0.0
-    for k in range(count):
-        longest = max(longest, end_s(pipelines[active[k]], batches[k]))
-    return longest
+    return last_end(pipelines, active, batches, count)

@@ -52,6 +52,17 @@ def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def stage_params(group: Any, layers: int, s: int, num_stages: int) -> Any:
+    """Parameters on the fullest rank of stage s."""
+    params = layers * group.layer_params
+    if s == 0:
+        params += group.embedding_params
+    if s == num_stages - 1:
+        params += group.head_params_beside if s == 0 else group.head_params
+    return params
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     """Bytes that a stage has for layers and what they store, and bytes of a layer's states; divided by what
     fragmentation takes beside activations. `at`: micro-batches in flight, whether it is the first and the last stage (0
@@ -60,11 +71,7 @@ def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     holders = stage.holders if zero_stage else 1
     state_bytes = problem.weight_bytes + problem.gradient_bytes + problem.sharded_bytes / holders
     more = 1.0 + problem.fragmentation
-    ends = 0.0
-    if first:
-        ends += group.embedding_params
-    if last:
-        ends += group.head_params_beside if first else group.head_params
+    ends = stage_params(group, 0, 1 - first, 3 - first - last)
     limit = group.limit_bytes - stage.room * group.sum_bytes - pairs * group.pair_bytes
     room = (limit - ends * state_bytes) / more - cost.buffer_bytes
     if first:

@@ -10,7 +10,8 @@ _WAITS = 1.0005  # a period beyond the slowest stage by this factor: the pipelin
 _TIGHT = 1.01  # beyond this one, single layers are moved too, in pipelines of
 _FEW_STAGES = 8  # stages at most: each try takes stages² steps
 _MOVES = 5  # layers moved at most
-_STEADY = 3, 8  # a pipeline of p stages is steady after 3 p + 8 micro-batches
+_ALIKE = 1e-7  # of a period: times that differ by less are equal
+_STEADY = 3  # with fewer micro-batches a stage, another one adds more or less than a period
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -37,13 +38,40 @@ def cycle_s(stages: Any, p: int, count: int) -> float:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int) -> float:
-    """The end of a 1F1B pipeline; `early_s` of its stages. Exact, for one executor a stage."""
+def note_round(columns: Any, count: int, round_s: float) -> bool:
+    """Whether all times have moved by `round_s` since they were noted last; note them."""
+    same, near = True, round_s * _ALIKE
     for s in range(count):
         column = columns[s]
-        column.busy_s = column.came_s = column.ahead_s = column.back_s = 0.0
+        if same:
+            same = abs(column.busy_s - column.was_busy_s - round_s) < near
+            same = same and (s == count - 1 or abs(column.came_s - column.was_came_s - round_s) < near)
+            same = same and (s == count - 1 or abs(column.ahead_s - column.was_ahead_s - round_s) < near)
+            same = same and (s == 0 or abs(column.back_s - column.was_back_s - round_s) < near)
+        column.was_busy_s, column.was_came_s = column.busy_s, column.came_s
+        column.was_ahead_s, column.was_back_s = column.ahead_s, column.back_s
+    return same
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int, period: float, rounds: int) -> float:
+    """The end of a 1F1B pipeline; `early_s` of its stages. Exact, for one executor a stage.
+
+    Sooner or later all times move by `rounds` periods every so many micro-batches, those of the critical cycle: then
+    whole rounds are skipped."""
+    for s in range(count):
+        column = columns[s]
+        column.busy_s = column.came_s = column.ahead_s = column.back_s = column.was_busy_s = 0.0
     # In round m stage s runs the backward of micro-batch m - count + s, then the forward of micro-batch m.
-    for m in range(batches + count):
+    m, check, skipped_s = 0, count + 1, 0.0
+    while m < batches + count:
+        if m == check and m + rounds < batches:
+            check += rounds
+            if note_round(columns, count, rounds * period):
+                skipped = (batches - 1 - m) // rounds
+                skipped_s += skipped * rounds * period
+                batches -= skipped * rounds
+                check = -1
         came_s = 0.0
         for s in range(count):
             column, stage = columns[s], stages[p, s]
@@ -65,12 +93,13 @@ def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int) -> f
                     came_s = max(now, column.ahead_s) + stage.send_s
                     column.ahead_s = came_s
             column.busy_s = now
+        m += 1
     end = 0.0
     for s in range(count):
         end = max(end, columns[s].busy_s)
     for s in range(count):
         stages[p, s].early_s = end - columns[s].busy_s
-    return end
+    return end + skipped_s
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -199,6 +228,12 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def steady_after(count: int) -> int:
+    """Micro-batches from which on another one adds about a period to a pipeline of so many stages."""
+    return _STEADY * count
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
     """Period and end of a pipeline of `batches` micro-batches whose layers and messages are known; other layers where
     it waits for messages."""
@@ -214,6 +249,6 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
         slowest = max(slowest, stages[p, s].forward_s + stages[p, s].backward_s)
     if period > slowest * _WAITS and not tables.problem[0].even_layers:
         period = split_beside_messages(tables, work, state, p, slowest)
-    few = min(batches, _STEADY[0] * count + _STEADY[1])
     pipeline.period_s = period
-    pipeline.end_s = end_1f1b_s(work.columns, stages, p, count, few) + (batches - few) * period
+    first, last = critical_run(stages, p, count)
+    pipeline.end_s = end_1f1b_s(work.columns, stages, p, count, batches, period, last - first + 1)

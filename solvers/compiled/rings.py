@@ -105,7 +105,23 @@ def add_ring(machines: Any, members: Any, ring: Any, bounds: Any, params: float,
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def add_rings(machines: Any, members: Any, rings: Any, bounds: Any, params: float, last: float, num: int) -> int:
+def ring_of(members: Any, rings: Any, times: Any, first: int, end: int) -> Any:
+    """The ring of the same stages in a machine as members `first` to `end`, of layers before; -1 if there is none."""
+    found = times[members[first].pipeline, members[first].stage].ring
+    if found < 0 or rings[found].end - rings[found].first != end - first:
+        return -1
+    start = rings[found].first
+    for k in range(end - first):
+        a, b = members[start + k], members[first + k]
+        if a.pipeline != b.pipeline or a.stage != b.stage:
+            return -1
+    return found
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def add_rings(
+    machines: Any, members: Any, rings: Any, times: Any, bounds: Any, params: float, last: float, num: int
+) -> int:
     """Rings number `num` and on, of members `bounds[0]` to `bounds[1]`, sorted, where sharding groups are machines if
     `bounds[2]`; how many there are then."""
     first, end, by_machine = bounds
@@ -118,8 +134,15 @@ def add_rings(machines: Any, members: Any, rings: Any, bounds: Any, params: floa
     while i < end:
         j = end_of_run(members, i, end)
         if j - i > 1:
-            add_ring(machines, members, rings[num], (i, j, 0), params, last)
-            num += 1
+            same = ring_of(members, rings, times, i, j)
+            if same >= 0:
+                rings[same].params += params
+                rings[same].last = max(rings[same].last, last)
+            else:
+                add_ring(machines, members, rings[num], (i, j, 0), params, last)
+                for k in range(i, j):
+                    times[members[k].pipeline, members[k].stage].ring = num
+                num += 1
         i = j
     if members[first].machine != members[end - 1].machine:
         add_ring(machines, members, rings[num], (first, end, 1), params, last)
@@ -192,7 +215,7 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         if cut == num_layers:
             ends += 2
             params += problem.head_params
-        num = add_rings(machines, members, rings, (first, end, by_machine), params, last, num)
+        num = add_rings(machines, members, rings, times, (first, end, by_machine), params, last, num)
         note_shards(groups, members, stages, times, (first, end, spread), cut - at, ends)
         at = cut
         for k in range(first, end if at < num_layers else first):
@@ -207,7 +230,7 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
     if problem.tied and deep > 1:
         end = tie_ends(members, stages, state.pipelines, active, count, first)
         num = add_rings(
-            machines, members, rings, (first, end, by_machine), problem.tied_params, problem.tied_params, num
+            machines, members, rings, times, (first, end, by_machine), problem.tied_params, problem.tied_params, num
         )
     return num
 
@@ -261,20 +284,38 @@ def load_crossing(extra: Any, s_per_byte: Any, load: Any, a: int, b: int, carrie
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def sum_degrees(members: Any, first: int, end: int) -> Any:
+    """Devices of members `first` to `end`."""
+    total = 0
+    for k in range(first, end):
+        total += members[k].degree
+    return total
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def note_turns(members: Any, stages: Any, times: Any, ring: Any, latency: float) -> None:
     """Add a ring's latency to what its members wait, once for each slice that they hold, and count its groups."""
-    i, vectors = ring.first, 1 if ring.degree > 1 else 0
-    while i < ring.end:
+    i, vectors, most = ring.first, 1 if ring.degree > 1 else 0, 1
+    while i < ring.end and vectors and ring.between:
         j = end_of_run(members, i, ring.end)
+        most = max(most, sum_degrees(members, i, j))
+        i = j
+    i = ring.first
+    while i < ring.end:
+        j, beside = end_of_run(members, i, ring.end), vectors
+        if (
+            vectors and ring.between
+        ):  # norms and biases are shared out among all devices of a machine, also of one stage
+            beside = (most - 1) // sum_degrees(members, i, j) + 1 + (1 if j - i == 1 else 0)
         for k in range(i, j):
             p, s = members[k].pipeline, members[k].stage
             slices = max(1, ring.degree // members[k].degree)
             if ring.between:
-                slices *= max(1, ring.held // (j - i))
+                slices *= max(1, (ring.held - 1) // (j - i) + 1)
                 times[p, s].between_wait_s += slices * latency
             else:
                 times[p, s].wait_s += slices * latency
-            stages[p, s].sums += slices + vectors
+            stages[p, s].sums += slices + beside
         i = j
 
 
@@ -353,6 +394,7 @@ def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         for s in range(state.pipelines[p].num_stages):
             own = times[p, s]
             own.port = own.wait_s = own.between_wait_s = own.sharded = 0.0
+            own.ring = -1
             stages[p, s].sums = 0
     work.load[:] = 0.0
     num = collect_rings(tables, work, state, count)

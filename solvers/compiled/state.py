@@ -67,6 +67,10 @@ COLUMN = np.dtype(  # of the stages of the pipeline in hand
         ("added_s", "f8"),  # seconds beside layers, while these are divided
         ("kept_forward_s", "f8"),
         ("kept_backward_s", "f8"),
+        ("was_busy_s", "f8"),  # `busy_s` to `back_s` some rounds ago
+        ("was_came_s", "f8"),
+        ("was_ahead_s", "f8"),
+        ("was_back_s", "f8"),
         ("busy_s", "f8"),  # the stage is free from then on
         ("came_s", "f8"),  # its gradient has come by then
         ("ahead_s", "f8"),  # the link to the next stage is free from then on
@@ -114,6 +118,7 @@ TIMES = np.dtype(  # of a stage in a step
         ("port", "f8"),  # of its devices: seconds for a byte of each parameter that they send inside the machine
         ("wait_s", "f8"),  # latencies of its rings, one after another
         ("between_wait_s", "f8"),
+        ("ring", "i8"),  # the last one inside its machine; -1: none yet
         ("sharded", "f8"),  # parameters whose optimiser states a device has
     ],
     align=True,

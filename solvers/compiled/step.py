@@ -6,10 +6,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from solvers.compiled.batches import divide_batch
-from solvers.compiled.layers import RESERVED, split
+from solvers.compiled.batches import divide_batch, last_end
+from solvers.compiled.layers import RESERVED, split, stage_params
 from solvers.compiled.messages import forget_messages, send_messages
-from solvers.compiled.pipelines import clear_added, time_pipeline
+from solvers.compiled.pipelines import clear_added, steady_after, time_pipeline
 from solvers.compiled.rings import make_rings
 from solvers.compiled.state import forget_touched, touch, touch_all
 
@@ -18,7 +18,8 @@ _NO_PIPELINE, _NO_BATCH, _NO_ROOM = 1e6, 9e5, 8e5
 _SLOPE = 0.03  # of the relaxed batch split: steps jump by micro-batches, this falls with every gain
 _MISSING = 1e-4  # for a layer that does not fit, seconds
 _MANY, _GRID = 8, 8  # of more pipelines, states are taken as spread over a multiple, so that few changes matter
-_COUNT_MOVES = 0.12  # share by which micro-batches may differ from those a pipeline was timed with
+_DRIFT = 0.12  # share by which micro-batches may differ from those a pipeline was timed with
+_TIMINGS = 3  # again with other micro-batches, at most
 _TRIES = 4  # of layers, until groups that sum gradients have room
 _ROOM_STEP = 4  # groups
 SUMS_AFTER, SUMS_BESIDE, SUMS_BY_PART = 0, 1, 2
@@ -278,9 +279,27 @@ def spread_states(tables: Any, work: Any, state: Any) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
+def time_again(tables: Any, work: Any, state: Any, count: int, drift: float) -> bool:
+    """Time pipelines whose micro-batches differ from those that they were timed with, by more than a share `drift`
+    where these are many; whether there was one."""
+    pipelines, batches, again = state.pipelines, work.batches, False
+    for k in range(count):
+        p = work.active[k]
+        pipeline = pipelines[p]
+        change = abs(batches[k] - pipeline.timed)
+        few = min(batches[k], pipeline.timed) < steady_after(pipeline.num_stages)
+        if change > drift * pipeline.timed or (change and few):
+            touch(work, p)
+            pipeline.batches = batches[k]
+            time_pipeline(tables, work, state, p)
+            again = True
+    return again
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def time_touched(tables: Any, work: Any, state: Any, count: int, drift: float) -> Any:
     """Times of the touched pipelines and micro-batches of all; when the last ends, infinite where the batch cannot be
-    divided."""
+    divided. `drift` as of `time_again`."""
     pipelines, active, batches = state.pipelines, work.active, work.batches
     problem = tables.problem[0]
     for k in range(count):
@@ -292,46 +311,42 @@ def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
             time_pipeline(tables, work, state, p)
             work.touched[p] = 1
     longest = divide_batch(tables, work, state, count)
-    if longest == np.inf:
-        return longest
-    again = False
-    for k in range(count):
-        p = active[k]
-        if abs(batches[k] - pipelines[p].timed) > _COUNT_MOVES * pipelines[p].timed + 0.5:
-            touch(work, p)
-            pipelines[p].batches = batches[k]
-            time_pipeline(tables, work, state, p)
-            again = True
-    if again:
-        longest = divide_batch(tables, work, state, count)
-    for k in range(count):
-        if work.touched[active[k]]:
-            pipelines[active[k]].batches = batches[k]
-    return longest
+    for k in range(_TIMINGS):
+        if longest == np.inf or not time_again(tables, work, state, count, drift):
+            return longest
+        if k < _TIMINGS - 1:
+            longest = divide_batch(tables, work, state, count)
+    return last_end(pipelines, active, batches, count)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def make_room(work: Any, state: Any, count: int) -> bool:
+def make_room(groups: Any, work: Any, state: Any, count: int) -> bool:
     """Whether a stage has more groups that sum gradients, or fewer holders, than its layers leave room for; then they
     shall, and its pipeline is touched."""
-    short, plan = False, state.plan[0]
+    short, by_machine = False, state.plan[0].by_machine
     for k in range(count):
         p = work.active[k]
-        pipeline = state.pipelines[p]
-        for s in range(pipeline.num_stages):
+        num_stages = state.pipelines[p].num_stages
+        for s in range(num_stages):
             stage = state.stages[p, s]
-            more = stage.sums - RESERVED
+            more, tight = stage.sums - RESERVED, False
             if more > stage.room:
                 stage.room = (more + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
+                tight = True
+            if by_machine:
+                mean = stage_params(groups[stage.group], stage.layers, s, num_stages) / work.times[p, s].sharded
+                if stage.holders > mean + 1e-6:
+                    stage.holders = max(1, int(mean + 1e-6))
+                    tight = True
+            if tight:
                 short = True
                 touch(work, p)
-    return short and plan.num_pipelines > 0
+    return short
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
-    """The objective of a candidate of which the touched pipelines are new; infinite where it is certainly above
-    `limit`. See the package."""
+@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def assess(tables: Any, work: Any, state: Any, limit: float, drift: float) -> Any:
+    """As `evaluate`; `drift` as of `time_again`."""
     plan, problem = state.plan[0], tables.problem[0]
     split_touched(tables, work, state)
     if limit < FAR and (1.0 + _SLOPE) * least_s(tables, work, state) > limit:
@@ -349,14 +364,14 @@ def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
         if count == 0 or (problem.num_pipelines and count != problem.num_pipelines):
             return _NO_PIPELINE + missing
         send_messages(tables, work, state)
-        longest = time_touched(tables, work, state, count)
+        longest = time_touched(tables, work, state, count, drift)
         if longest == np.inf:
             return _NO_BATCH
         relaxed = _SLOPE * plan.relaxed_s
         if longest + relaxed > limit:
             return np.inf
         plan.step_s = step_s(tables, work, state, count)
-        if not make_room(work, state, count):
+        if not make_room(tables.groups, work, state, count):
             return plan.step_s + relaxed + _MISSING * missing
         for k in range(work.listed[0]):
             p = work.listed[1 + k]
@@ -364,6 +379,13 @@ def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
                 split(tables, work, state, p)
                 state.pipelines[p].layer_sum = sum_layers(state, p)
     return _NO_ROOM
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
+    """The objective of a candidate of which the touched pipelines are new; infinite where it is certainly above
+    `limit`. See the package."""
+    return assess(tables, work, state, limit, _DRIFT)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -381,5 +403,5 @@ def refresh(tables: Any, work: Any, state: Any) -> Any:
     for _ in range(3):
         forget_messages(state)
         touch_all(work, state)
-        found = evaluate(tables, work, state, np.inf)
+        found = assess(tables, work, state, np.inf, 0.0)
     return found
