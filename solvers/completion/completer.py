@@ -12,7 +12,6 @@ from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import PipelineTimer, SplitInput, TimedPipeline
 from solvers.completion.pricing import PricedPlan, price_plan
-from solvers.core.interleaving import multiple_of
 from solvers.core.partition import DeviceGroup, DoesNotFit, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, fewest_holders
 
@@ -213,7 +212,7 @@ class PlanCompleter:
         )
         together = partition.sharding >= LOCKSTEP
         even = together or not self.problem.space.uneven_batch
-        multiples = [multiple_of(timed_pipeline.stages) for timed_pipeline in timed_pipelines]
+        multiples = [schedule.micro_batch_multiple(len(own.placed), own.chunks) for own in timed_pipelines]
         counts = split_batch(fills, periods, sizes, batch, even=even, multiples=multiples)
         exact = together or (even and not self.problem.space.batch_remainder)
         if counts is None or (exact and len(set(counts)) > 1):
@@ -249,7 +248,7 @@ class PlanCompleter:
         schedule, p = partition.schedule, len(pipeline_group.stages)
         chunks = self._timer.chunks(pipeline_group, partition)
         batches = max(1, int(expected // pipeline_group.micro_batch_size))
-        batches = min(batches, schedule.saturates_at(p, chunks) or batches)
+        batches = schedule.distinct_micro_batches(batches, p, chunks)
         return SplitInput(schedule, chunks, shards, partition.groups == "all", batches, tight)
 
 

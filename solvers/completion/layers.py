@@ -177,11 +177,11 @@ class LayerSplitter:
 
         `added_s`: seconds that each stage spends on other work. `chunks`: layer ranges per stage, of at least one layer
         each. `more_holders`: for each stage, how many more devices share its states than `shards` says. `round_trip_s`:
-        of messages between each stage and the next, with which layers minimise the period of 1F1B; without, the
-        slowest stage.
+        of messages between each stage and the next, with which layers minimise the period (`waiting.py`); without,
+        the slowest stage.
         """
         p = len(tp_groups)
-        batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
+        batches = schedule.distinct_micro_batches(num_micro_batches, p, chunks)
         batches += -batches % schedule.micro_batch_multiple(p, chunks)
         return self._splits[
             tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders, round_trip_s

@@ -14,7 +14,6 @@ from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.space import Recompute, layer_ranges
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import earliest_finish
@@ -39,7 +38,7 @@ class PipelineRate:
     def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "PipelineRate":
         """The rate of a pipeline from the seconds of its stages and messages, each forward and backward together."""
         period = schedule.cycle_s(stage_s, trip_s, chunks)
-        fill = max(0.0, (sum(stage_s) - period) / chunks + sum(trip_s))
+        fill = schedule.fill_s(stage_s, trip_s, chunks, period)
         return cls(fill, period, period > max(stage_s) * (1 + _EXACT))
 
 
@@ -154,9 +153,9 @@ class PipelineTimer:
     def _make(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The timed pipelines. Where even the slowest stage waits for messages under 1F1B, layers are split again, and
-        the better split wins: with room for half of each round trip in either stage or, if `tight`, with the least
-        period.
+        """The timed pipelines. Where even the slowest stage waits for messages, which its neighbours may share, layers
+        are split again, and the better split wins: with room for half of each round trip in either stage or, if
+        `tight`, with the least period.
         """
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
@@ -165,7 +164,7 @@ class PipelineTimer:
             return self._split(pipeline_group, terms, splitter, trips_s, added_s=(*longest, 0.0))
         found = self._split(pipeline_group, terms, splitter, trips_s)
         if (
-            terms.schedule != ONE_F_ONE_B
+            not terms.schedule.shares_waits
             or isinstance(found, DoesNotFit)
             or not any(timed_pipeline.rate.waits for timed_pipeline in found)
         ):

@@ -2,8 +2,8 @@
 
 For an upper limit on the time of a stage, `fewest_stages.py` finds the fewest stages that hold all layers, each with as
 many layers as time and memory allow; a stage next to another machine also waits for half of each round trip to it. A
-step with p stages and M micro-batches then takes about (M + p − 1) times the limit. The chain of the least limit under
-which all layers fit is tried, and those of two longer ones, with fewer stages.
+step then takes about the limit times the `num_rounds` of the schedule. The chain of the least limit under which all
+layers fit is tried, and those of two longer ones, with fewer stages.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,8 @@ import numpy as np
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
-from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.in_flight import holding, room
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion import allocation
 from solvers.completion.layers import LayerSplitter, ReplicaShare
@@ -39,7 +40,7 @@ class ChainTerms:
     size: int  # sequences of a micro-batch
     batches: int  # micro-batches of a pipeline, about
     shards: StateSharding
-    holds_all: bool = False  # whether a stage holds all micro-batches, as in GPipe
+    schedule: Schedule  # one that is `plain`
     tp: int | None = None  # the TP degree of all stages, where they must be alike
     replicates: bool = False  # whether stages of a single pipeline may have replicas
 
@@ -204,14 +205,14 @@ class ChainBuilder:
             assert ways is not None, "what fits in less time fits in more"
             if ways not in tried:
                 tried.add(ways)
-                yield ways, (terms.batches + sum(map(len, ways)) - 1) * time_s
+                yield ways, terms.schedule.num_rounds(sum(map(len, ways)), terms.batches) * time_s
             if len(tried) == _MORE:
                 return
 
     def _stages_of(
         self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
     ) -> "_StageTimes":
-        batches = terms.batches if terms.holds_all else min(terms.batches, most)
+        batches = terms.schedule.distinct_micro_batches(terms.batches, most, 1)
         return self._stages[splitter, works, replicas, replace(terms, batches=batches, replicates=False), most]
 
     def _make_stages(
@@ -220,7 +221,7 @@ class ChainBuilder:
         shards = terms.shards._replace(num_devices=terms.shards.num_devices + replicas - 1)
 
         def times(after: int) -> _Times:
-            held = terms.batches if terms.holds_all else min(terms.batches, _rounded_up(after + 1))
+            held = min(terms.batches, _rounded_up(room(terms.schedule, after, terms.batches)))
             inner, first = (
                 splitter.options(works, first, after == 0, terms.size, holding(held), shards).times
                 for first in (False, True)

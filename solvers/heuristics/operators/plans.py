@@ -20,7 +20,7 @@ from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import ReplicaShare
 from solvers.completion.pricing import PricedPlan
-from solvers.core.interleaving import may_interleave, multiple_of
+from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Operator
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
@@ -200,7 +200,7 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """Move a micro-batch, or as many as interleaving requires, from the slowest pipeline to another with the same
+    """Move a micro-batch, or as many as the schedule requires, from the slowest pipeline to another with the same
     size.
     """
     plan = priced.plan
@@ -208,7 +208,7 @@ def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     a = max(range(len(ends)), key=ends.__getitem__)
     b = rng.randrange(len(ends))
     giver, taker = plan.pipelines[a], plan.pipelines[b]
-    moved = lcm(multiple_of(giver.stages), multiple_of(taker.stages))
+    moved = lcm(*(plan.schedule.micro_batch_multiple(len(own.stages), own.num_chunks) for own in (giver, taker)))
     if a == b or giver.num_micro_batches <= moved or giver.micro_batch_size != taker.micro_batch_size:
         return None
     pipelines = list(plan.pipelines)
