@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,8 @@ from hexiopt.schedules.in_flight import holding, room
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion import allocation
-from solvers.completion.layers import LayerSplitter, ReplicaShare
+from solvers.completion.executors import Works, works_of
+from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import DeviceGroup, PipelineGroup
 from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
@@ -52,7 +52,7 @@ class _Block:
     """
 
     num_gpus: int
-    ways: tuple[tuple[StageWay, frozenset[Any]], ...]
+    ways: tuple[tuple[StageWay, Works], ...]
     wait_s: float
 
 
@@ -69,7 +69,7 @@ class ChainBuilder:
         self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Ways]] = Memo(
             lambda key: self._ways(*key), _KEPT
         )
-        self._stages: Memo[tuple[LayerSplitter, frozenset[Any], int, ChainTerms, int], _StageTimes] = Memo(
+        self._stages: Memo[tuple[LayerSplitter, Works, int, ChainTerms, int], _StageTimes] = Memo(
             lambda key: self._make_stages(*key)
         )
 
@@ -114,12 +114,10 @@ class ChainBuilder:
             works = tuple((way, self._works(share[: way.tp], way.replicas, terms.size)) for way in ways)
             yield _Block(len(share), works, wait_s)
 
-    def _works(self, devices: Sequence[int], replicas: int, size: int) -> frozenset[Any]:
+    def _works(self, devices: Sequence[int], replicas: int, size: int) -> Works:
         """What the layers of a stage must do well on, as `LayerSplitter.options` takes it."""
         tp_group = self._pricer.tp_group(tuple(devices))
-        if replicas == 1:
-            return frozenset((tp_group,))
-        return frozenset(ReplicaShare(tp_group, samples) for samples in allocation.even(size, replicas))
+        return works_of([tp_group] * replicas, allocation.even(size, replicas), size)
 
     def _units(
         self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
@@ -210,13 +208,13 @@ class ChainBuilder:
                 return
 
     def _stages_of(
-        self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+        self, splitter: LayerSplitter, works: Works, replicas: int, terms: ChainTerms, most: int
     ) -> "_StageTimes":
         batches = terms.schedule.distinct_micro_batches(terms.batches, most, 1)
         return self._stages[splitter, works, replicas, replace(terms, batches=batches, replicates=False), most]
 
     def _make_stages(
-        self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+        self, splitter: LayerSplitter, works: Works, replicas: int, terms: ChainTerms, most: int
     ) -> "_StageTimes":
         shards = terms.shards._replace(num_devices=terms.shards.num_devices + replicas - 1)
 

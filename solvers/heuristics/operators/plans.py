@@ -18,7 +18,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
-from solvers.completion.layers import ReplicaShare
+from solvers.completion.executors import works_of
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Operator
@@ -135,12 +135,9 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
         holders += len(stage.replicas) - 1
     shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
-    tp_groups = frozenset(
-        tp_group if samples == size else ReplicaShare(tp_group, samples)
-        for tp_group, samples in zip(map(near.pricer.tp_group, stage.executors), stage.samples(size), strict=True)
-    )
+    works = works_of(map(near.pricer.tp_group, stage.executors), stage.samples(size), size)
     splitter = near.completer.splitter(stage.policy)
-    options = splitter.options(tp_groups, s == 0, s == count - 1, size, held, shards)
+    options = splitter.options(works, s == 0, s == count - 1, size, held, shards)
     if len(options.times) < stage.num_layers:
         return None
     return replace(stage, recompute=options.recompute[stage.num_layers - 1])
