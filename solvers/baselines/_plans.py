@@ -7,18 +7,29 @@ from hexiopt.plan.parallelism import Replica, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition
 from solvers.core.partition import DeviceGroup
 
 StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceParallel  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
+# Schedules of published systems, by name: a new one of ours must not widen their spaces.
+RUNS_1F1B = (ONE_F_ONE_B, INTERLEAVED)  # where stages hold one layer range
+STAGE_SCHEDULES = (GPIPE, *RUNS_1F1B)
+
+
+def in_flight_of_1f1b(stage: int, num_stages: int, num_micro_batches: int) -> InFlight:
+    """What a stage with one layer range has in flight."""
+    return in_flight(RUNS_1F1B[0], StagePosition(stage, num_stages, num_micro_batches))
+
+
 def one_f_one_b(problem: Problem) -> Schedule | None:
     """The allowed schedule that runs 1F1B (interleaved does so with one layer range a stage); None if there is none."""
     allowed = schedules(problem.workload)
-    return next((schedule for schedule in (ONE_F_ONE_B, INTERLEAVED) if schedule in allowed), None)
+    return next((schedule for schedule in RUNS_1F1B if schedule in allowed), None)
 
 
 def optimizer_shardings(problem: Problem, holders: int = 2) -> list[int]:

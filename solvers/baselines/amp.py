@@ -29,13 +29,17 @@ import numpy as np
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import schedules
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
-from solvers.baselines._plans import aligned_plan, dividing_sizes, optimizer_shardings, shifted
+from solvers.baselines._plans import (
+    RUNS_1F1B,
+    aligned_plan,
+    dividing_sizes,
+    in_flight_of_1f1b,
+    optimizer_shardings,
+    shifted,
+)
 from solvers.baselines._published_space import ONE_TP_OF_MODEL, PublishedSpace
 from solvers.core.search import Search
 
@@ -52,7 +56,7 @@ class Amp(Baseline):
     """
 
     name = "amp"
-    space = PublishedSpace(schedules=(ONE_F_ONE_B,), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
+    space = PublishedSpace(schedules=RUNS_1F1B[:1], tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
@@ -93,7 +97,7 @@ class _Choice:
     def plan(self, layers: Sequence[int]) -> Plan:
         """The plan with these layers per stage."""
         batches, sharding = [self.num_micro_batches] * self.grid.width, Sharding(self.sharding)
-        return aligned_plan(self.grid.stages, layers, self.policy, batches, self.size, ONE_F_ONE_B, sharding)
+        return aligned_plan(self.grid.stages, layers, self.policy, batches, self.size, RUNS_1F1B[0], sharding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class _Found:
 def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
     """All grids with all choices; they are few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
-    if ONE_F_ONE_B not in schedules(problem.workload):
+    if RUNS_1F1B[0] not in schedules(problem.workload):
         return
     for order in machine_orders(problem, _MAX_ORDERS, subsets=False):
         for tp in tp_degrees(problem):
@@ -145,7 +149,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
                         s == stages - 1,
                         size,
                         policy,
-                        in_flight(ONE_F_ONE_B, StagePosition(s, stages, count)),
+                        in_flight_of_1f1b(s, stages, count),
                         width if sharding else 1,
                     )
                     for s, own in enumerate(tp_groups)

@@ -25,13 +25,12 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
-from solvers.baselines._plans import aligned_plan, dividing_sizes
+from solvers.baselines._plans import STAGE_SCHEDULES, aligned_plan, dividing_sizes
 from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
 from solvers.core.search import Search
 
@@ -61,7 +60,7 @@ class Fsdp(Baseline):
 
     name = "fsdp"
     space = PublishedSpace(
-        schedules=(GPIPE, ONE_F_ONE_B, INTERLEAVED),
+        schedules=STAGE_SCHEDULES,
         sharding=STRATEGIES,
         pipelines=SINGLE_STAGES,
         tp=NO_TP,

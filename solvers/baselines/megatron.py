@@ -27,8 +27,7 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.schedules.schedule import Schedule, StagePosition
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
@@ -40,7 +39,7 @@ from solvers.baselines._grids import (
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
+from solvers.baselines._plans import RUNS_1F1B, Ranges, aligned_plan, dividing_sizes, optimizer_shardings
 from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
@@ -226,7 +225,7 @@ def _max_layers(
     found, count, policy = [], len(tp_groups), recompute.policy
     for s, own in enumerate(tp_groups):
         at = StagePosition(s, count, num_micro_batches, chunks)
-        first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
+        first, last, held = at.first, at.last, in_flight(_schedule(chunks), at)
         if recompute.block is None:
             found.append(times.max_layers(own, first, last, size, policy, held, shards))
         else:
@@ -235,11 +234,15 @@ def _max_layers(
     return found
 
 
+def _schedule(chunks: int) -> Schedule:
+    return next(schedule for schedule in RUNS_1F1B if schedule.chunked == (chunks > 1))
+
+
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
     """Numbers of layer ranges a stage that the schedules allow; 1 stands for plain 1F1B."""
     allowed = schedules(problem.workload)
-    found = [1] if ONE_F_ONE_B in allowed else []
-    if INTERLEAVED in allowed and stages > 1 and num_micro_batches % stages == 0:
+    found = [1] if _schedule(1) in allowed else []
+    if _schedule(2) in allowed and stages > 1 and num_micro_batches % stages == 0:
         found += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
     return [chunks for chunks in found if problem.model.num_layers % chunks == 0]
 
@@ -367,7 +370,7 @@ def _plan(
         [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
         [num_micro_batches] * grid.width,
         size,
-        INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B,
+        _schedule(layers.chunks),
         Sharding(sharding),
         chunks=layers.chunks,
     )

@@ -29,14 +29,12 @@ from itertools import chain, permutations, product
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule, StagePosition
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, linked_areas, machine_classes
 from solvers.baselines._money import MoneyBaseline, Objective
-from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_shardings
+from solvers.baselines._plans import aligned_plan, even_parts, in_flight_of_1f1b, one_f_one_b, optimizer_shardings
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
@@ -249,7 +247,7 @@ class _Planner:
         found = []
         for s, n in enumerate(shape.layers):
             ends = s == 0, s == stages - 1
-            held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, shape.longest))
+            held = in_flight_of_1f1b(s, stages, shape.longest)
             found.append(
                 [
                     [

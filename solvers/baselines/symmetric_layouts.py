@@ -35,11 +35,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SHARDING_STAGES
 from hexiopt.schedules.in_flight import most_in_flight
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
-from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
+from solvers.baselines._plans import STAGE_SCHEDULES, aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
@@ -68,7 +67,7 @@ def _are_symmetric(_: Problem, plan: Plan) -> bool:
 
 
 _SPACE = PublishedSpace(
-    schedules=(GPIPE, ONE_F_ONE_B, INTERLEAVED),
+    schedules=STAGE_SCHEDULES,
     sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
     stages=Rule(
         "a symmetric sequence layout",

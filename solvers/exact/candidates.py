@@ -14,7 +14,6 @@ from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import holding
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.exact.assignments import PlacedDevices
 from solvers.exact.sample_allocation import GlobalChoices, ReplicaSeconds, SampleAllocation
 from solvers.exact.splits import Layers, layer_cuts
@@ -77,8 +76,9 @@ class Candidates:
         known = self._found.get(key)
         if known is None or known[0] < limit_s:
             made = list(self._make(groups, num_sequences, global_choices, limit_s))
-            if global_choices.schedule.chunked:  # with one layer range, as under 1F1B
-                made += self.of(groups, num_sequences, replace(global_choices, schedule=ONE_F_ONE_B), limit_s)
+            plain = global_choices.schedule.plain()
+            if global_choices.schedule.chunked:  # with one layer range
+                made += self.of(groups, num_sequences, replace(global_choices, schedule=plain), limit_s)
             known = self._found[key] = (limit_s, sorted(made, key=lambda one: max(one.ends_s)))
         if known[0] > limit_s:
             known = self._found[key] = (limit_s, [one for one in known[1] if max(one.ends_s) < limit_s])

@@ -30,7 +30,6 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.exact.assignments import DeviceAssignment, DeviceClasses, PlacedDevices
@@ -208,14 +207,16 @@ class Enumeration:
             return
         after = self.model.framework.gradient_sums == "after"
         first_s = self._least_s(tables, cuts, lambda one: min(one.ends_s if after else one.begins_s))
-        also_1f1b = global_choices.schedule.chunked and ONE_F_ONE_B in schedules(self.problem.workload)
+        also_plain = global_choices.schedule.chunked and global_choices.schedule.plain() in schedules(
+            self.problem.workload
+        )
         shape = [len(own) for own in cuts]
         for sharding in self._shardings(global_choices):
             sync_bound_s = sync_bounds_s[sharding.groups] if isinstance(sharding.groups, str) else 0.0
             bounds_s = np.maximum(alone_s, sync_bound_s + (first_s if sharding.stage < 2 else 0.0))
             for k in np.flatnonzero(bounds_s < self.limit_s).tolist():
                 layers = [own[int(at)] for own, at in zip(cuts, np.unravel_index(k, shape), strict=True)]
-                if also_1f1b and all(len(stages[0]) == 1 for stages in layers):
+                if also_plain and all(len(stages[0]) == 1 for stages in layers):
                     continue
                 if _counts_once(assignment, layers):
                     own = tuple(table[one] for table, one in zip(tables, layers, strict=True))

@@ -61,7 +61,7 @@ def not_covered(problem: Problem) -> str:
     covered = [str(schedule) for schedule in schedules(workload) if schedule in _COVERED]
     parts = [
         *(
-            f"the {schedule} schedule (workload.schedule={covered[-1] if covered else ONE_F_ONE_B})"
+            f"the {schedule} schedule (workload.schedule={covered[-1] if covered else _COVERED[-1]})"
             for schedule in schedules(workload)
             if schedule not in _COVERED
         ),

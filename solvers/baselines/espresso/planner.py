@@ -9,13 +9,10 @@ from itertools import permutations, product
 import numpy as np
 
 from hexiopt.plan.token_layout import Floats, Ints
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
 from solvers.baselines._money import Objective
-from solvers.baselines._plans import dividing_sizes, neighbouring_layers, optimizer_shardings
+from solvers.baselines._plans import dividing_sizes, in_flight_of_1f1b, neighbouring_layers, optimizer_shardings
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
@@ -196,7 +193,7 @@ class EspressoPlanner:
         return tuple(order)
 
     def _max_layers_of(self, choice: EspressoChoice, kind: int, position: int, stages: int) -> int:
-        held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
+        held = in_flight_of_1f1b(position, stages, choice.count)
         ends = position == 0, position == stages - 1
         shards = choice.dp if choice.sharding else 1
         return self.times.max_layers(self.tp_groups(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)

@@ -24,11 +24,10 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.registry import INTERLEAVED
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
 from solvers.baselines._grids import StageGrid, follow_machines, machine_orders, processes_per_machine, rank_devices
-from solvers.baselines._plans import aligned_plan, one_f_one_b
+from solvers.baselines._plans import RUNS_1F1B, aligned_plan, one_f_one_b
 from solvers.baselines._published_space import (
     POWERS_OF_TWO,
     REPLICATED_STAGES,
@@ -220,7 +219,7 @@ def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: Stag
         [option.recompute(choice) for option in split],
         [choice.num_micro_batches] * choice.pipelines,
         choice.micro_batch_size,
-        one_f_one_b(problem) or INTERLEAVED,
+        one_f_one_b(problem) or RUNS_1F1B[-1],
         Sharding(choice.zero),
     )
 

@@ -17,10 +17,8 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import recompute_policies, sharding_stages
-from hexiopt.schedules.in_flight import InFlight, in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._plans import dividing_sizes
+from hexiopt.schedules.in_flight import InFlight
+from solvers.baselines._plans import dividing_sizes, in_flight_of_1f1b
 from solvers.baselines._published_space import divides_model
 from solvers.completion.allocation import least_bottleneck
 from solvers.frame.starts import cut
@@ -194,7 +192,7 @@ class StagePlanner:
         stages = len(choice.tps)
         holders = len(order) // stages // tp
         tp_groups = self._tp_groups(order, tp)
-        held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
+        held = in_flight_of_1f1b(s, stages, choice.num_micro_batches)
         spread, samples = StateSharding(choice.zero, holders), choice.sequences // holders
         key = (tp_groups, s == 0, s == stages - 1, samples, held, spread, choice.policies)
         found = self._options.get(key)

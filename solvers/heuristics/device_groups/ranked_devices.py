@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.in_flight import holding, room
 from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
 from solvers.heuristics.device_groups.stage_estimates import StageEstimates, around
@@ -204,10 +203,10 @@ class RankedDevices:
         layer_s += model.layer_params * sync_s
         ends_s += (first * model.embedding_params + last * model.head_params) * sync_s
         shards = copies if batching.sharded else 1
-        total = self.problem.model.num_layers
+        total, schedule = self.problem.model.num_layers, default_schedule(self.problem.workload)
 
         def max_layers(left: int) -> int:
-            held = in_flight(ONE_F_ONE_B, StagePosition(0, left, batching.count))
+            held = holding(room(schedule, left - 1, batching.count))
             return min(
                 total,
                 *(
