@@ -38,18 +38,18 @@ class Entry:
         return cls(max_steps, problem_sha256(panel_problem(problem)), step_s, cpu_s)
 
 
-def read(path: Path = STORED) -> dict[str, Entry]:
+def read() -> dict[str, Entry]:
     """The stored entries by problem; none where there is no file."""
-    data = files.read(path) if path.exists() else {}
+    data = files.read(STORED) if STORED.exists() else {}
     return {name: Entry(**entry | {"step_time_s": tuple(entry["step_time_s"])}) for name, entry in data.items()}
 
 
-def write(entries: dict[str, Entry], plans: dict[str, Any], stored: Path = STORED, of_plans: Path = PLANS) -> None:
+def write(entries: dict[str, Entry], plans: dict[str, Any]) -> None:
     """Store these entries, and these plans, instead of those of the same problems."""
-    merged = {name: asdict(entry) for name, entry in {**read(stored), **entries}.items()}
+    merged = {name: asdict(entry) for name, entry in {**read(), **entries}.items()}
     lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in merged.items())
-    stored.write_text("{\n " + ",\n ".join(lines) + "\n}\n", encoding="utf-8")
-    files.write(of_plans, {**(files.read(of_plans) if of_plans.exists() else {}), **plans})
+    STORED.write_text("{\n " + ",\n ".join(lines) + "\n}\n", encoding="utf-8")
+    files.write(PLANS, {**(files.read(PLANS) if PLANS.exists() else {}), **plans})
 
 
 def stale(name: str, entry: Entry, plan: Any) -> str:
