@@ -85,9 +85,8 @@ def steps_of(options: argparse.Namespace, entries: dict[str, Entry], name: str) 
 def against_stored(options: argparse.Namespace) -> int:
     """Compare with what is stored, and print the table; 1 where plans are worse, or can no longer be compared."""
     entries = stored.read()
-    if missing := [name for name in options.problems if name not in entries]:
-        print(f"nothing is stored of {', '.join(missing)}; store it with --store")
-        return 1
+    missing = [name for name in options.problems if name not in entries]
+    options.problems = [name for name in options.problems if name in entries]
     plans = files.read(stored.PLANS)
     if faults := list(filter(None, (stored.stale(name, entries[name], plans[name]) for name in options.problems))):
         print("\n".join([*faults, "Store the panel again (--store), at a commit whose search has not changed."]))
@@ -96,10 +95,12 @@ def against_stored(options: argparse.Namespace) -> int:
     for name, outcomes in by_problem(options, entries).items():
         before_s = entries[name].step_time_s[: options.seeds]
         rows.append(Row(name, before_s, tuple(outcome.step_time_s for outcome in outcomes[: len(before_s)])))
-    print(table(rows))
-    faults = worse(rows)
+    print(table(rows) if rows else "")
+    faults = worse(rows) if rows else []
     print("\n".join(["Worse:", *faults]) if faults else "Not worse. Where it is better, store it (--store).")
-    return 1 if faults else 0
+    if missing:
+        print(f"Not judged, as nothing is stored of it (--store): {', '.join(missing)}")
+    return 1 if faults or missing else 0
 
 
 def store(options: argparse.Namespace) -> int:

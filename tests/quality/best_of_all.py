@@ -1,11 +1,13 @@
 """The best plan of all solvers at four times the work, to which `tests/solvers/test_never_behind.py` holds the default.
 
-python -m tests.quality.best_of_all 13 28 [--steps 400]        # drawn problems; some minutes each
+python -m tests.quality.best_of_all 13 28        # drawn problems; a minute of CPU time each, of 100 GPUs many
+python -m tests.quality.best_of_all --reprice    # all that are stored, at once: after a change of the cost model
 
 Of a drawn problem (`tests/solvers/drawn.py`): every planner and every baseline that takes it, and the default where a
 machine kind or a freedom is taken away (`sub_problem`), each with four times the steps that the default has in the
 test. Oracles are left out, as each of their steps may take minutes. The plan is stored beside its step time, so that a
-change of prices is seen; a better plan that was stored before stays, at its price of today.
+change of prices is seen; a better plan that was stored before stays, at its price of today. Plans that are repriced
+bind less than those of a new search by the new prices would.
 """
 
 import argparse
@@ -77,13 +79,15 @@ def priced(best: Best, problem: Problem) -> Best:
 def main() -> None:
     """Bring the plans of the stated problems up to date, one after another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("numbers", type=int, nargs="+", metavar="NUMBER")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of the default in the test (default {STEPS})")
+    parser.add_argument("numbers", type=int, nargs="*", metavar="NUMBER")
+    parser.add_argument("--reprice", action="store_true", help="only price what is stored anew")
     options = parser.parse_args()
+    if options.reprice:
+        write({number: priced(best, drawn_problem(number)) for number, best in read().items()})
     for number in options.numbers:
         problem, stored = drawn_problem(number), read()
         known = [priced(stored[number], problem)] if number in stored else []
-        plans = (*known, *candidates(problem, number, TIMES * options.steps))
+        plans = (*known, *candidates(problem, number, TIMES * STEPS))
         best = min(plans, key=lambda plan: plan.step_time_s)
         write({**stored, number: best})
         print(f"{number}: {best.step_time_s:.6g} s by {best.solver} in {best.max_steps} steps", flush=True)

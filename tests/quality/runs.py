@@ -142,7 +142,7 @@ def by_steps(runs: Sequence[Run], processes: int) -> Iterator[tuple[Run, Outcome
             free.put(worker)
 
     try:
-        with ThreadPoolExecutor(len(workers)) as pool:
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
             yield from pool.map(search, runs)
     finally:
         for worker in workers:

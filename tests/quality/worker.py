@@ -31,9 +31,9 @@ def used_s() -> float:
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """The plan (None where there is none), the steps and CPU seconds of a search, and the checkout that ran it."""
     problem = problem_from_section(Section(asked["problem"], "problem"))
+    budget, solver = Budget(asked.get("cpu_s") or NEVER_S, asked.get("max_steps")), make_solver(asked["solver"])
     began_s = used_s()
-    budget = Budget(asked.get("cpu_s") or NEVER_S, asked.get("max_steps"))
-    result = make_solver(asked["solver"]).solve(problem, budget, seed=asked["seed"])
+    result = solver.solve(problem, budget, seed=asked["seed"])
     plan = None if result.plan is None else plan_to_dict(result.plan, problem.cluster)
     root = str(Path(hexiopt.__file__).resolve().parent.parent)
     return {"plan": plan, "steps": result.steps, "cpu_s": used_s() - began_s, "root": root}
