@@ -1,7 +1,6 @@
 """Pipelines as cuts of the ranked devices of a cluster: device groups of uneven sizes and TP degrees, stage by stage.
 
-Metis's plan space (`solvers/baselines/metis_atc24/`), whose search `solver=metis_atc24` goes on from here; the default
-has its best cuts among its fallbacks.
+Metis's plan space, whose search `planner.py` goes on from here.
 """
 
 import random
@@ -11,10 +10,7 @@ from itertools import islice, permutations, product
 from typing import Any, NamedTuple
 
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import default_schedule
 from solvers.completion.allocation import least_bottleneck
-from solvers.core.partition import Partition, PipelineGroup
-from solvers.core.zero import first_stage
 from solvers.heuristics.device_groups.cutting import Cut, cuts
 from solvers.heuristics.device_groups.ranked_devices import Batching, RankedDevices, Replicas, ReplicaSamples
 from solvers.heuristics.device_groups.stage_estimates import StageEstimates
@@ -169,22 +165,3 @@ def _halved(problem: Problem, shares: Replicas) -> tuple[Replicas, Replicas] | N
         tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
         tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
     )
-
-
-def cut_partitions(
-    estimates: StageEstimates, rng: random.Random, should_continue: Callable[[float], bool]
-) -> Iterator[Partition]:
-    """The partitions of cuts of two sequences, fastest GPU types first and last, the best estimate first."""
-    problem = estimates.problem
-    zero_stage, schedule = first_stage(problem), default_schedule(problem.workload)
-    seen = set[tuple[PipelineGroup, ...]]()
-    cutter = GroupCuts(estimates, sequences(problem)[:2], sharded=zero_stage > 0)
-    for _, _, batching, cut in cutter.found(rng, should_continue):
-        stages, size = lanes(problem, batching, cut)
-        own = [[tuple(devices for devices, _ in replicas) for replicas in pipelines] for pipelines in stages]
-        groups = tuple(PipelineGroup.pipeline(pipeline, size) for pipeline in zip(*own, strict=True))
-        if not any(group.replicated for group in groups):
-            groups = (PipelineGroup(tuple(tuple(group for (group,) in pipelines) for pipelines in own), size),)
-        if groups not in seen:
-            seen.add(groups)
-            yield Partition(groups, schedule, zero_stage)
