@@ -19,8 +19,8 @@ from hexiopt.schedules.schedule import largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._grids import PipelineStages, StageGrid
 from solvers.baselines._plans import shifted
+from solvers.baselines._stage_estimates import StageEstimates, StageTpGroups, around
 from solvers.core.partition import DeviceGroup
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates, StageTpGroups, around
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 

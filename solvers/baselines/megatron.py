@@ -42,8 +42,8 @@ from solvers.baselines._grids import (
 )
 from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
 from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
+from solvers.baselines._stage_estimates import StageTpGroups
 from solvers.core.search import Search
-from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _MAX_ORDERS = 400  # orders of machines
 _BOUNDING = 0.25  # share of the time limit for bounds on grids

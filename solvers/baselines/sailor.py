@@ -38,8 +38,8 @@ from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled,
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_shardings
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
+from solvers.baselines._stage_estimates import StageTpGroups
 from solvers.core.search import Search
-from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first, and for money as many of the others
 _TRIED = 4  # placements after which an area is left, where all are much above the best estimate

@@ -16,11 +16,11 @@ from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import dividing_sizes, neighbouring_layers, optimizer_shardings
+from solvers.baselines._stage_estimates import StageTpGroups
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
 from solvers.frame.starts import cut
-from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy

@@ -13,9 +13,9 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._plans import StageHolders, aligned_plan
-from solvers.heuristics.device_groups.cutting import Cut
-from solvers.heuristics.device_groups.group_cuts import lanes
-from solvers.heuristics.device_groups.ranked_devices import Batching, Replicas
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.group_cuts import lanes
+from solvers.baselines.metis_atc24.ranked_devices import Batching, Replicas
 
 
 def plan_of_cut(

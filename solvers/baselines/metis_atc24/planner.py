@@ -10,11 +10,11 @@ from hexiopt.plan.plan import Plan
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._plans import neighbouring_layers, shifted
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.group_cuts import GroupCuts, max_layers, quick_s, sequences, split_layers
 from solvers.baselines.metis_atc24.parallel_pipelines import boundaries_s, plan_of_cut
+from solvers.baselines.metis_atc24.ranked_devices import Batching
 from solvers.core.search import Search
-from solvers.heuristics.device_groups.cutting import Cut
-from solvers.heuristics.device_groups.group_cuts import GroupCuts, max_layers, quick_s, sequences, split_layers
-from solvers.heuristics.device_groups.ranked_devices import Batching
 
 _CUTTING, _IMPROVING = 0.4, 0.55  # shares of the time limit by which cuts are found, and improved
 _LAYERED = 1000  # cuts whose layers are split

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.problem.problem import Problem
-from solvers.heuristics.device_groups.ranked_devices import StageGroup
+from solvers.baselines.metis_atc24.ranked_devices import StageGroup
 
 _NO = -(1 << 30)  # layers of what cannot be
 _COARSE, _FINE = 12, 16  # times of the slowest stage that are tried together: first to find it, then to be exact

@@ -1,6 +1,6 @@
 """Pipelines as cuts of the ranked devices of a cluster: device groups of uneven sizes and TP degrees, stage by stage.
 
-Metis's plan space, whose search `planner.py` goes on from here.
+Metis's plan space, whose best cuts `planner.py` improves.
 """
 
 import random
@@ -10,10 +10,10 @@ from itertools import islice, permutations, product
 from typing import Any, NamedTuple
 
 from hexiopt.problem.problem import Problem
+from solvers.baselines._stage_estimates import StageEstimates
+from solvers.baselines.metis_atc24.cutting import Cut, cuts
+from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices, Replicas, ReplicaSamples
 from solvers.completion.allocation import least_bottleneck
-from solvers.heuristics.device_groups.cutting import Cut, cuts
-from solvers.heuristics.device_groups.ranked_devices import Batching, RankedDevices, Replicas, ReplicaSamples
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates
 
 _SEQUENCES = 24  # sequences of GPU types that are tried
 _BATCHINGS = 4  # batchings tried for all sequences: those best for the first two

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
+from solvers.baselines._stage_estimates import StageEstimates, around
 from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates, around
 
 _MAX_STAGES = 40
 
