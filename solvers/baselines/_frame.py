@@ -8,8 +8,10 @@ cost model too, and the best that fits is its answer. What it cannot express sta
 import math
 import random
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import ClassVar, TypeVar
 
 from hexiopt.plan.check import check
@@ -20,6 +22,7 @@ from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 
 Skeleton = TypeVar("Skeleton")
+Node = TypeVar("Node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class PlanCandidate:
     estimate_s: float
     make: Callable[[], Plan | None]
     turn: int = 0
-    neighbours: "Callable[[], Iterator[PlanCandidate]] | None" = None
+    neighbours: "Callable[[], Iterator[PlanCandidate]]" = field(default=lambda: iter(()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,22 @@ class SearchLimits:
     max_candidates: float = math.inf
     max_without_improvement: int = 500
     enumeration_share: float = 0.6
+
+
+def climb(
+    start: Node,
+    neighbours: Callable[[Node], Iterable[Node]],
+    is_better: Callable[[Node], bool],
+    should_continue: Callable[[], bool],
+) -> Iterator[Node]:
+    """The nodes of a climb from `start`, which is left out: after each comes the first of its `neighbours` that
+    `is_better`, while there is one and `should_continue` says so."""
+    node: Node | None = start
+    while node is not None:
+        around = takewhile(lambda _: should_continue(), neighbours(node))
+        node = next(filter(is_better, around), None)
+        if node is not None:
+            yield node
 
 
 class BestEstimate:
@@ -191,9 +210,9 @@ class CandidatePricing:
 
         Returns why there is no plan, if known.
         """
-        improved = True
-        while improved and self.best is not None and self.best.neighbours is not None:
-            improved = any(self.run.should_continue() and self.price(neighbour) for neighbour in self.best.neighbours())
+        if self.best is not None:
+            better = climb(self.best, lambda candidate: candidate.neighbours(), self.price, self.run.should_continue)
+            deque(better, maxlen=0)
         if self.run.plan is None and self.run.closest_to_fitting is None and self._invalid:
             return (
                 f"no plan of {self.run.name}'s space obeys the plan space asked for: {self._invalid}; "

@@ -18,18 +18,17 @@ from solvers.baselines._published_space import Rule, divides_model
 from solvers.core.partition import DeviceGroup
 from solvers.frame.starts import cut
 
-MAX_PERMUTED = 4  # machine classes up to which all their orders are tried
+_MAX_PERMUTED = 4  # kinds up to which all their orders are tried
 _MAX_RATES, _MAX_AREAS = 8, 16  # areas, and link rates that they are formed by, the slowest
 
-PipelineStages = tuple[tuple[DeviceGroup, ...], ...]  # `slots[s][k]` is the TP group of stage s in pipeline k
 Area = frozenset[int]  # machines
 
 
 @dataclass(frozen=True, slots=True)
 class StageGrid:
-    """Pipelines of equally many stages. `stages[s][k]` is the TP group of stage s in pipeline k."""
+    """Pipelines of equally many stages. `stages[s][k]` are the devices of stage s in pipeline k."""
 
-    stages: PipelineStages
+    stages: tuple[tuple[DeviceGroup, ...], ...]
 
     @property
     def width(self) -> int:
@@ -40,6 +39,18 @@ class StageGrid:
     def tp(self) -> int:
         """GPUs of a TP group."""
         return len(self.stages[0][0])
+
+    def lines(self) -> Iterator[tuple[DeviceGroup, ...]]:
+        """The stages of each pipeline."""
+        return zip(*self.stages, strict=True)
+
+    def devices(self) -> Iterator[int]:
+        """All devices, stage by stage."""
+        return (device for stage_groups in self.stages for group in stage_groups for device in group)
+
+    def of(self, pipelines: Sequence[int]) -> "StageGrid":
+        """The grid of some of its pipelines."""
+        return StageGrid(tuple(tuple(stage_groups[k] for k in pipelines) for stage_groups in self.stages))
 
 
 def laid_out(groups: Sequence[DeviceGroup], stages: int, along: bool) -> StageGrid:
@@ -207,6 +218,13 @@ def machine_orders(problem: Problem, limit: int, *, subsets: bool) -> list[tuple
     return orders
 
 
+def orders_of(kinds: Sequence[int]) -> list[tuple[int, ...]]:
+    """All orders of a few kinds of machines or stages; of more, the given one and its reverse."""
+    if len(kinds) <= _MAX_PERMUTED:
+        return list(permutations(kinds))
+    return [tuple(kinds), tuple(kinds[::-1])]
+
+
 def _sequences(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All sequences in which class c stands `counts[c]` times."""
     if not any(counts):
@@ -220,12 +238,11 @@ def _sequences(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _blocks(counts: Sequence[int], linked: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Sequences in which every class stands together."""
-    present = [c for c, n in enumerate(counts) if n]
-    orders: Iterable[Sequence[int]] = permutations(present)
-    if len(present) > MAX_PERMUTED:
-        along = [c for c in linked if counts[c]]
-        orders = dict.fromkeys(tuple(order) for order in (present, present[::-1], along, along[::-1]))
-    for order in orders:
+    orders = orders_of([c for c, n in enumerate(counts) if n])
+    if len(orders[0]) > _MAX_PERMUTED:
+        along = tuple(c for c in linked if counts[c])
+        orders = [*orders, along, along[::-1]]
+    for order in dict.fromkeys(orders):
         yield tuple(c for c in order for _ in range(counts[c]))
 
 
@@ -249,7 +266,7 @@ def filled(
     *,
     along: bool,
     near: bool,
-) -> PipelineStages | None:
+) -> StageGrid | None:
     """TP groups for all slots, filled stage by stage or `along` pipelines; None if there are too few devices.
 
     `machines[k]` holds the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
@@ -266,7 +283,7 @@ def filled(
         if group is None:
             return None
         found[s].append(group)
-    return tuple(tuple(stage_groups) for stage_groups in found)
+    return StageGrid(tuple(tuple(stage_groups) for stage_groups in found))
 
 
 def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> DeviceGroup | None:

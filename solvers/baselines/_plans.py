@@ -9,7 +9,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
+
+_FEW = 4  # stages up to which layers one off are tried too
 
 StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceParallel  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
@@ -59,11 +62,22 @@ def with_layer_moved(layers: Sequence[int], giver: int, taker: int) -> tuple[int
 
 
 def neighbouring_layers(
-    layers: Sequence[int], max_layers: Sequence[int], few: int, reach: int = 0
+    layers: Sequence[int], max_layers: Sequence[int], few: int = 8, reach: int = 1
 ) -> list[tuple[int, ...]]:
     """All `layers` per stage with one layer moved, within `max_layers`, between the stages of `stage_pairs`."""
     pairs = stage_pairs(len(layers), few, reach)
     return [with_layer_moved(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
+
+
+def balanced_layers(times: Sequence[Sequence[float]], total: int) -> list[tuple[int, ...]]:
+    """Layers per stage that make the slowest as fast as memory allows and, of a few stages, all splits one layer off.
+
+    `times[s]` are the seconds of 1, 2, ... layers on stage s, as many as fit. None if the `total` does not fit.
+    """
+    if not all(times) or sum(map(len, times)) < total:
+        return []
+    best = tuple(least_bottleneck(times, total))
+    return [best, *neighbouring_layers(best, list(map(len, times)), _FEW, reach=0)]
 
 
 def shifted(

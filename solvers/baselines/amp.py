@@ -29,9 +29,7 @@ import numpy as np
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import schedules
-from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
@@ -84,11 +82,7 @@ class _Choice:
 
     def linear_s(self, times: GridEstimates) -> tuple[list[float], list[float]]:
         """Seconds of a layer on each stage, and what embedding and head add."""
-        tp_groups = times.tp_groups(self.grid)
-        last = len(tp_groups) - 1
-        layer_s = [times.stage_s(own, 1, False, False, self.size, self.policy) for own in tp_groups]
-        whole_s = [times.stage_s(own, 1, s == 0, s == last, self.size, self.policy) for s, own in enumerate(tp_groups)]
-        return layer_s, [whole - layer for whole, layer in zip(whole_s, layer_s, strict=True)]
+        return times.linear_s(times.tp_groups(self.grid), self.size, self.policy)
 
     def plan(self, layers: Sequence[int]) -> Plan:
         """The plan with these layers per stage."""
@@ -138,20 +132,9 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
         )
         for sharding in optimizer_shardings(problem, width):
             for policy in by_speed:
-                max_layers = tuple(
-                    times.max_layers(
-                        own,
-                        s == 0,
-                        s == stages - 1,
-                        size,
-                        policy,
-                        in_flight(ONE_F_ONE_B, StagePosition(s, stages, count)),
-                        width if sharding else 1,
-                    )
-                    for s, own in enumerate(tp_groups)
-                )
-                yield _Choice(grid, size, count, policy, sharding, max_layers)
-                if min(max_layers) > problem.model.num_layers - stages:
+                most = times.max_layers_by_stage(tp_groups, size, policy, count, width if sharding else 1)
+                yield _Choice(grid, size, count, policy, sharding, tuple(most))
+                if min(most) > problem.model.num_layers - stages:
                     break  # memory binds nowhere, so slower policies are worse
 
 

@@ -26,10 +26,8 @@ from itertools import pairwise
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
-from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._estimates import GridEstimates, StageTpGroups, one_f_one_b_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
@@ -42,7 +40,6 @@ from solvers.baselines._grids import (
 )
 from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
 from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
-from solvers.baselines._stage_estimates import StageTpGroups
 from solvers.core.search import Search
 
 _MAX_ORDERS = 400  # orders of machines
@@ -164,7 +161,9 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                max_layers_with = partial(_max_layers, times, tp_groups, size, count, chunks, shards)
+                max_layers_with = partial(
+                    times.max_layers_by_stage, tp_groups, size, num_micro_batches=count, shards=shards, chunks=chunks
+                )
                 for recompute, max_layers in _recomputings(problem, by_speed, chunks, max_layers_with):
                     pipeline = _PipelineTimes.of(times, tp_groups, message_s, size, recompute, count, chunks)
                     for seconds, layers in _best_splits(problem, pipeline, max_layers):
@@ -177,7 +176,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
 
 
 def _recomputings(
-    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[MegatronRecompute], list[int]]
+    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[..., list[int]]
 ) -> Iterator[tuple[MegatronRecompute, list[int]]]:
     """Recompute worth trying, with the most layers that then fit each stage.
 
@@ -190,17 +189,15 @@ def _recomputings(
         return min(max_layers) > num_layers - len(max_layers)
 
     for recompute in map(MegatronRecompute, by_speed):
-        max_layers = max_layers_with(recompute)
+        max_layers = max_layers_with(recompute.policy)
         yield recompute, max_layers
         if unbound(max_layers):
             break
     if recompute.policy == by_speed[0] or sum(max_layers) < num_layers:
         return
-    shortest = bisect_left(
-        lengths, True, key=lambda n: sum(max_layers_with(MegatronRecompute("full", n))) >= num_layers
-    )
+    shortest = bisect_left(lengths, True, key=lambda n: sum(max_layers_with("full", block=n)) >= num_layers)
     for n in lengths[shortest : shortest + _BLOCKS]:
-        max_layers = max_layers_with(MegatronRecompute("full", n))
+        max_layers = max_layers_with("full", block=n)
         yield MegatronRecompute("full", n), max_layers
         if unbound(max_layers):
             return
@@ -211,28 +208,6 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
     space, policies = problem.space, recompute_policies(problem.workload)
     some = space.recompute_per_stage and space.recompute_per_layer and {"none", "full"} <= set(policies)
     return range(1, problem.model.num_layers // chunks) if some else range(0)
-
-
-def _max_layers(
-    times: GridEstimates,
-    tp_groups: Sequence[StageTpGroups],
-    size: int,
-    num_micro_batches: int,
-    chunks: int,
-    shards: int,
-    recompute: MegatronRecompute,
-) -> list[int]:
-    """The most layers that fit on the fullest TP group of every stage."""
-    found, count, policy = [], len(tp_groups), recompute.policy
-    for s, own in enumerate(tp_groups):
-        at = StagePosition(s, count, num_micro_batches, chunks)
-        first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
-        if recompute.block is None:
-            found.append(times.max_layers(own, first, last, size, policy, held, shards))
-        else:
-            beside = (policy, recompute.block, "none")
-            found.append(times.max_layers_of_block(own, first, last, size, beside, chunks, held, shards))
-    return found
 
 
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
@@ -249,11 +224,10 @@ class _PipelineTimes:
     """Seconds that make up those of a pipeline: of a layer on each stage, what each of the first `block` layers takes
     longer, what embedding and head add, and of the messages at each boundary."""
 
-    layer_s: tuple[float, ...]
-    longer_s: tuple[float, ...]
+    layer_s: list[float]
+    longer_s: list[float]
     block: int
-    first_s: float
-    last_s: float
+    added_s: list[float]
     message_s: Sequence[float]
     num_micro_batches: int
     chunks: int
@@ -270,23 +244,16 @@ class _PipelineTimes:
         chunks: int,
     ) -> "_PipelineTimes":
         """The times on the slowest TP group of each stage."""
-        policy = recompute.policy if recompute.block is None else "none"
-        layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in tp_groups)
-        first_s = times.stage_s(tp_groups[0], 1, True, False, size, policy) - layer_s[0]
-        last_s = times.stage_s(tp_groups[-1], 1, False, True, size, policy) - layer_s[-1]
-        full_s = (times.stage_s(own, 1, False, False, size, recompute.policy) for own in tp_groups)
-        longer_s = tuple(full - own for full, own in zip(full_s, layer_s, strict=True))
-        return cls(
-            layer_s, longer_s, (recompute.block or 0) * chunks, first_s, last_s, message_s, num_micro_batches, chunks
-        )
+        layer_s, added_s = times.linear_s(tp_groups, size, recompute.policy if recompute.block is None else "none")
+        full_s = (times.stage_s(groups, 1, False, False, size, recompute.policy) for groups in tp_groups)
+        longer_s = [full - plain for full, plain in zip(full_s, layer_s, strict=True)]
+        block = (recompute.block or 0) * chunks
+        return cls(layer_s, longer_s, block, added_s, message_s, num_micro_batches, chunks)
 
     def stages_s(self, layers: Sequence[int]) -> list[float]:
         """Seconds of each stage for one micro-batch."""
-        each = zip(layers, self.layer_s, self.longer_s, strict=True)
-        found = [n * s + min(n, self.block) * more for n, s, more in each]
-        found[0] += self.first_s
-        found[-1] += self.last_s
-        return found
+        each = zip(layers, self.layer_s, self.longer_s, self.added_s, strict=True)
+        return [n * layer + min(n, self.block) * longer + added for n, layer, longer, added in each]
 
     def seconds(self, layers: Sequence[int]) -> float:
         """Approximate seconds of the pipelines.

@@ -25,20 +25,19 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, permutations, product
+from itertools import chain, product
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.baselines._estimates import AlignedEstimates
+from solvers.baselines._estimates import GridEstimates, StageTpGroups
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
-from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, linked_areas, machine_classes
+from solvers.baselines._grids import Area, StageGrid, filled, linked_areas, machine_classes, orders_of
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_shardings
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
-from solvers.baselines._stage_estimates import StageTpGroups
 from solvers.core.search import Search
 
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first, and for money as many of the others
@@ -114,7 +113,7 @@ class Sailor(MoneyBaseline):
         schedule = one_f_one_b(problem)
         if schedule is None:
             return
-        planner, best = _Planner(AlignedEstimates(run.pricer), self.objective_of(problem)), BestEstimate()
+        planner, best = _Planner(GridEstimates(run.pricer), self.objective_of(problem)), BestEstimate()
         expand = partial(_placed, planner, schedule, best)
         yield from best_first(run, planner.shapes(), expand, self.limits, best)
 
@@ -126,10 +125,10 @@ def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: 
         stragglers = 0
         for degrees in planner.degrees(shape, area):
             least = math.inf
-            for tried, slots in enumerate(planner.placements(shape, degrees, area)):
-                estimate = planner.estimate(shape, slots)
+            for tried, grid in enumerate(planner.placements(shape, degrees, area)):
+                estimate = planner.estimate(shape, grid)
                 least = min(least, estimate)
-                whole = (slots, shape.layers, shape.policy, batches, shape.size, schedule, sharding)
+                whole = (grid.stages, shape.layers, shape.policy, batches, shape.size, schedule, sharding)
                 yield PlanCandidate(estimate, partial(aligned_plan, *whole))
                 if tried >= _TRIED and least > _HOPELESS * best.seconds:
                     break
@@ -141,7 +140,7 @@ def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: 
 class _Planner:
     """The search for one problem."""
 
-    def __init__(self, times: AlignedEstimates, objective: Objective) -> None:
+    def __init__(self, times: GridEstimates, objective: Objective) -> None:
         self.times, self.objective = times, objective
         self.sides = 1 if objective.prices is None else 2  # ends of the list of stragglers that are tried
         self.problem = problem = times.problem
@@ -224,23 +223,23 @@ class _Planner:
         ends = [order[: 2 * _STRAGGLERS] for order in (rising, rising[::-1])[: self.sides]]
         return [_least(fitting, limit_s) for limit_s in dict.fromkeys(chain.from_iterable(zip(*ends, strict=True)))]
 
-    def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[PipelineStages]:
+    def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[StageGrid]:
         """Placements of `shape` on an area, which machine classes fill in every order."""
         devices = self.problem.usable_by_machine
         free = [[devices[m] for m in members if m in area] for members in self.members]
-        seen: set[PipelineStages] = set()
-        for order, along, near in product(self._orders(), (False, True), self._near):
+        seen: set[StageGrid] = set()
+        for order, along, near in product(orders_of(range(len(self.classes))), (False, True), self._near):
             wanted = [[(c, own[c]) for c in order if own[c]] for own in degrees]
-            slots = filled(self.problem, free, wanted, shape.pipelines, along=along, near=near)
-            if slots is not None and slots not in seen:
-                seen.add(slots)
-                yield slots
+            grid = filled(self.problem, free, wanted, shape.pipelines, along=along, near=near)
+            if grid is not None and grid not in seen:
+                seen.add(grid)
+                yield grid
 
-    def estimate(self, shape: _Shape, slots: PipelineStages) -> float:
+    def estimate(self, shape: _Shape, grid: StageGrid) -> float:
         """The objective of a step, by its estimate."""
         batches = even_parts(shape.batches, shape.pipelines)
-        seconds = self.times.step_s(slots, shape.layers, shape.policy, batches, shape.size, shape.sharding)
-        return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
+        seconds = self.times.step_s(grid, shape.layers, shape.policy, batches, shape.size, shape.sharding)
+        return self.objective.of(grid.devices(), seconds)
 
     def _fitting(self, shape: _Shape) -> Fitting:
         """For each stage and class, the TP degrees that fit memory, ascending, with the seconds of the stage."""
@@ -273,11 +272,6 @@ class _Planner:
             least = min((tp for tp in by_stage if tp), default=0)
             room += sum(len(devices[m]) // least for m in members if m in area) if least else 0
         return room >= len(shape.layers) * shape.pipelines
-
-    def _orders(self) -> list[tuple[int, ...]]:
-        """Orders in which machine classes fill the stages."""
-        classes = tuple(range(len(self.classes)))
-        return list(permutations(classes)) if len(classes) <= MAX_PERMUTED else [classes, classes[::-1]]
 
 
 def _slowest_s(offers: Sequence[tuple[float, int]], stages: int, batches: Sequence[int]) -> float:

@@ -39,6 +39,7 @@ from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._grids import StageGrid, laid_out
 from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
@@ -92,9 +93,9 @@ _ALL_TO_ALL = Rule(
 
 @dataclass(frozen=True, slots=True)
 class _LayoutGrid:
-    """`lines[p][s]` are the devices of stage s in pipeline p, in groups of `hp`; `size` is the micro-batch size."""
+    """Stages of devices in groups of `hp`; `size` is the micro-batch size."""
 
-    lines: tuple[tuple[StageBlock, ...], ...]
+    stages: StageGrid
     hp: int
     size: int
 
@@ -114,14 +115,9 @@ class _Cut:
 
     def grid(self) -> _LayoutGrid:
         """The grid."""
-        d, s = self.d, self.s
-        room = len(self.devices) // (d * s)
-        blocks = [self.devices[k * room : k * room + self.used] for k in range(d * s)]
-        if self.across:
-            lines = tuple(tuple(blocks[k * d + p] for k in range(s)) for p in range(d))
-        else:
-            lines = tuple(tuple(blocks[p * s + k] for k in range(s)) for p in range(d))
-        return _LayoutGrid(lines, self.hp, self.size)
+        room = len(self.devices) // (self.d * self.s)
+        blocks = [self.devices[k * room : k * room + self.used] for k in range(self.d * self.s)]
+        return _LayoutGrid(laid_out(blocks, self.s, along=not self.across), self.hp, self.size)
 
 
 class SymmetricLayouts(Baseline):
@@ -145,7 +141,7 @@ class SymmetricLayouts(Baseline):
             if grid in seen or len(seen) == _MAX_GRIDS:
                 return
             seen.add(grid)
-            for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
+            for order in ORDERS if grid.stages.tp > grid.hp else ORDERS[:1]:
                 if not run.should_continue():
                     return
                 for sharding, seconds, policy in estimate.steps_s(grid, order):
@@ -240,10 +236,10 @@ class _Estimate:
     def steps_s(self, grid: _LayoutGrid, order: str) -> Iterator[tuple[Sharding, float, str]]:
         """For each sharding with which the grid fits: the seconds of a step and the policy that recomputes least."""
         problem = self._problem
-        count = problem.workload.global_batch // (len(grid.lines) * grid.size)
+        count = problem.workload.global_batch // (grid.stages.width * grid.size)
         lines = {
             tuple(map(id, stages)): (line, stages)
-            for line in grid.lines
+            for line in grid.stages.lines()
             for stages in [[self._stage(block, grid.hp, order, grid.size) for block in line]]
         }
         for sharding in _shardings(problem):
@@ -289,9 +285,9 @@ class _Estimate:
     def _holders(self, grid: _LayoutGrid, stage: int, block: StageBlock, sharding: Sharding) -> float:
         """The number of devices that share the states of a stage, the fewest of any sharding group."""
         if sharding.groups == "all":
-            return float(len(grid.lines) * len(block))
+            return float(grid.stages.width * len(block))
         machine_of = self._problem.cluster.machine_of
-        _, counts = np.unique(machine_of[[d for line in grid.lines for d in line[stage]]], return_counts=True)
+        _, counts = np.unique(machine_of[[d for line in grid.stages.stages[stage] for d in line]], return_counts=True)
         return float(counts.min())
 
 
@@ -333,7 +329,7 @@ def _layout(problem: Problem, block: StageBlock, hp: int, order: str) -> Sequenc
 
 
 def _plan(problem: Problem, grid: _LayoutGrid, order: str, sharding: Sharding, policy: str) -> Plan:
-    count = problem.workload.global_batch // (len(grid.lines) * grid.size)
-    slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in zip(*grid.lines, strict=True)]
-    layers, batches = _layers(problem, len(slots)), [count] * len(grid.lines)
+    count = problem.workload.global_batch // (grid.stages.width * grid.size)
+    slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in grid.stages.stages]
+    layers, batches = _layers(problem, len(slots)), [count] * grid.stages.width
     return aligned_plan(slots, layers, policy, batches, grid.size, default_schedule(problem.workload), sharding)

@@ -12,12 +12,10 @@ from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import AlignedEstimates
-from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
+from solvers.baselines._estimates import GridEstimates, StageTpGroups
+from solvers.baselines._grids import Area, StageGrid, filled, machine_classes, orders_of
 from solvers.baselines._money import Objective
-from solvers.baselines._plans import dividing_sizes, neighbouring_layers, optimizer_shardings
-from solvers.baselines._stage_estimates import StageTpGroups
-from solvers.completion.allocation import least_bottleneck
+from solvers.baselines._plans import balanced_layers, dividing_sizes, neighbouring_layers, optimizer_shardings
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
 from solvers.frame.starts import cut
@@ -26,8 +24,6 @@ _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy
 _COUNTS = 200_000_000  # numbers in the table of all allocations: 1.5 GiB
 _MACHINE_ORDERS = 40  # orders of machines that are drawn
-_ALL_SPLITS = 4  # stages up to which layers one off are tried too
-_ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class EspressoPlacement:
 
     choice: EspressoChoice
     order: tuple[int, ...]
-    slots: PipelineStages
+    grid: StageGrid
     layers: tuple[int, ...]
 
 
@@ -73,7 +69,7 @@ def _numbers(most: Sequence[int]) -> list[Ints]:
 class EspressoPlanner:
     """The search in one area. GPU types are numbered, the slowest first."""
 
-    def __init__(self, times: AlignedEstimates, objective: Objective, area: Area) -> None:
+    def __init__(self, times: GridEstimates, objective: Objective, area: Area) -> None:
         self.times, self.objective = times, objective
         self.problem = problem = times.problem
         self.machines: list[list[tuple[int, ...]]] = []
@@ -164,9 +160,8 @@ class EspressoPlanner:
         all."""
         count = allocation.stages
         present = [k for k, n in enumerate(count) if n]
-        blocks = permutations(present) if len(present) <= MAX_PERMUTED else iter((present, present[::-1]))
         found = [self._by_ratio(allocation)]
-        found += [tuple(k for k in order for _ in range(count[k])) for order in blocks]
+        found += [tuple(k for k in order for _ in range(count[k])) for order in orders_of(present)]
         if sum(count) <= _ALL_ORDERS:
             found += permutations(k for k in present for _ in range(count[k]))
         return list(dict.fromkeys(found))
@@ -204,26 +199,19 @@ class EspressoPlanner:
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
         fits."""
-        total, stages, most = self.problem.model.num_layers, len(order), self.max_layers(choice, order)
-        if min(most) < 1 or sum(most) < total:
-            return []
-        seconds = []
-        for s, (kind, top) in enumerate(zip(order, most, strict=True)):
-            tp_group, ends = self.tp_groups(choice.tp, kind), (s == 0, s == stages - 1)
-            seconds.append(
-                [self.times.stage_s(tp_group, n, *ends, choice.size, choice.policy) for n in range(1, top + 1)]
-            )
-        best = tuple(least_bottleneck(seconds, total))
-        return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
+        return balanced_layers(self.times.layer_times_s(*self._stages(choice, order)), self.problem.model.num_layers)
 
     def max_layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[int]:
         """The most layers of each stage."""
-        return [
-            min(self.problem.model.num_layers, self._max_layers_of(choice, k, s, len(order)))
-            for s, k in enumerate(order)
-        ]
+        most = self.times.max_layers_by_stage(*self._stages(choice, order))
+        return [min(self.problem.model.num_layers, n) for n in most]
 
-    def _slots(self, choice: EspressoChoice, order: Sequence[int]) -> list[PipelineStages]:
+    def _stages(self, choice: EspressoChoice, order: Sequence[int]) -> tuple[list[StageTpGroups], int, str, int, int]:
+        """What decides how many layers fit: TP groups by stage, size, policy, micro-batches, holders of states."""
+        tp_groups = [self.tp_groups(choice.tp, kind) for kind in order]
+        return tp_groups, choice.size, choice.policy, choice.count, choice.dp if choice.sharding else 1
+
+    def _grids(self, choice: EspressoChoice, order: Sequence[int]) -> list[StageGrid]:
         """TP groups for the stages: neighbours share a stage or a pipeline; where links differ, also the nearest
         groups."""
         wanted = [[(kind, choice.tp)] for kind in order]
@@ -231,32 +219,32 @@ class EspressoPlanner:
             filled(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
             for along, near in product((False, True), self._near)
         )
-        return [slots for slots in dict.fromkeys(found) if slots is not None]
+        return [grid for grid in dict.fromkeys(found) if grid is not None]
 
     def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[EspressoPlacement]:
         """All placements of an order; those with neighbouring splits come last."""
-        found = self._slots(choice, order)
+        found = self._grids(choice, order)
         return (
-            EspressoPlacement(choice, order, slots, layers) for layers in self.layers(choice, order) for slots in found
+            EspressoPlacement(choice, order, grid, layers) for layers in self.layers(choice, order) for grid in found
         )
 
     def evaluate(self, placement: EspressoPlacement) -> float:
         """The objective of a step, by its estimate."""
-        choice, slots = placement.choice, placement.slots
+        choice, grid = placement.choice, placement.grid
         batches = [choice.count] * choice.dp
-        seconds = self.times.step_s(slots, placement.layers, choice.policy, batches, choice.size, choice.sharding)
-        return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
+        seconds = self.times.step_s(grid, placement.layers, choice.policy, batches, choice.size, choice.sharding)
+        return self.objective.of(grid.devices(), seconds)
 
     def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
         """The placement with layers moved while its estimate falls."""
         choice, most = placement.choice, self.max_layers(placement.choice, placement.order)
         pipelines = choice.policy, choice.count, choice.size
-        return replace(placement, layers=self.times.refined(placement.slots, placement.layers, most, *pipelines))
+        return replace(placement, layers=self.times.refined(placement.grid, placement.layers, most, *pipelines))
 
     def neighbours(self, placement: EspressoPlacement) -> Iterator[EspressoPlacement]:
         """Placements one change away: a layer, two neighbouring stages, the policy, the micro-batch or ZeRO."""
         choice, order = placement.choice, placement.order
-        for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order), _ALL_PAIRS, reach=1):
+        for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order)):
             yield replace(placement, layers=layers)
         for s in range(len(order) - 1):
             if order[s] != order[s + 1]:

@@ -27,7 +27,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
-from solvers.baselines._grids import StageGrid, follow_machines, machine_orders, processes_per_machine, rank_devices
+from solvers.baselines._grids import follow_machines, laid_out, machine_orders, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, one_f_one_b
 from solvers.baselines._published_space import (
     POWERS_OF_TWO,
@@ -228,8 +228,7 @@ def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: Stag
 def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
     """Seconds of a step: 1F1B with rings and messages as if all stages had the TP degree of the first."""
     workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
-    block = len(order) // stages
-    grid = StageGrid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))
+    grid = laid_out(cut(order, tp), stages, along=False)
     layers = [option.num_layers for option in split]
     gradients = estimates.gradient_bytes(layers)
     rings = estimates.rings(grid)

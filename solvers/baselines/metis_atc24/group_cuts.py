@@ -10,10 +10,10 @@ from itertools import islice, permutations, product
 from typing import Any, NamedTuple
 
 from hexiopt.problem.problem import Problem
-from solvers.baselines._stage_estimates import StageEstimates
+from solvers.baselines._estimates import GridEstimates
+from solvers.baselines._plans import balanced_layers
 from solvers.baselines.metis_atc24.cutting import Cut, cuts
 from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices, Replicas, ReplicaSamples
-from solvers.completion.allocation import least_bottleneck
 
 _SEQUENCES = 24  # sequences of GPU types that are tried
 _BATCHINGS = 4  # batchings tried for all sequences: those best for the first two
@@ -57,7 +57,7 @@ def batchings(problem: Problem, policy: str, sharded: bool) -> list[Batching]:
 class GroupCuts:
     """Cuts of `sequences` of a cluster's devices under all recompute policies; `sharded` as in ZeRO-1."""
 
-    def __init__(self, estimates: StageEstimates, sequences: Sequence[Sequence[int]], *, sharded: bool) -> None:
+    def __init__(self, estimates: GridEstimates, sequences: Sequence[Sequence[int]], *, sharded: bool) -> None:
         self.problem = estimates.problem
         kept: dict[Any, Any] = {}
         self.ranked = [RankedDevices(estimates, ranks, kept) for ranks in sequences]
@@ -106,20 +106,18 @@ class GroupCuts:
                 continue
             for tp in ranked.degrees:
                 cut = [group for k in range(count) if (group := ranked.group(k * size, size, tp, batching)) is not None]
-                layers = split_layers(tuple(cut), self.problem.model.num_layers) if len(cut) == count else None
-                if layers is not None:
+                for layers in split_layers(tuple(cut), self.problem.model.num_layers)[:1] if len(cut) == count else ():
                     yield tuple(cut), layers
 
 
-def split_layers(cut: Cut, total: int) -> tuple[int, ...] | None:
-    """Layers per stage that make the slowest as fast as memory allows; None if they do not fit."""
+def split_layers(cut: Cut, total: int) -> list[tuple[int, ...]]:
+    """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if they do not
+    fit."""
     most = [min(top, total) for top in max_layers(cut)]
-    if min(most) < 1 or sum(most) < total:
-        return None
     times = [
         [group.stage_s(n) + group.waits_s for n in range(1, top + 1)] for group, top in zip(cut, most, strict=True)
     ]
-    return tuple(least_bottleneck(times, total))
+    return balanced_layers(times, total)
 
 
 def max_layers(cut: Cut) -> list[int]:

@@ -9,6 +9,7 @@ from hexiopt.cost.executors.routes import route
 from hexiopt.plan.plan import Plan
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._frame import climb
 from solvers.baselines._plans import neighbouring_layers, shifted
 from solvers.baselines.metis_atc24.cutting import Cut
 from solvers.baselines.metis_atc24.group_cuts import GroupCuts, max_layers, quick_s, sequences, split_layers
@@ -20,8 +21,6 @@ _CUTTING, _IMPROVING = 0.4, 0.55  # shares of the time limit by which cuts are f
 _LAYERED = 1000  # cuts whose layers are split
 _REFINED = 600  # cuts whose messages are estimated too
 _IMPROVED = 8  # of them, how many are improved
-_ALL_SPLITS = 4  # stages up to which layers one off are tried too
-_ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
 _PROMISING = 1.1  # changes whose quick estimate is this much above the present one are left out
 
 
@@ -59,7 +58,7 @@ class MetisPlanner:
         quick: dict[MetisChoice, float] = {}
         for found in self._group_cuts.found(rng, lambda share: self.run.should_continue(share * _CUTTING))[:_LAYERED]:
             own = tuple((group.end_rank - group.first_rank, group.tp) for group in found.cut)
-            for layers in self._layers(found.cut):
+            for layers in split_layers(found.cut, self.problem.model.num_layers):
                 choice = MetisChoice(found.sequence, found.batching, own, layers, self.sharding)
                 quick[choice] = quick_s(found.cut, layers, found.batching)
         estimated = []
@@ -119,30 +118,17 @@ class MetisPlanner:
             at += size
         return tuple(found)
 
-    def _layers(self, cut: Cut) -> list[tuple[int, ...]]:
-        """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
-        fits."""
-        total = self.problem.model.num_layers
-        best = split_layers(cut, total)
-        if best is None:
-            return []
-        return [best, *neighbouring_layers(best, [min(top, total) for top in max_layers(cut)], _ALL_SPLITS)]
-
     def _improved(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:
         """Changes `choice` step by step while its estimate falls."""
-        present_s = self.seconds(choice)
-        while True:
-            started_s = present_s
-            for changed in self.neighbours(choice):
-                if not self.run.should_continue(_IMPROVING):
-                    return
-                seconds = self.seconds(changed)
-                if seconds < present_s:
-                    choice, present_s = changed, seconds
-                    yield present_s, choice
-                    break
-            if present_s == started_s:
-                return
+        best_s = self.seconds(choice)
+
+        def is_faster(changed: MetisChoice) -> bool:
+            nonlocal best_s
+            before_s, best_s = best_s, min(best_s, self.seconds(changed))
+            return best_s < before_s
+
+        faster = climb(choice, self.neighbours, is_faster, lambda: self.run.should_continue(_IMPROVING))
+        return ((self.seconds(better), better) for better in faster)
 
     def neighbours(self, choice: MetisChoice, promising: float = _PROMISING) -> Iterator[MetisChoice]:
         """Choices one change away whose quick estimate is at most `promising` times the present one."""
@@ -158,10 +144,10 @@ class MetisPlanner:
             cut = self._cut(changed)
             if cut is None or len(cut) > self.ranked[0].max_stages:
                 continue
-            for layers in self._layers(cut):
+            for layers in split_layers(cut, self.problem.model.num_layers):
                 if quick_s(cut, layers, changed.batching) <= limit_s:
                     yield replace(changed, layers=layers)
-        for layers in neighbouring_layers(choice.layers, max_layers(present), _ALL_PAIRS, reach=1):
+        for layers in neighbouring_layers(choice.layers, max_layers(present)):
             yield replace(choice, layers=layers)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._stage_estimates import StageEstimates, around
+from solvers.baselines._estimates import GridEstimates, around
 from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
 
@@ -75,7 +75,7 @@ class StageGroup:
 class RankedDevices:
     """One sequence of ranks. `ranks` are devices; those of a machine, and of a GPU type, stand together."""
 
-    def __init__(self, estimates: StageEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
+    def __init__(self, estimates: GridEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
         self.estimates, self.ranks, self._kept = estimates, tuple(ranks), kept
         self.problem = problem = estimates.problem
         machine_of = problem.cluster.machine_of
