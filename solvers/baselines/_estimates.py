@@ -21,7 +21,7 @@ from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import StagePosition, largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._grids import StageGrid
-from solvers.baselines._plans import shifted
+from solvers.baselines._plans import shift_layers
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import DeviceGroup
 
@@ -101,6 +101,10 @@ class GridEstimates:
         at = (num_layers, first, last, size, policy)
         return max(sum(self.pricer.stage_s(tp_group, *at)) for tp_group in tp_groups)
 
+    def policies_by_speed(self, tp_groups: StageTpGroups, size: int) -> list[str]:
+        """The recompute policies, that of the fastest layers first."""
+        return sorted(self.pricer.policies(), key=lambda policy: self.stage_s(tp_groups, 1, False, False, size, policy))
+
     def linear_s(self, tp_groups: Sequence[StageTpGroups], size: int, policy: str) -> tuple[list[float], list[float]]:
         """Seconds of a layer on each stage, and what embedding and head add."""
         last = len(tp_groups) - 1
@@ -130,8 +134,8 @@ class GridEstimates:
         chunks: int = 1,
         block: int | None = None,
     ) -> list[int]:
-        """The most layers that fit each stage of 1F1B, in `chunks` equal ranges each; with `block`, `policy` is that of
-        only so many first layers of each range, and the others recompute nothing."""
+        """The most layers that fit on each stage under 1F1B, in `chunks` equal ranges. With `block`, only so many first
+        layers of each range have `policy`, and the others recompute nothing."""
         most, count = [], len(tp_groups)
         for s, groups in enumerate(tp_groups):
             at = StagePosition(s, count, num_micro_batches, chunks)
@@ -166,7 +170,7 @@ class GridEstimates:
     def layer_times_s(
         self, tp_groups: Sequence[StageTpGroups], size: int, policy: str, num_micro_batches: int, shards: int
     ) -> list[list[float]]:
-        """For each stage of 1F1B, the seconds of 1, 2, ... layers, as many as fit (`completion/layers.py`)."""
+        """The seconds of 1, 2, ... layers on each stage under 1F1B, as many as fit (`completion/layers.py`)."""
         splitter, spread, tables = self._splitters[policy], StateSharding(1, shards), []
         for s, groups in enumerate(tp_groups):
             at = StagePosition(s, len(tp_groups), num_micro_batches)
@@ -184,11 +188,11 @@ class GridEstimates:
             routes = [(self._routes[a, b], self._routes[b, a]) for a, b in pairwise(pipeline)]
             ways.append([way for both in routes for way in both])
             for s in range(len(pipeline)):
-                own: NetworkLoad = {}  # of one sender, the larger of its directions
+                sent: NetworkLoad = {}  # of one sender, the larger of its directions
                 for way in [ahead for ahead, _ in routes[s : s + 1]] + [back for _, back in routes[s - 1 : s] if s]:
                     for resource, seconds in way.shared:
-                        own[resource] = max(seconds, own.get(resource, 0.0))
-                for resource, seconds in own.items():
+                        sent[resource] = max(seconds, sent.get(resource, 0.0))
+                for resource, seconds in sent.items():
                     load[resource] = load.get(resource, 0.0) + seconds
         rates, latencies = [], []
         for at in range(0, 2 * len(grid.stages) - 2, 2):
@@ -221,16 +225,16 @@ class GridEstimates:
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
         model, width = self.problem.model, self.problem.workload.stored_gradient_bytes
-        found = [float(n * model.layer_params * width) for n in layers]
-        found[0] += model.embedding_params * width
-        found[-1] += model.head_params * width
-        return found
+        num_bytes = [float(n * model.layer_params * width) for n in layers]
+        num_bytes[0] += model.embedding_params * width
+        num_bytes[-1] += model.head_params * width
+        return num_bytes
 
     def exposed_s(
         self, sync_s: Sequence[float], backward_s: Sequence[float], layers: Sequence[int], sharding: int
     ) -> list[float]:
-        """Of `sync_s`, both passes over the gradients of each stage, the seconds after the last backward of the stage,
-        of `backward_s`.
+        """The seconds of `sync_s`, both passes over the gradients of each stage, that come after the last backward of
+        the stage, which takes `backward_s`.
 
         Sums run next to it, but for those of its last part: a layer, or the embedding. With ZeRO-1 the second pass
         gathers weights, after the optimiser.
@@ -286,8 +290,8 @@ class GridEstimates:
     def step_s(
         self, grid: StageGrid, layers: Sequence[int], policy: str, batches: Sequence[int], size: int, sharding: int
     ) -> float:
-        """Seconds of a step, pipelines of `batches` micro-batches: 1F1B of those with equally many, every stage as slow
-        as its slowest replica in them, then what is left of the gradients' sums."""
+        """Seconds of a step whose pipelines have `batches` micro-batches: 1F1B of those with equally many, each stage
+        as slow as its slowest replica among them, then the rest of the gradients' sums."""
         message_s = self.messages(grid).seconds(size * self.sequence_bytes)
         longest: tuple[float, list[float]] = (0.0, [])
         for count in set(batches):
@@ -298,7 +302,7 @@ class GridEstimates:
         pipeline_s, stage_s = longest
         return self.synced_s(pipeline_s, stage_s, message_s, sync_s, layers, sharding)
 
-    def refined(
+    def refine(
         self,
         grid: StageGrid,
         layers: tuple[int, ...],
@@ -310,7 +314,7 @@ class GridEstimates:
         """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
         message_s = self.messages(grid).seconds(size * self.sequence_bytes)
         stages_s = self._stages_s(grid, policy, size)
-        return shifted(layers, max_layers, lambda split: one_f_one_b_s(stages_s(split), message_s, batches))[0]
+        return shift_layers(layers, max_layers, lambda split: one_f_one_b_s(stages_s(split), message_s, batches))[0]
 
     def _stages_s(self, grid: StageGrid, policy: str, size: int) -> Callable[[Sequence[int]], list[float]]:
         """Seconds of each stage, given the layers of all."""
@@ -322,7 +326,8 @@ class GridEstimates:
         return seconds
 
     def gradients_s(self, grid: StageGrid, layers: Sequence[int]) -> float:
-        """Both passes over the gradients, all stages at once: a ring over the replicas of each stage.
+        """Seconds of both passes over the gradients, when all stages sum at once: a ring over the replicas of each
+        stage.
 
         A slice of a layer goes round between the ranks that hold it, as activations go between unequal TP groups.
         """

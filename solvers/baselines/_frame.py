@@ -61,8 +61,8 @@ def climb(
     is_better: Callable[[Node], bool],
     should_continue: Callable[[], bool],
 ) -> Iterator[Node]:
-    """The nodes of a climb from `start`, which is left out: after each comes the first of its `neighbours` that
-    `is_better`, while there is one and `should_continue` says so."""
+    """The nodes that a climb from `start` visits after it: each is the first of the last one's `neighbours` that
+    `is_better`. It ends where there is none, or once `should_continue` returns False."""
     node: Node | None = start
     while node is not None:
         around = takewhile(lambda _: should_continue(), neighbours(node))
@@ -116,7 +116,7 @@ class Baseline(SearchSolver):
 
     @abstractmethod
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """The baseline's own search.
+        """The search of the baseline.
 
         Estimates are in seconds (or in money, by the objective); infinite ones are dropped. Work of more than some
         milliseconds between two candidates must ask `run.should_continue()` itself.
@@ -139,7 +139,7 @@ class Baseline(SearchSolver):
         pricing, budget = self.pricing(run), run.budget
         if budget.max_steps is not None:
             run.budget = replace(budget, time_limit_s=MAX_TIME_LIMIT_S)
-        for candidate in ranked(self, run):
+        for candidate in rank_candidates(self, run):
             if run.plan is not None:
                 run.budget = budget
             if pricing.ended or not run.should_continue():
@@ -149,21 +149,22 @@ class Baseline(SearchSolver):
         run.reason = pricing.finish()
 
 
-def ranked(baseline: Baseline, run: Search) -> list[PlanCandidate]:
-    """All candidates found in time, sorted by turn and then by estimate; equal ones stay in the order found."""
-    found = []
+def rank_candidates(baseline: Baseline, run: Search) -> list[PlanCandidate]:
+    """All candidates enumerated in time, by turn and then by estimate; ties keep the order of enumeration."""
+    estimated = []
     for candidate in baseline.candidates(run, random.Random(run.seed)):
         if candidate.estimate_s < math.inf:
-            found.append(candidate)
+            estimated.append(candidate)
         if not run.should_continue(baseline.limits.enumeration_share):
             break
-    return sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+    return sorted(estimated, key=lambda candidate: (candidate.turn, candidate.estimate_s))
 
 
 class CandidatePricing:
     """Prices candidates by the time of a step.
 
-    It knows the best one, the violation of the first invalid one, and how many plans have fitted since the best.
+    It holds the best candidate, the violation of the first invalid plan, and the number of plans that have fitted since
+    the best.
     """
 
     def __init__(self, run: Search, max_without_improvement: int) -> None:

@@ -62,10 +62,10 @@ class Objective:
     @cached_property
     def _cheapest(self) -> list[float]:
         """Price per second of the cheapest 0, 1, 2, ... devices."""
-        found = [0.0]
+        prices_per_s = [0.0]
         for price in sorted(self.prices or ()):
-            found.append(found[-1] + price)
-        return found
+            prices_per_s.append(prices_per_s[-1] + price)
+        return prices_per_s
 
 
 @dataclass(frozen=True)

@@ -98,17 +98,17 @@ def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
     for counts in subsets:
         machines = [m for members, count in zip(classes, counts, strict=True) for m in members[:count]]
         for processes in processes_per_machine(problem):
-            found = tuple(sorted(rank_devices(problem, machines, processes)))
-            if found and found not in seen:
-                seen.add(found)
-                yield found
+            ranks = tuple(sorted(rank_devices(problem, machines, processes)))
+            if ranks and ranks not in seen:
+                seen.add(ranks)
+                yield ranks
 
 
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
-    batches = [problem.workload.global_batch // (len(devices) * size)] * len(devices)
+    count = problem.workload.global_batch // (len(devices) * size)
     # Of a single stage, every schedule is 1F1B but GPipe, which keeps all activations.
     schedule, layers = default_schedule(problem.workload), [problem.model.num_layers]
-    return aligned_plan([[(d,) for d in devices]], layers, [recompute], batches, size, schedule, sharding)
+    return aligned_plan([[(d,) for d in devices]], layers, [recompute], count, size, schedule, sharding)
 
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:

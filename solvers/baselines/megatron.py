@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
@@ -75,14 +75,14 @@ class MegatronRecompute:
         if self.block is None:
             return (self.policy,)
         each = [k < self.block for start, end in layers for k in range(end - start)]
-        return (self.policy,) if all(each) else tuple(self.policy if own else "none" for own in each)
+        return (self.policy,) if all(each) else tuple(self.policy if recomputes else "none" for recomputes in each)
 
 
 def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     blocks = (MegatronRecompute("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
     tried = (*map(MegatronRecompute, recompute_policies(problem.workload)), *blocks)
-    return any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in tried)
+    return any(all(stage.recompute == choice.of(stage.layers) for stage in stages) for choice in tried)
 
 
 class Megatron(Baseline):
@@ -118,20 +118,15 @@ class Megatron(Baseline):
 def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, StageGrid]]:
     """Grids with a lower bound of their step time from compute alone, the least bound first."""
     problem = times.problem
-    found: dict[StageGrid, float] = {}
-    for order in machine_orders(problem, _MAX_ORDERS, subsets=True):
-        for tp in tp_degrees(problem):
-            for most in processes_per_machine(problem):
-                for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
-                    if grid not in found:
-                        found[grid] = _bound_s(times, grid)
-            if not run.should_continue(_BOUNDING):
-                return _by_bound(found)
-    return _by_bound(found)
-
-
-def _by_bound(found: dict[StageGrid, float]) -> list[tuple[float, StageGrid]]:
-    return sorted(((bound, grid) for grid, bound in found.items()), key=lambda pair: pair[0])
+    bounds: dict[StageGrid, float] = {}
+    for order, tp in product(machine_orders(problem, _MAX_ORDERS, subsets=True), tp_degrees(problem)):
+        for most in processes_per_machine(problem):
+            for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
+                if grid not in bounds:
+                    bounds[grid] = _bound_s(times, grid)
+        if not run.should_continue(_BOUNDING):
+            break
+    return sorted(((bound, grid) for grid, bound in bounds.items()), key=lambda pair: pair[0])
 
 
 def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
@@ -154,9 +149,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
     for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         message_s = messages.seconds(size * times.sequence_bytes)
-        by_speed = sorted(
-            times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
-        )
+        by_speed = times.policies_by_speed(tp_groups[0], size)
         for stage in optimizer_shardings(problem, width):
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
@@ -213,10 +206,10 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
     """Numbers of layer ranges a stage that the schedules allow; 1 stands for plain 1F1B."""
     allowed = schedules(problem.workload)
-    found = [1] if ONE_F_ONE_B in allowed else []
+    counts = [1] if ONE_F_ONE_B in allowed else []
     if INTERLEAVED in allowed and stages > 1 and num_micro_batches % stages == 0:
-        found += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
-    return [chunks for chunks in found if problem.model.num_layers % chunks == 0]
+        counts += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
+    return [chunks for chunks in counts if problem.model.num_layers % chunks == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +265,12 @@ def _best_splits(
 ) -> list[tuple[float, MegatronLayers]]:
     """The best few splits within `max_layers`, each with the seconds of the pipelines."""
     stages, num_layers, chunks = len(max_layers), problem.model.num_layers, pipeline.chunks
-    found: dict[MegatronLayers, float] = {}
+    estimates: dict[MegatronLayers, float] = {}
 
     def seconds(layers: MegatronLayers) -> float:
-        if layers not in found:
-            found[layers] = pipeline.seconds(layers.per_stage(stages))
-        return found[layers]
+        if layers not in estimates:
+            estimates[layers] = pipeline.seconds(layers.per_stage(stages))
+        return estimates[layers]
 
     if stages == 1:
         return (
@@ -287,7 +280,9 @@ def _best_splits(
     for middle in range(chunks, min(max_layers[1:-1]) + 1, chunks) if inner else (0,):
         ends = num_layers - inner * middle
         low, high = max(chunks, ends - max_layers[-1]), min(max_layers[0], ends - chunks)
-        if ends < 2 * chunks or pipeline.num_micro_batches * middle * slowest_s > min(found.values(), default=math.inf):
+        if ends < 2 * chunks or pipeline.num_micro_batches * middle * slowest_s > min(
+            estimates.values(), default=math.inf
+        ):
             break
         if not problem.space.uneven_layers:
             least, most = num_layers // stages, -(-num_layers // stages)
@@ -311,7 +306,7 @@ def _best_splits(
                     left = half + 1
             if left == right:
                 seconds(at(left))
-    ranked = sorted(((value, layers) for layers, value in found.items()), key=lambda pair: pair[0])
+    ranked = sorted(((value, layers) for layers, value in estimates.items()), key=lambda pair: pair[0])
     return ranked[:_SPLITS]
 
 
@@ -332,7 +327,7 @@ def _plan(
         grid.stages,
         per_stage,
         [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
-        [num_micro_batches] * grid.width,
+        num_micro_batches,
         size,
         INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B,
         Sharding(sharding),

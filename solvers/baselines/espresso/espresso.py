@@ -106,15 +106,15 @@ def _in_orders(
             least = min(least, candidate.estimate_s)
             yield candidate
             if k < _TRIED and candidate.estimate_s <= _REFINED * best.seconds:
-                yield _candidate(planner, schedule, planner.refined(placement))
+                yield _candidate(planner, schedule, planner.refine(placement))
         if least > _HOPELESS * best.seconds:
             break
 
 
 def _candidate(planner: EspressoPlanner, schedule: Schedule, placement: EspressoPlacement) -> PlanCandidate:
     choice = placement.choice
-    batches, sharding = [choice.count] * choice.dp, Sharding(choice.sharding)
-    whole = (placement.grid.stages, placement.layers, choice.policy, batches, choice.size, schedule, sharding)
+    each = choice.policy, choice.count, choice.size, schedule, Sharding(choice.sharding)
+    whole = (placement.grid.stages, placement.layers, *each)
     neighbours = partial(_neighbours, planner, schedule, placement)
     return PlanCandidate(planner.evaluate(placement), partial(aligned_plan, *whole), neighbours=neighbours)
 

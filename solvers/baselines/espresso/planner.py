@@ -13,7 +13,7 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, StageTpGroups
-from solvers.baselines._grids import Area, StageGrid, filled, machine_classes, orders_of
+from solvers.baselines._grids import Area, StageGrid, fill_slots, machine_classes, orders_of
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import balanced_layers, dividing_sizes, neighbouring_layers, optimizer_shardings
 from solvers.core.partition import DeviceGroup
@@ -81,8 +81,8 @@ class EspressoPlanner:
                 self.machines.append([])
             self.machines[names[name]].append(problem.usable_by_machine[m])
         if (prices := objective.prices) is not None:
-            for own in self.machines:
-                own.sort(key=lambda devices: prices[devices[0]])
+            for machines in self.machines:
+                machines.sort(key=lambda devices: prices[devices[0]])
         self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
         self._groups: dict[int, list[list[DeviceGroup]]] = {}
         self._tp_groups: dict[tuple[int, int], StageTpGroups] = {}
@@ -92,14 +92,14 @@ class EspressoPlanner:
         if tp not in self._groups:
             allowed = self.problem.space.allowed_tp
             self._groups[tp] = [
-                [group for own in machines if tp in allowed(len(own)) for group in cut(own, tp)]
+                [group for devices in machines if tp in allowed(len(devices)) for group in cut(devices, tp)]
                 for machines in self.machines
             ]
         return self._groups[tp]
 
     def most_stages(self, choice: EspressoChoice) -> list[int]:
         """The most stages for which each type has TP groups."""
-        return [len(own) // choice.dp for own in self.groups(choice.tp)]
+        return [len(groups) // choice.dp for groups in self.groups(choice.tp)]
 
     def tp_groups(self, tp: int, kind: int) -> StageTpGroups:
         """The TP groups of a type, those that cost the same once."""
@@ -114,7 +114,9 @@ class EspressoPlanner:
     def choices(self, policies: Sequence[str]) -> Iterator[EspressoChoice]:
         """All choices whose pipelines share the global batch equally."""
         problem, batch = self.problem, self.problem.workload.global_batch
-        degrees = {tp for machines in self.machines for own in machines for tp in problem.space.allowed_tp(len(own))}
+        degrees = {
+            tp for machines in self.machines for devices in machines for tp in problem.space.allowed_tp(len(devices))
+        }
         for tp in sorted(degrees):
             for dp in range(1, max(map(len, self.groups(tp))) + 1):
                 if problem.space.num_pipelines not in (None, dp):
@@ -125,7 +127,7 @@ class EspressoPlanner:
 
     def allocations(self, run: Search) -> list[tuple[float, EspressoAllocation]]:
         """Allocations with lower bounds of their objective, the least bound first."""
-        found: list[tuple[float, EspressoAllocation]] = []
+        bounded: list[tuple[float, EspressoAllocation]] = []
         asked, layers = self.problem.space.num_stages, self.problem.model.num_layers
         for choice in self.choices(run.pricer.policies()):
             if not run.should_continue():
@@ -142,16 +144,16 @@ class EspressoPlanner:
             bounds = self._lower_bounds(choice, counts, seconds)
             for k in np.argsort(bounds, kind="stable")[:_ALLOCATIONS]:
                 if bounds[k] < np.inf:
-                    found.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
-        return sorted(found, key=lambda one: one[0])
+                    bounded.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
+        return sorted(bounded, key=lambda pair: pair[0])
 
     def _lower_bounds(self, choice: EspressoChoice, counts: Ints, seconds: Floats) -> Floats:
         """Lower bounds of the objective of allocations [n, types] that take `seconds` [n] or longer."""
         if self.objective.prices is None:
             return seconds
         price = np.zeros(len(counts))
-        for k, own in enumerate(self.groups(choice.tp)):
-            each = [sum(self.objective.prices[d] for d in group) for group in own]
+        for k, groups in enumerate(self.groups(choice.tp)):
+            each = [sum(self.objective.prices[d] for d in group) for group in groups]
             price += np.concatenate([[0.0], np.cumsum(each)])[counts[:, k] * choice.dp]
         return np.where(seconds > self.objective.latest_s, np.inf, price * seconds)
 
@@ -160,24 +162,24 @@ class EspressoPlanner:
         all."""
         count = allocation.stages
         present = [k for k, n in enumerate(count) if n]
-        found = [self._by_ratio(allocation)]
-        found += [tuple(k for k in order for _ in range(count[k])) for order in orders_of(present)]
+        tried = [self._by_ratio(allocation)]
+        tried += [tuple(k for k in order for _ in range(count[k])) for order in orders_of(present)]
         if sum(count) <= _ALL_ORDERS:
-            found += permutations(k for k in present for _ in range(count[k]))
-        return list(dict.fromkeys(found))
+            tried += permutations(k for k in present for _ in range(count[k]))
+        return list(dict.fromkeys(tried))
 
     def machine_orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
         """Some of the orders in which only the stages of a machine stay together."""
         blocks: list[tuple[int, ...]] = []
         for kind, count in enumerate(allocation.stages):
-            groups = max((len(own) for own in self.machines[kind]), default=1) // allocation.choice.tp
+            groups = max((len(devices) for devices in self.machines[kind]), default=1) // allocation.choice.tp
             size = max(1, groups // allocation.choice.dp)
             blocks += [(kind,) * min(size, count - at) for at in range(0, count, size)]
-        rng, found = random.Random(len(blocks)), dict[tuple[int, ...], None]()
+        rng, drawn = random.Random(len(blocks)), dict[tuple[int, ...], None]()
         for _ in range(_MACHINE_ORDERS):
             rng.shuffle(blocks)
-            found[tuple(kind for block in blocks for kind in block)] = None
-        return list(found)
+            drawn[tuple(kind for block in blocks for kind in block)] = None
+        return list(drawn)
 
     def _by_ratio(self, allocation: EspressoAllocation) -> tuple[int, ...]:
         """Types by the ratio of their compute to the layers that fit, the least first: first stages hold most micro-
@@ -215,17 +217,17 @@ class EspressoPlanner:
         """TP groups for the stages: neighbours share a stage or a pipeline; where links differ, also the nearest
         groups."""
         wanted = [[(kind, choice.tp)] for kind in order]
-        found = (
-            filled(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
+        ways = (
+            fill_slots(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
             for along, near in product((False, True), self._near)
         )
-        return [grid for grid in dict.fromkeys(found) if grid is not None]
+        return [grid for grid in dict.fromkeys(ways) if grid is not None]
 
     def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[EspressoPlacement]:
         """All placements of an order; those with neighbouring splits come last."""
-        found = self._grids(choice, order)
+        grids = self._grids(choice, order)
         return (
-            EspressoPlacement(choice, order, grid, layers) for layers in self.layers(choice, order) for grid in found
+            EspressoPlacement(choice, order, grid, layers) for layers in self.layers(choice, order) for grid in grids
         )
 
     def evaluate(self, placement: EspressoPlacement) -> float:
@@ -235,11 +237,11 @@ class EspressoPlanner:
         seconds = self.times.step_s(grid, placement.layers, choice.policy, batches, choice.size, choice.sharding)
         return self.objective.of(grid.devices(), seconds)
 
-    def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
+    def refine(self, placement: EspressoPlacement) -> EspressoPlacement:
         """The placement with layers moved while its estimate falls."""
         choice, most = placement.choice, self.max_layers(placement.choice, placement.order)
         pipelines = choice.policy, choice.count, choice.size
-        return replace(placement, layers=self.times.refined(placement.grid, placement.layers, most, *pipelines))
+        return replace(placement, layers=self.times.refine(placement.grid, placement.layers, most, *pipelines))
 
     def neighbours(self, placement: EspressoPlacement) -> Iterator[EspressoPlacement]:
         """Placements one change away: a layer, two neighbouring stages, the policy, the micro-batch or ZeRO."""

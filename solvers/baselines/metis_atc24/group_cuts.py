@@ -21,7 +21,7 @@ _SLACK = 1.5  # cuts whose rough estimate is this much above the best are left o
 _FILL = 0.8  # a stage's time in a fill, over the slowest stage's, roughly
 
 
-class FoundCut(NamedTuple):
+class RankedCut(NamedTuple):
     """A cut with a rough estimate of a step in seconds, the number of its sequence, and its batching."""
 
     rough_s: float
@@ -43,15 +43,15 @@ def sequences(problem: Problem) -> list[tuple[int, ...]]:
 
 def batchings(problem: Problem, policy: str, sharded: bool) -> list[Batching]:
     """Micro-batches that divide the global batch, in as few pipelines as the plan space allows or as it requires."""
-    batch, asked, found = problem.workload.global_batch, problem.space.num_pipelines, []
+    batch, asked, dividing = problem.workload.global_batch, problem.space.num_pipelines, []
     sizes = problem.space.micro_batch_sizes(batch)
     size = asked or 1
     while size <= min(batch, len(problem.usable_devices) * sizes[-1]):
         pipelines = asked or max(1, size // sizes[-1])
         if batch % size == 0 and size // pipelines in sizes:
-            found.append(Batching(batch // size, size, pipelines, policy, sharded))
+            dividing.append(Batching(batch // size, size, pipelines, policy, sharded))
         size *= 2
-    return found
+    return dividing
 
 
 class GroupCuts:
@@ -59,16 +59,16 @@ class GroupCuts:
 
     def __init__(self, estimates: GridEstimates, sequences: Sequence[Sequence[int]], *, sharded: bool) -> None:
         self.problem = estimates.problem
-        kept: dict[Any, Any] = {}
-        self.ranked = [RankedDevices(estimates, ranks, kept) for ranks in sequences]
+        timed: dict[Any, Any] = {}
+        self.ranked = [RankedDevices(estimates, ranks, timed) for ranks in sequences]
         policies = estimates.pricer.policies()
         self.batchings = [batching for policy in policies for batching in batchings(self.problem, policy, sharded)]
 
-    def found(self, rng: random.Random, should_continue: Callable[[float], bool]) -> list[FoundCut]:
-        """Cuts, the best estimate first, found while `should_continue` says so of the share that it is asked for."""
+    def cuts(self, rng: random.Random, should_continue: Callable[[float], bool]) -> list[RankedCut]:
+        """Cuts, the best estimate first, sought while `should_continue` says so of the share that it is asked for."""
         space = self.problem.space
         degrees: list[int | None] = [None] if space.uneven_tp else [*self.ranked[0].degrees]
-        found: list[FoundCut] = []
+        estimated: list[RankedCut] = []
         best_s = dict.fromkeys(self.batchings, float("inf"))
 
         def cut_all(numbers: Iterable[int], chosen: Sequence[Batching]) -> None:
@@ -77,25 +77,25 @@ class GroupCuts:
                     break
                 ranked = self.ranked[k]
                 groups = ranked.groups(batching, tp)
-                aligned = [[group for group in own if ranked.is_aligned(group)] for own in groups]
+                aligned = [[group for group in starting if ranked.is_aligned(group)] for starting in groups]
                 for offered in (aligned, groups):
                     longest_s = partial(_slowest_s, batching, _SLACK * min(best_s.values()))
                     for slowest_s, cut in cuts(self.problem, offered, ranked.max_stages, rng, longest_s):
                         rough_s = slowest_s / _slowest_s(batching, 1.0, len(cut))
                         best_s[batching] = min(best_s[batching], rough_s)
-                        found.append(FoundCut(rough_s, k, batching, cut))
+                        estimated.append(RankedCut(rough_s, k, batching, cut))
 
         # Uniform cuts come first.
         for batching, k in product(self.batchings, range(len(self.ranked))):
             for cut, layers in self._uniform_cuts(batching, self.ranked[k]):
                 rough_s = quick_s(cut, layers, batching)
                 best_s[batching] = min(best_s[batching], rough_s)
-                found.append(FoundCut(rough_s, k, batching, cut))
+                estimated.append(RankedCut(rough_s, k, batching, cut))
             if not should_continue(0.5):
                 break
         cut_all(range(2)[: len(self.ranked)], self.batchings)
         cut_all(range(2, len(self.ranked)), sorted(self.batchings, key=best_s.__getitem__)[:_BATCHINGS])
-        return sorted(found, key=lambda one: one.rough_s)
+        return sorted(estimated, key=lambda estimate: estimate.rough_s)
 
     def _uniform_cuts(self, batching: Batching, ranked: RankedDevices) -> Iterator[tuple[Cut, tuple[int, ...]]]:
         """Cuts into groups of equal size and TP degree in which the layers fit, and the layers of each."""
@@ -137,14 +137,14 @@ def quick_s(cut: Cut, layers: tuple[int, ...], batching: Batching) -> float:
 
 
 def lanes(problem: Problem, batching: Batching, cut: Cut) -> tuple[list[list[Replicas]], int]:
-    """By stage, the replicas of each pipeline of a cut, and the sequences of a micro-batch.
+    """The replicas of each pipeline of a cut by stage, and the sequences of a micro-batch.
 
     Pipelines are halved while their halves are alike, so that plain pipelines result where possible.
     """
     stages = [group.pipelines() for group in cut]
     size = batching.pipeline_size
     while size % 2 == 0 and problem.space.num_pipelines is None:
-        halves = [[_halved(problem, shares) for shares in pipelines] for pipelines in stages]
+        halves = [[_halves(problem, shares) for shares in pipelines] for pipelines in stages]
         if any(half is None for pipelines in halves for half in pipelines):
             break
         stages = [[part for half in pipelines if half is not None for part in half] for pipelines in halves]
@@ -152,7 +152,7 @@ def lanes(problem: Problem, batching: Batching, cut: Cut) -> tuple[list[list[Rep
     return stages, size
 
 
-def _halved(problem: Problem, shares: Replicas) -> tuple[Replicas, Replicas] | None:
+def _halves(problem: Problem, shares: Replicas) -> tuple[Replicas, Replicas] | None:
     """The replicas in two halves of equal types and samples; None if there are none."""
     alike: dict[tuple[str, int], list[ReplicaSamples]] = {}
     for share in shares:

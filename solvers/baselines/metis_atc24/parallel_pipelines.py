@@ -29,8 +29,7 @@ def plan_of_cut(
     """The plan of a cut."""
     stages, size = lanes(problem, batching, cut)
     slots = [[_devices(shares) for shares in pipelines] for pipelines in stages]
-    batches = [batching.count] * len(slots[0])
-    return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
+    return aligned_plan(slots, layers, batching.policy, batching.count, size, schedule, Sharding(sharding))
 
 
 def _devices(shares: Replicas) -> StageHolders:
@@ -42,11 +41,12 @@ def _devices(shares: Replicas) -> StageHolders:
 def boundaries_s(
     pipelines: Sequence[Pipeline], hop_of: Callable[[TokenLayout, TokenLayout], Route], sequence_bytes: float
 ) -> list[float]:
-    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
+    """Seconds at each boundary of pipelines of equal structure: the longest message ahead and the longest back of a
+    pipeline, together.
 
     `sequence_bytes` are the hidden states of one sequence.
     """
-    found = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
-    load = total_load(item for own in found for item in network_load(own))
-    each = [round_trips_s(own, len(pipelines[0].stages), load) for own in found]
+    messages = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
+    load = total_load(item for of_pipeline in messages for item in network_load(of_pipeline))
+    each = [round_trips_s(of_pipeline, len(pipelines[0].stages), load) for of_pipeline in messages]
     return [max(trips) for trips in zip(*each, strict=True)]

@@ -15,14 +15,14 @@ from solvers.baselines._grids import (
     StageGrid,
     follows_ranks,
     grids,
-    laid_out,
+    lay_out,
     machine_classes,
     machine_orders,
     processes_per_machine,
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import shifted
+from solvers.baselines._plans import shift_layers
 from solvers.baselines._published_space import divides_model
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
@@ -59,8 +59,8 @@ def drawn_grids(kind: str, draws: int) -> Iterator[StageGrid]:
 
 
 def test_neighbours_form_a_stage_or_a_pipeline() -> None:
-    assert laid_out(GROUPS, 2, along=False).stages == (((0,), (1,)), ((2,), (3,)))
-    assert laid_out(GROUPS, 2, along=True).stages == (((0,), (2,)), ((1,), (3,)))
+    assert lay_out(GROUPS, 2, along=False).stages == (((0,), (1,)), ((2,), (3,)))
+    assert lay_out(GROUPS, 2, along=True).stages == (((0,), (2,)), ((1,), (3,)))
 
 
 def test_grids_share_the_batch_and_give_every_stage_a_layer() -> None:
@@ -114,7 +114,7 @@ def test_a_grid_follows_its_ranks(kind: str) -> None:
 def test_what_follows_ranks(groups: list[tuple[int, ...]], follows: bool) -> None:
     """Machines a: 0, 1; b: 2, 3; c: 4 to 7, up to two of each."""
     problem = small.easy()
-    plan = plan_of(laid_out(groups, 2, along=False), problem)
+    plan = plan_of(lay_out(groups, 2, along=False), problem)
     assert follows_ranks(problem, plan, [2], both=False) == follows
 
 
@@ -143,7 +143,7 @@ def test_estimated_gradients_are_near_those_of_the_cost_model(kind: str) -> None
     problem = problems.MIXED[kind]()
     groups = rank_groups(problem, problem.usable_by_machine, 1, 8)
     grid = next(
-        laid_out(groups[:n], 1, along=False)
+        lay_out(groups[:n], 1, along=False)
         for n in (8, 4)
         if n <= len(groups) and problem.workload.global_batch % n == 0
     )
@@ -172,5 +172,5 @@ def test_layers_are_shifted_to_faster_stages_within_rooms() -> None:
     def seconds(layers: tuple[int, ...]) -> float:
         return max(n * s for n, s in zip(layers, speeds, strict=True))
 
-    assert shifted((4, 4, 4), (12, 12, 12), seconds) == ((5, 2, 5), 6.0)  # type: ignore[arg-type]
-    assert shifted((4, 4, 4), (12, 12, 4), seconds)[0][2] == 4  # type: ignore[arg-type]
+    assert shift_layers((4, 4, 4), (12, 12, 12), seconds) == ((5, 2, 5), 6.0)  # type: ignore[arg-type]
+    assert shift_layers((4, 4, 4), (12, 12, 4), seconds)[0][2] == 4  # type: ignore[arg-type]
