@@ -359,6 +359,22 @@ def one_f_one_b_s(stage_s: Sequence[float], message_s: Sequence[float], num_micr
     return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * period_s
 
 
+def sharded_s(
+    zero: int, forward_s: float, backward_s: float, gather_s: float, scatter_s: float, num_layers: int
+) -> float:
+    """Approximate seconds of a micro-batch next to whose passes weights are gathered (ZeRO-3) and gradients scattered
+    (from ZeRO-2 on), both in so many seconds for all layers.
+
+    The longer of compute and communication counts; of a layer, both gathers and the scatter are exposed.
+    """
+    if zero == 3:
+        pass_s = max(forward_s, gather_s) + max(backward_s, gather_s + scatter_s)
+        return pass_s + (2 * gather_s + scatter_s) / num_layers
+    if zero == 2:
+        return forward_s + max(backward_s, scatter_s) + scatter_s / num_layers
+    return forward_s + backward_s
+
+
 def _longest_range(
     model: MemoryModel,
     limit_bytes: float,

@@ -25,7 +25,7 @@ from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
 from solvers.baselines._grids import follow_machines, lay_out, machine_orders, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, one_f_one_b
@@ -239,15 +239,9 @@ def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice,
     gather_s = [seconds / 2 for seconds in rings.sync_s([size * ratio for size in gradients])]
     stage_s, once_s = [], 0.0
     for option, gather, scatter, exposed in zip(split, gather_s, scatter_s, exposed_s, strict=True):
-        forward, backward, n = option.forward_s, option.backward_s, option.num_layers
-        if choice.zero == 3:
-            forward, backward = max(forward, gather) + gather / n, max(backward, gather + scatter)
-            backward += (gather + scatter) / n
-        elif choice.zero == 2:
-            backward, once_s = max(backward, scatter) + scatter / n, max(once_s, gather)
-        else:
-            once_s = max(once_s, exposed)
-        stage_s.append(forward + backward)
+        once_s = max(once_s, {0: exposed, 2: gather, 3: 0.0}[choice.zero])
+        each_way = option.forward_s, option.backward_s
+        stage_s.append(sharded_s(choice.zero, *each_way, gather, scatter, option.num_layers))
     samples = choice.sequences / grid.width
     message_s = estimates.messages(grid).seconds(samples * estimates.sequence_bytes)
     step_s = one_f_one_b_s(stage_s, message_s, choice.num_micro_batches)

@@ -13,7 +13,7 @@ from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._plans import balanced_layers
 from solvers.baselines.metis_atc24.cutting import Cut, cuts
-from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices, Replicas, ReplicaSamples
+from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices
 
 _SEQUENCES = 24  # sequences of GPU types that are tried
 _BATCHINGS = 4  # batchings tried for all sequences: those best for the first two
@@ -134,32 +134,3 @@ def quick_s(cut: Cut, layers: tuple[int, ...], batching: Batching) -> float:
     """A rough estimate of a step, in which every stage waits for its own messages only."""
     stage_s = [group.stage_s(n) + group.waits_s for group, n in zip(cut, layers, strict=True)]
     return (batching.count - 1) * max(stage_s) + sum(stage_s)
-
-
-def lanes(problem: Problem, batching: Batching, cut: Cut) -> tuple[list[list[Replicas]], int]:
-    """The replicas of each pipeline of a cut by stage, and the sequences of a micro-batch.
-
-    Pipelines are halved while their halves are alike, so that plain pipelines result where possible.
-    """
-    stages = [group.pipelines() for group in cut]
-    size = batching.pipeline_size
-    while size % 2 == 0 and problem.space.num_pipelines is None:
-        halves = [[_halves(problem, shares) for shares in pipelines] for pipelines in stages]
-        if any(half is None for pipelines in halves for half in pipelines):
-            break
-        stages = [[part for half in pipelines if half is not None for part in half] for pipelines in halves]
-        size //= 2
-    return stages, size
-
-
-def _halves(problem: Problem, shares: Replicas) -> tuple[Replicas, Replicas] | None:
-    """The replicas in two halves of equal types and samples; None if there are none."""
-    alike: dict[tuple[str, int], list[ReplicaSamples]] = {}
-    for share in shares:
-        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
-    if any(len(members) % 2 for members in alike.values()):
-        return None
-    return (
-        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
-        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
-    )
