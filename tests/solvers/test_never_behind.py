@@ -20,7 +20,7 @@ from tests.solvers.drawn import drawn_problem, sub_problem
 
 MEMBERS = 2
 LUCK = 1.01
-OURS = ("columns", "hexiscale", "local_search")
+OURS = ("columns", "random", "hexiscale", "local_search")
 QUICK, SLOW = (0, 1, 3), range(30)
 # GPUs, and what is ahead by how much with seed 0; most is its luck, as other seeds of both show.
 OPEN = {
