@@ -8,7 +8,7 @@ the slowest stage until they are balanced by time (Wang et al., arXiv 2307.02031
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -69,7 +69,7 @@ class RecomputeOption:
     recomputed: int
     forward_s: float
     backward_s: float
-    num_bytes: float
+    num_bytes: float = field(compare=False)  # two GPU types may need unequal memory for the same plan
 
     @property
     def seconds(self) -> float:
