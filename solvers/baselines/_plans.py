@@ -10,7 +10,10 @@ from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_s
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
+
+_FEW = 4  # stages up to which layers one off are tried too
 
 StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceParallel  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
@@ -64,20 +67,31 @@ def stage_pairs(num_stages: int, few: int, reach: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in permutations(range(num_stages), 2) if abs(a - b) <= reach]
 
 
-def with_layer_moved(layers: Sequence[int], giver: int, taker: int) -> tuple[int, ...]:
+def move_layer(layers: Sequence[int], giver: int, taker: int) -> tuple[int, ...]:
     """`layers` per stage with one layer moved."""
     return tuple(n - (s == giver) + (s == taker) for s, n in enumerate(layers))
 
 
 def neighbouring_layers(
-    layers: Sequence[int], max_layers: Sequence[int], few: int, reach: int = 0
+    layers: Sequence[int], max_layers: Sequence[int], few: int = 8, reach: int = 1
 ) -> list[tuple[int, ...]]:
     """All `layers` per stage with one layer moved, within `max_layers`, between the stages of `stage_pairs`."""
     pairs = stage_pairs(len(layers), few, reach)
-    return [with_layer_moved(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
+    return [move_layer(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
 
 
-def shifted(
+def balanced_layers(times: Sequence[Sequence[float]], total: int) -> list[tuple[int, ...]]:
+    """Layers per stage that make the slowest as fast as memory allows and, of a few stages, all splits one layer off.
+
+    `times[s]` are the seconds of 1, 2, ... layers on stage s, as many as fit. Empty where the `total` does not fit.
+    """
+    if not all(times) or sum(map(len, times)) < total:
+        return []
+    best = tuple(least_bottleneck(times, total))
+    return [best, *neighbouring_layers(best, list(map(len, times)), _FEW, reach=0)]
+
+
+def shift_layers(
     layers: Sequence[int],
     max_layers: Sequence[int],
     seconds: Callable[[Sequence[int]], float],
@@ -85,7 +99,7 @@ def shifted(
     few: int = 12,
     passes: int = 5,
 ) -> tuple[tuple[int, ...], float]:
-    """Moves single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
+    """Move single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
 
     Layers move between any two of up to `few` stages and between near ones of more, in at most `passes` passes.
     """
@@ -95,7 +109,7 @@ def shifted(
         start_s = best_s
         for a, b in pairs:
             if best[a] > 1 and best[b] < max_layers[b]:
-                moved = with_layer_moved(best, a, b)
+                moved = move_layer(best, a, b)
                 moved_s = seconds(moved)
                 if moved_s < best_s:
                     best, best_s = moved, moved_s
@@ -127,7 +141,7 @@ def aligned_plan(
     slots: Sequence[Sequence[StageHolders]],
     layers: Sequence[int],
     recompute: str | Sequence[Recompute],
-    batches: Sequence[int],
+    batches: int | Sequence[int],
     micro_batch_size: int,
     schedule: Schedule,
     sharding: Sharding,
@@ -135,7 +149,9 @@ def aligned_plan(
     chunks: int = 1,
 ) -> Plan:
     """Pipelines of the same layers and recompute (see `pipeline_of`): `slots[s][k]` is stage s of pipeline k, which has
-    `batches[k]` micro-batches."""
+    `batches[k]` micro-batches, or `batches` as all have."""
+    if isinstance(batches, int):
+        batches = [batches] * len(slots[0])
     pipelines = (
         pipeline_of(
             [stage_groups[k] for stage_groups in slots], layers, recompute, count, micro_batch_size, chunks=chunks

@@ -13,7 +13,7 @@ from hexiopt.schedules.in_flight import holding, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import one_f_one_b_s
-from solvers.baselines._plans import optimizer_shardings, pipeline_of, shifted
+from solvers.baselines._plans import optimizer_shardings, pipeline_of, shift_layers
 from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
 from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
 from solvers.baselines.flashflex.released import StageSequence, memory_shares
@@ -113,7 +113,7 @@ class PublishedPlans(PartitionPlans):
         """Layers per stage of every pipeline; None if they do not fit."""
         shards = StateSharding(sharding, len(partition))
         batches = max(1, self.problem.workload.global_batch // (len(partition) * size))
-        found = []
+        splits = []
         for line in partition:
             key = (line, schedule, size, policy, measured, shards, batches)
             if key not in self._splits:
@@ -121,8 +121,8 @@ class PublishedPlans(PartitionPlans):
             split = self._splits[key]
             if split is None:
                 return None
-            found.append(split)
-        return found
+            splits.append(split)
+        return splits
 
     def _split(
         self,
@@ -161,7 +161,7 @@ class PublishedPlans(PartitionPlans):
         def seconds(trial: Sequence[int]) -> float:
             return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), message_s, batches)
 
-        return list(shifted(layers, most, seconds)[0])
+        return list(shift_layers(layers, most, seconds)[0])
 
     def _stages_s(
         self, line: StageSequence, layers: Sequence[int], size: int, policy: str, measured: bool
