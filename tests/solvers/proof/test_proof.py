@@ -242,7 +242,7 @@ def test_proofs_equal_looking_at_all_plans(seed: int) -> None:
     assert agrees(random_problem(seed))
 
 
-@pytest.mark.parametrize("seed", [3, 5, 9])
+@pytest.mark.parametrize("seed", [3, 5, 11])
 def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: 3)
     for name in ("_MANY_USAGES", "_WORTH_A_PROCESS"):
