@@ -20,7 +20,6 @@ BUILT_IN: Mapping[str, str] = {
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
-    "exhaustive": "solvers.exact.exhaustive:Exhaustive",
     "exact": "solvers.exact.exact:Exact",
     "amp": "solvers.baselines.amp:Amp",
     "espresso": "solvers.baselines.espresso.espresso:Espresso",

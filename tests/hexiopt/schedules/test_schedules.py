@@ -228,7 +228,7 @@ def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.Mo
     data = plan_to_dict(result.plan, problem.cluster)
     assert plan_from_section(Section(data, "plan"), problem.cluster) == result.plan
     assert 0.0 < lower_bound_s(PlanPricer(problem), 0.05) == compute_bound_s(PlanPricer(problem))
-    for solver in ("exhaustive", "cp_sat"):
+    for solver in ("exact", "cp_sat"):
         with pytest.raises(InputError, match="proves nothing about the eager schedule"):
             make_solver(solver).solve(problem, Budget(1.0))
 
