@@ -40,7 +40,7 @@ SOURCES = (
     "solvers/proof/sums.py",
 )
 _ROOTS = {package.__name__: Path(package.__path__[0]).parent for package in (hexiopt, solvers)}
-_KERNEL = re.compile(r"^@numba\.njit\(.*cache=True.*\)\ndef (\w+)", re.MULTILINE)
+_KERNEL = re.compile(r"^@numba\.(?:njit|vectorize)\(.*cache=True.*\ndef (\w+)", re.MULTILINE)
 _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot keep beside the sources
 
 
