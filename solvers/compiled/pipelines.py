@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import kernel
 from solvers.compiled.layers import set_seconds, split
 
 _WAITS = 1.0005  # a period beyond the slowest stage by this factor: the pipeline waits for messages
@@ -14,14 +13,14 @@ _ALIKE = 1e-7  # of a period: times that differ by less are equal
 _STEADY = 3  # with fewer micro-batches a stage, another one adds more or less than a period
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def clear_added(columns: Any) -> None:
     """No seconds beside layers."""
     for s in range(len(columns)):
         columns[s].added_s = 0.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def cycle_s(stages: Any, p: int, count: int) -> float:
     """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`)."""
     best = 0.0
@@ -37,7 +36,7 @@ def cycle_s(stages: Any, p: int, count: int) -> float:
     return best
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def note_round(columns: Any, count: int, round_s: float) -> bool:
     """Whether all times have moved by `round_s` since they were noted last; note them."""
     same, near = True, round_s * _ALIKE
@@ -53,7 +52,7 @@ def note_round(columns: Any, count: int, round_s: float) -> bool:
     return same
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int, period: float, rounds: int) -> float:
     """The end of a 1F1B pipeline; `early_s` of its stages. Exact, for one executor a stage.
 
@@ -102,7 +101,7 @@ def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int, peri
     return end + skipped_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def end_gpipe_s(stages: Any, p: int, count: int, batches: int) -> float:
     """The end of a GPipe pipeline; `early_s` of its stages: two lines of queues, one after the other. Exact."""
     now, slowest = 0.0, 0.0
@@ -131,7 +130,7 @@ def end_gpipe_s(stages: Any, p: int, count: int, batches: int) -> float:
     return end
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def period_gpipe_s(stages: Any, p: int, count: int) -> float:
     """Seconds that another micro-batch adds to a GPipe pipeline."""
     forward, backward = 0.0, 0.0
@@ -143,7 +142,7 @@ def period_gpipe_s(stages: Any, p: int, count: int) -> float:
     return forward + backward
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def critical_run(stages: Any, p: int, count: int) -> Any:
     """The first and the last stage of the cycle that bounds the period of 1F1B."""
     best, first, last = 0.0, 0, 0
@@ -159,7 +158,7 @@ def critical_run(stages: Any, p: int, count: int) -> Any:
     return first, last
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, period: float) -> Any:
     """Move single layers out of the critical run while that shortens the period; the period."""
     count = pipeline.num_stages
@@ -193,7 +192,7 @@ def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
     return period
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: float) -> float:
     """Layers of a pipeline that waits: stages with long messages get fewer, where that shortens the period, which it
     returns. `slowest`: seconds of its slowest stage."""
@@ -227,13 +226,13 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
     return now
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def steady_after(count: int) -> int:
     """Micro-batches from which on another one adds about a period to a pipeline of so many stages."""
     return _STEADY * count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
     """Period and end of a pipeline of `batches` micro-batches whose layers and messages are known; other layers where
     it waits for messages."""

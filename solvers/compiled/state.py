@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from solvers.compiled.kernels import entry
 from solvers.compiled.tables import Tables
 
 ONE_F_ONE_B, GPIPE = 0, 1
@@ -204,7 +204,7 @@ def new_work(tables: Tables) -> SearchWork:
     )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def touch(work: Any, p: int) -> None:
     """Note that pipeline `p` has changed."""
     touched, listed = work.touched, work.listed
@@ -214,7 +214,7 @@ def touch(work: Any, p: int) -> None:
         touched[p] = 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def forget_touched(work: Any) -> None:
     """Begin the next candidate: nothing has changed."""
     touched, listed = work.touched, work.listed
@@ -223,14 +223,14 @@ def forget_touched(work: Any) -> None:
     listed[0] = 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def touch_all(work: Any, state: Any) -> None:
     """Note that every pipeline has changed."""
     for p in range(state.plan[0].num_pipelines):
         touch(work, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def copy_pipeline(source: Any, target: Any, p: int) -> None:
     """Pipeline `p` of `source` into `target`."""
     target.pipelines[p] = source.pipelines[p]
@@ -238,7 +238,7 @@ def copy_pipeline(source: Any, target: Any, p: int) -> None:
         target.stages[p, s] = source.stages[p, s]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def copy_state(source: Any, target: Any) -> None:
     """All of `source` that is in use into `target`."""
     target.plan[0] = source.plan[0]
@@ -247,7 +247,7 @@ def copy_state(source: Any, target: Any) -> None:
         copy_pipeline(source, target, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def copy_rows(work: Any, source: Any, target: Any) -> None:
     """The touched pipelines of `source` into `target`, which is equal but for them."""
     target.plan[0] = source.plan[0]
