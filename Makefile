@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install install-plan demo test test-slow lint golden reference notebooks docs bench gpu stress results clean
+.PHONY: install install-plan demo test test-slow lint golden quality reference notebooks docs bench gpu stress results clean
 
 install: $(STAMP)
 
@@ -53,6 +53,11 @@ lint: install
 # Prices, plans and error lines as they are now: commit what changed, and say why it did.
 golden: install
 	$(BIN)/python -m tests.golden.make
+
+# Whether the default's plans became worse on some forty problems: about ten minutes on two cores. QUALITY="--store"
+# stores them; python -m tests.quality --help says how two checkouts are compared at equal CPU time.
+quality: install
+	$(BIN)/python -m tests.quality $(QUALITY)
 
 # docs/api.md from docstrings and docs/models.md from the types that are read, as their tests ask.
 reference: install

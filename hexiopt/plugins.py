@@ -23,7 +23,8 @@ GROUP = "hexiopt.solvers"
 TABLE_GROUP = "hexiopt.solver_table"
 PRICERS = "hexiopt.pricers"
 OWN_DISTRIBUTION = "hexiopt"
-ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names of solvers, kept for one release
+# Old names of solvers, and solvers that are gone, kept for one release.
+ALIASES: Mapping[str, str] = {"metis": "hexiscale", "shapes": "portfolio"}
 
 
 class SolverClass(Protocol):
@@ -39,7 +40,7 @@ class SolverClass(Protocol):
 def current_name(name: str) -> str:
     """`name`, or the name that replaces it; the use of an old name gives a RenamedWarning at the caller's caller."""
     if name in ALIASES:
-        warnings.warn(f"solver: {name} is now called {ALIASES[name]}; the old name goes soon", RenamedWarning, 3)
+        warnings.warn(f"solver: {name} now means {ALIASES[name]}; the old name goes soon", RenamedWarning, 3)
     return ALIASES.get(name, name)
 
 

@@ -188,9 +188,6 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"pricer: {pricer_name(pricer)} was made for another problem; give its name or class, which makes one"
         )
     instead = "solver=hexiseq" if able.sequence == "only" else "solver=portfolio"
-    searched = "that it can search"
-    if able.kind == "oracle" and able.sequence == "no":
-        searched, instead = "of which all plans can be looked at", f"solver=cp_sat or {instead}"
     if able.sequence == "only" and not problem.space.sequence:
         raise InputError(f"solver: {name} plans stages with sequence layouts; allow them with space.sequence=true")
     if able.kind == "oracle" and able.sequence == "no" and problem.space.sequence:
@@ -218,7 +215,7 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
         stated = [(unit, most) for unit, most in limits.items() if most is not None]
         given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
         allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
-        raise InputError(f"solver: {name}: {given} are more than the {allowed} {searched}; use {instead}")
+        raise InputError(f"solver: {name}: {given} are more than the {allowed} that it can search; use {instead}")
     if able.pricers == "cost_model" and pricer is not None and our_model(pricer, problem) is None:
         raise InputError(
             f"solver: {name}: its bounds hold for our own cost model only, not for {pricer_name(pricer)}; use {instead}"

@@ -16,12 +16,10 @@ from hexiopt.solving import Capabilities, PricerMaker
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
-    "shapes": "solvers.heuristics.configuration_program:Shapes",
     "columns": "solvers.columns.column_search:ChainColumns",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
-    "exhaustive": "solvers.exact.exhaustive:Exhaustive",
     "exact": "solvers.exact.exact:Exact",
     "amp": "solvers.baselines.amp:Amp",
     "espresso": "solvers.baselines.espresso.espresso:Espresso",

@@ -3,6 +3,7 @@
 python -m experiments.app.compile
 """
 
+import math
 import os
 import re
 import sys
@@ -20,6 +21,10 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
+from solvers.compiled.layers import policies_of, split
+from solvers.compiled.state import copy_rows, copy_state, forget_touched, new_state, new_work, touch, touch_all
+from solvers.compiled.step import evaluate, refresh
+from solvers.compiled.tables import tables_of
 from solvers.registry import make_solver
 
 SOURCES = (
@@ -40,7 +45,7 @@ SOURCES = (
     "solvers/proof/sums.py",
 )
 _ROOTS = {package.__name__: Path(package.__path__[0]).parent for package in (hexiopt, solvers)}
-_KERNEL = re.compile(r"^@numba\.(?:njit|vectorize)\(.*cache=True.*\ndef (\w+)", re.MULTILINE)
+_KERNEL = re.compile(r"^@(?:numba\.(?:njit|vectorize)\(.*cache=True.*|kernel|entry)\ndef (\w+)", re.MULTILINE)
 _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot keep beside the sources
 
 
@@ -79,9 +84,27 @@ def main() -> None:
         lower_bound_s(PlanPricer(problem), 2.0)
         for solver in ("portfolio", "columns"):
             make_solver(solver).solve(problem, Budget(120.0, max_steps=60))
+    compile_search(Problem(cluster, model, Workload(global_batch=8, seq_len=512), space))
     workload = Workload(global_batch=8, seq_len=512, schedule=ONE_F_ONE_B.name, optimizer_sharding="1")
     provable = Problem(named_cluster("hexiscale_case_study"), model, workload, space)
     make_solver("exact").solve(provable, Budget(600.0, max_steps=2_000))  # to the end, so that all of it has run
+
+
+def compile_search(problem: Problem) -> None:
+    """Call every compiled function of `solvers/compiled` that Python calls."""
+    tables = tables_of(PlanPricer(problem))
+    work, state, other = new_work(tables), new_state(tables), new_state(tables)
+    state.plan[0]["num_pipelines"] = state.pipelines[0]["num_stages"] = 1
+    state.stages[0, 0]["mask"] = 1
+    refresh(tables, work, state)
+    touch_all(work, state)
+    touch(work, 0)
+    evaluate(tables, work, state, math.inf)
+    copy_state(state, other)
+    copy_rows(work, state, other)
+    forget_touched(work)
+    split(tables, work, state, 0)
+    policies_of(tables, state, 0, 0)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ compared.operators()
 # ## Proofs for small problems
 #
 # With a handful of GPUs, `exact` finds the best plan *and* proves it: it divides the space into cases, bounds each
-# from below, and closes all whose bound is not below the best plan found. `exhaustive` prices every single plan and is
-# the judge of the judges. Three solvers on ever larger clusters of two RTX 4090 and some RTX 3090:
+# from below, and closes all whose bound is not below the best plan found. Tests hold it to brute force over every plan
+# of the smallest problems. Two solvers on ever larger clusters of two RTX 4090 and some RTX 3090:
 
 # %%
 tiny = hx.model("tiny")

@@ -2,7 +2,7 @@
 
     python -m experiments.studies rivals --quick                        # seconds, on a tiny setting; no claims
     python -m experiments.studies scaling --sizes 16 64                 # smaller clusters only
-    python -m experiments.studies small_suite --only problem=lab solver=cp_sat --limits cp_sat=60
+    python -m experiments.studies small_suite --only problem=lab solver=exact --limits exact=60
     python -m experiments.studies all --publish                         # every page of docs/results/; about three hours
 
 Measurements are kept in OUT/searches: studies share them, and after an interruption only the rest is run.

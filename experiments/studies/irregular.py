@@ -1,7 +1,7 @@
 """How good is the default on clusters as people have them: odd counts, several generations, halls, sites, spot markets?
 
 Five shipped clusters of 120 to 960 GPUs that nobody laid out for training (`conf/cluster/`, made up). The portfolio
-after several time limits and with several seeds, beside every baseline, the partitions of `shapes`, and the bound.
+after several time limits and with several seeds, beside every baseline and the bound.
 
 python -m experiments.studies irregular          # about 75 minutes on two cores; --seconds 10: ten times every limit
 """
@@ -17,7 +17,7 @@ from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.figures import GRID, framed, hue, legend
 from experiments.studies.frame.rows import best_at, grid
 from experiments.studies.frame.search import BOUND, CPU_LIMITS, SearchSpec
-from experiments.studies.frame.settings import LOWER_BOUND, OURS, RIVALS, Planner
+from experiments.studies.frame.settings import LOWER_BOUND, OURS, RIVALS
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import change, seconds, share
 from hexiopt.problem.problem import Problem
@@ -27,7 +27,6 @@ from hexiopt.report.style import MUTED, count
 
 _LIMITS_S = {2.0: 5, 10.0: 5, 60.0: 2, 600.0: 1}  # of the portfolio: seconds, and at most so many seeds
 _RIVAL_S, _BOUND_S = 10.0, 60.0
-_OTHERS = (Planner("shapes", "shapes"), *RIVALS)
 _CURVE = 300  # points
 _CLOSE = 1.03  # of the best step time known: what every run should reach
 _NOTES = (
@@ -71,7 +70,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
             own = {**labels, "limit": f"{scale.seconds * limit_s:g} s"}
             for seed in range(min(seeds, scale.seeds)):
                 found.append(OURS.search(problem, scale.limit_s(limit_s), own, seed))
-        for planner, limit_s in ((LOWER_BOUND, _BOUND_S), *((other, _RIVAL_S) for other in _OTHERS)):
+        for planner, limit_s in ((LOWER_BOUND, _BOUND_S), *((other, _RIVAL_S) for other in RIVALS)):
             found.append(planner.search(problem, scale.limit_s(limit_s), {**labels, "limit": ""}))
     return [replace(one, cpu_time=True) for one in found]
 

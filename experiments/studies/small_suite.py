@@ -1,11 +1,11 @@
 """How often is the optimum of a small mixed problem proven, and how close do our plans come to it?
 
 The problems are in `experiments/data/small_suite.yaml`: 4 to 16 GPUs of two or three types, fast networks and slow
-ones, models that fill the memory and models that do not. The first eighteen have up to six GPUs and eight layers, which
-`cp_sat` can prove; for the larger ones it gives the bound of one long search.
+ones, models that fill the memory and models that do not. Plans are those that proofs cover: under 1F1B with ZeRO-1,
+without replicated stages. The first eighteen have up to six GPUs and eight layers.
 
-python -m experiments.studies small_suite          # about 20 minutes on two cores; --quick: seconds
-python -m experiments.studies small_suite --solvers exhaustive portfolio --only problem=lab problem=pair_slow
+python -m experiments.studies small_suite          # at most 30 minutes on two cores; --quick: seconds
+python -m experiments.studies small_suite --solvers exact portfolio --only problem=lab problem=pair_slow
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,17 @@ from hexiopt.calibration.gpus import catalogue
 from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section, read_mapping
+from hexiopt.schedules.registry import ONE_F_ONE_B
 
 _LATENCY_US = 20.0
-_LIMITS_S = {"portfolio": 10.0, "cp_sat": 60.0, "exhaustive": 15.0}  # of the others, as of the portfolio
+_LIMITS_S = {"portfolio": 10.0, "exact": 60.0}  # of the others, as of the portfolio
 _CLOSE = 0.01  # a gap to the best plan or to the bound that counts as closed
 _WORKLOAD = ("global_batch", "seq_len", "precision")
+_COVERED = {"schedule": ONE_F_ONE_B.name, "optimizer_sharding": "1"}  # by proofs, without replicated stages
 _QUICK = ("pair_slow", "tiny_model")
 _NOTES = (
     "gap: upper bound on the distance of a row's best plan to the optimum, by the best bound that a solver has proven; "
@@ -57,7 +60,10 @@ def _problem(row: Mapping[str, Any]) -> Problem:
     return Problem(
         _cluster(row),
         replace(model, num_layers=row.get("layers", model.num_layers)),
-        Workload(**{key: row[key] for key in _WORKLOAD if key in row}),
+        Workload(
+            **{key: row[key] for key in _WORKLOAD if key in row}, schedule=ONE_F_ONE_B.name, optimizer_sharding="1"
+        ),
+        Space(replicas=False),
     )
 
 

@@ -15,7 +15,6 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_groups
 from hexiopt.problem.workload import JOINED
-from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import Schedule
 
 Ranges = tuple[tuple[int, int], ...]
@@ -212,12 +211,11 @@ def zero_stage(plan: Plan, allowed: Sequence[int], refuse: Refusal) -> int:
 
 
 def schedule_of(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Schedule:
-    """The schedule of a plan; interleaved with one layer range a stage counts as 1F1B. Raises InputError."""
-    if plan.schedule == INTERLEAVED and plan.pipelines[0].num_chunks == 1:
-        return allowed[0]
-    if plan.schedule not in allowed:
+    """The schedule of a plan, the plain one where stages hold one layer range. Raises InputError."""
+    schedule = plan.schedule if plan.pipelines[0].num_chunks > 1 else plan.schedule.plain()
+    if schedule not in allowed:
         refuse(f"it has the {plan.schedule} schedule", f"workload.schedule={allowed[0]}")
-    return plan.schedule
+    return schedule
 
 
 # ----------------------------------------------------------------------------- recompute

@@ -18,7 +18,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, ranges_of
 from hexiopt.problem.workload import AUTO
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, schedule_named
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE, schedule_named
 from hexiopt.schedules.schedule import Schedule
 
 
@@ -41,7 +41,7 @@ class StatedJob:
     micro_batch_size: int = 1
     num_micro_batches: int | None = None
     global_batch: int | None = None
-    schedule: Schedule = ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
     sharding: int = 0
     pipeline_major: bool = False
     world: int | None = None
@@ -108,7 +108,7 @@ def imported_layout(
     notes: Sequence[str] = (),
 ) -> ImportedPlan:
     """The problem and the plan of a layout; see `imported_plan`."""
-    schedule = ONE_F_ONE_B if schedule == INTERLEAVED and layout.num_chunks == 1 else schedule
+    schedule = schedule if layout.num_chunks > 1 else schedule.plain()
     with context.blamed():
         plan = plan_of_layout(layout, schedule, sharding)
     return imported_plan(context, model, plan, workload, notes)

@@ -22,7 +22,7 @@ from hexiopt.plan.parallelism import (
 )
 from hexiopt.problem.space import SHARDING_GROUPS
 from hexiopt.problem.workload import JOINED, LAYER_POLICIES, SHARDING_STAGES
-from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE
 from hexiopt.schedules.schedule import Schedule
 
 _PARALLELISMS = get_args(StageParallelism)
@@ -301,7 +301,7 @@ class Plan:
     """
 
     pipelines: tuple[Pipeline, ...]
-    schedule: Schedule = ONE_F_ONE_B
+    schedule: Schedule = DEFAULT_SCHEDULE
     sharding: Sharding = field(default_factory=Sharding)
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from hexiopt.problem.workload import AUTO, JOINED, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.value import Value
 
@@ -172,7 +172,7 @@ def default_schedule(workload: Workload) -> Schedule:
 
     It is interleaved only where that is fixed, since with one range per stage that equals 1F1B.
     """
-    return ONE_F_ONE_B if workload.schedule == AUTO else schedule_named(workload.schedule)
+    return DEFAULT_SCHEDULE if workload.schedule == AUTO else schedule_named(workload.schedule)
 
 
 def sharding_stages(workload: Workload) -> tuple[int, ...]:

@@ -48,8 +48,8 @@ def stages_in_flight(
     schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
 ) -> tuple[InFlight, ...]:
     """`in_flight` of every stage of a pipeline."""
-    enough = schedule.saturates_at(num_stages, num_chunks) or num_micro_batches
-    return _stages_in_flight(schedule, num_stages, min(num_micro_batches, enough), num_chunks)
+    enough = schedule.distinct_micro_batches(num_micro_batches, num_stages, num_chunks)
+    return _stages_in_flight(schedule, num_stages, enough, num_chunks)
 
 
 @lru_cache(maxsize=65_536)
@@ -64,6 +64,12 @@ def most_in_flight(schedule: Schedule, at: StagePosition) -> int:
     """The most micro-batches in flight in a stage that holds one layer range."""
     ((count,),) = in_flight(schedule, at)
     return count
+
+
+def room(schedule: Schedule, num_after: int, num_micro_batches: int) -> int:
+    """The most micro-batches in flight in any stage that has `num_after` stages behind it and holds one layer range:
+    that of the shortest such pipeline, whose first stage it is."""
+    return most_in_flight(schedule, StagePosition(0, num_after + 1, num_micro_batches))
 
 
 def _within(one: Counts, other: Counts) -> bool:

@@ -57,6 +57,10 @@ class Interleaved(Schedule):
         """The warm-up of the first stage and a whole period of ranges fit three micro-batches a stage."""
         return num_stages if num_chunks == 1 else 3 * num_stages
 
+    def plain(self) -> Schedule:
+        """1F1B."""
+        return OneFOneB()
+
 
 @lru_cache(maxsize=4096)
 def _turns(num_stages: int, num_chunks: int, warm_up: int, extra: int) -> tuple[tuple[Turn, ...], ...]:

@@ -14,6 +14,8 @@ class OneFOneB(Schedule):
 
     name: ClassVar[str] = "1f1b"
     lockstep: ClassVar[bool] = True
+    shares_waits: ClassVar[bool] = True
+    draw_weight: ClassVar[int] = 4  # best for most plans
 
     def programme(self, at: StagePosition) -> Programme:
         """F for every stage after, F B in turns, the rest of B."""

@@ -7,6 +7,7 @@ from hexiopt.schedules.one_f_one_b import OneFOneB
 from hexiopt.schedules.schedule import Schedule
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = GPipe(), OneFOneB(), Interleaved()
+DEFAULT_SCHEDULE: Schedule = ONE_F_ONE_B  # of plans that state none; searches begin with it
 SCHEDULES: tuple[Schedule, ...] = (GPIPE, ONE_F_ONE_B, INTERLEAVED)
 _BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
 

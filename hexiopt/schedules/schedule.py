@@ -123,6 +123,10 @@ class Schedule(ABC):
     name: ClassVar[str]  # in files and on the command line
     chunked: ClassVar[bool] = False  # stages may hold several layer ranges
     lockstep: ClassVar[bool] = False  # pipelines may gather and scatter states in every micro-batch (ZeRO-2 and 3)
+    # Whether `cycle_s` is `largest_cycle_mean_s` with one forward ahead: neighbours may divide the wait for a message
+    # in any way, so that searches can choose the layers of the least period.
+    shares_waits: ClassVar[bool] = False
+    draw_weight: ClassVar[int] = 1  # how often random searches draw it, relative to others
 
     @abstractmethod
     def programme(self, at: StagePosition) -> Programme:
@@ -142,6 +146,25 @@ class Schedule(ABC):
         """The number of micro-batches from which on more of them mean no more in flight in any stage. None: always
         more, as far as is known."""
         return None
+
+    @property
+    def saturates(self) -> bool:
+        """Whether what stages have in flight is limited, however many micro-batches there are."""
+        return self.saturates_at(1, 1) is not None
+
+    def distinct_micro_batches(self, num_micro_batches: int, num_stages: int, num_chunks: int) -> int:
+        """`num_micro_batches`, or fewer with which stages have as much in flight, for tables; they need not be a
+        multiple of `micro_batch_multiple`."""
+        return min(num_micro_batches, self.saturates_at(num_stages, num_chunks) or num_micro_batches)
+
+    def plain(self) -> "Schedule":
+        """The schedule that orders alike where stages hold one layer range each, and does so only."""
+        return self
+
+    @property
+    def all_forwards_first(self) -> bool:
+        """Whether a stage begins no backward before the last forward, however many micro-batches there are."""
+        return math.isinf(forwards_ahead(self, 1, 1))
 
     def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms | None:
         """What holds for a stage with `num_after` others behind it, in all pipelines of at least `num_stages` stages.
@@ -168,6 +191,18 @@ class Schedule(ABC):
         if num_chunks == 1:
             return largest_cycle_mean_s(stage_s, round_trip_s, ahead)
         return num_chunks * largest_cycle_mean_s([s / num_chunks for s in stage_s], round_trip_s, ahead)
+
+    def fill_s(
+        self, stage_s: Sequence[float], round_trip_s: Sequence[float], num_chunks: int, period_s: float
+    ) -> float:
+        """About the seconds that a step takes beyond M periods of `period_s`, M being its micro-batches, for searches;
+        arguments as of `cycle_s`."""
+        return max(0.0, (sum(stage_s) - period_s) / num_chunks + sum(round_trip_s))
+
+    def num_rounds(self, num_stages: int, num_micro_batches: int) -> int:
+        """How often a stage's time fits into the step, about, where all stages take equally long and no message takes
+        time; stages hold one layer range."""
+        return num_micro_batches + num_stages - 1
 
     def __str__(self) -> str:
         return self.name

@@ -1,28 +1,39 @@
-"""Quick estimates of symmetric grids: seconds of stages, messages and gradient sync, room in memory.
+"""Quick estimates of grids: seconds of stages, messages and gradient sync, room in memory.
 
 They rank; no answer is priced by them. Messages and gradients share interfaces as the cost model shares them, for
 the slowest pipeline of a grid, and gradients are summed next to the last backward where the cost model sums them so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from hexiopt.bounds import our_model
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.routes import NetworkLoad, Route, route
-from hexiopt.schedules.in_flight import InFlight
-from hexiopt.schedules.schedule import largest_cycle_mean_s
+from hexiopt.memo import Memo
+from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.schedule import StagePosition, largest_cycle_mean_s
 from hexiopt.solving import Pricer
-from solvers.baselines._grids import PipelineStages, StageGrid
-from solvers.baselines._plans import shifted
+from solvers.baselines._grids import StageGrid
+from solvers.baselines._plans import RUNS_1F1B, shift_layers
+from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import DeviceGroup
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates, StageTpGroups, around
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
+
+Member = TypeVar("Member", int, DeviceGroup)
+StageTpGroups = frozenset[Any]  # of a stage; the slowest and the fullest decide
+
+
+def around(members: Iterable[Member]) -> Iterator[tuple[Member, Member]]:
+    """Neighbours on a ring of `members` in ascending order: (sender, receiver)."""
+    ring = sorted(members)
+    return zip(ring, ring[1:] + ring[:1], strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +64,88 @@ class GridRings:
         return [2.0 * (max(total[r] for r in load) + self.latency_s) if load else 0.0 for load in self.loads]
 
 
-class GridEstimates(StageEstimates):
-    """Estimates for the grids of one search; repeated ones are kept."""
+class GridEstimates:
+    """Estimates for the stages and grids of one search, computed once each."""
 
     def __init__(self, pricer: Pricer) -> None:
-        super().__init__(pricer)
-        self._max_layers_of_blocks: dict[tuple[Any, ...], int] = {}
-        self._hops: dict[tuple[DeviceGroup, DeviceGroup], Route] = {}
-        self._slowest: dict[tuple[DeviceGroup, ...], float] = {}
-        model = our_model(pricer, self.problem)
+        self.pricer = pricer
+        self.problem: Problem = pricer.problem
+        workload, model = self.problem.workload, our_model(pricer, self.problem)
+        self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
         self._sums_early = model is not None and model.framework.gradient_sums != "after"
+        self._seconds: Memo[tuple[Any, ...], float] = Memo(lambda key: self._slowest_s(*key))
+        self._max_layers: Memo[tuple[Any, ...], int] = Memo(lambda key: self._fitting(*key))
+        self._max_layers_of_blocks: Memo[tuple[Any, ...], int] = Memo(lambda key: self._fitting_of_block(*key))
+        self._splitters: Memo[str, LayerSplitter] = Memo(lambda policy: LayerSplitter(pricer, (policy,), even=False))
+        self._routes: Memo[tuple[DeviceGroup, DeviceGroup], Route] = Memo(
+            lambda pair: route(self.problem.cluster, *pair)
+        )
+        self._slowest_links: Memo[tuple[DeviceGroup, ...], float] = Memo(self._slowest_link)
+
+    # Stages.
 
     def tp_groups(self, grid: StageGrid) -> list[StageTpGroups]:
         """The TP groups of every stage."""
         return [frozenset(self.pricer.tp_group(group) for group in stage_groups) for stage_groups in grid.stages]
 
-    def max_layers_of_block(
+    def stage_s(
+        self, tp_groups: StageTpGroups, num_layers: int, first: bool, last: bool, size: int, policy: str
+    ) -> float:
+        """Seconds of forward and backward of a stage on its slowest TP group."""
+        return self._seconds[tp_groups, num_layers, first, last, size, policy]
+
+    def _slowest_s(
+        self, tp_groups: StageTpGroups, num_layers: int, first: bool, last: bool, size: int, policy: str
+    ) -> float:
+        at = (num_layers, first, last, size, policy)
+        return max(sum(self.pricer.stage_s(tp_group, *at)) for tp_group in tp_groups)
+
+    def policies_by_speed(self, tp_groups: StageTpGroups, size: int) -> list[str]:
+        """The recompute policies, that of the fastest layers first."""
+        return sorted(self.pricer.policies(), key=lambda policy: self.stage_s(tp_groups, 1, False, False, size, policy))
+
+    def linear_s(self, tp_groups: Sequence[StageTpGroups], size: int, policy: str) -> tuple[list[float], list[float]]:
+        """Seconds of a layer on each stage, and what embedding and head add."""
+        last = len(tp_groups) - 1
+        layer_s = [self.stage_s(groups, 1, False, False, size, policy) for groups in tp_groups]
+        whole_s = [self.stage_s(groups, 1, s == 0, s == last, size, policy) for s, groups in enumerate(tp_groups)]
+        return layer_s, [whole - layer for whole, layer in zip(whole_s, layer_s, strict=True)]
+
+    def max_layers(
+        self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
+    ) -> int:
+        """The most layers that fit on the fullest TP group of a stage; at least 0."""
+        return self._max_layers[tp_groups, first, last, size, policy, held, shards]
+
+    def _fitting(
+        self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
+    ) -> int:
+        at = (first, last, size, policy, held, StateSharding(1, shards))
+        return max(0, min(self.pricer.max_layers(tp_group, *at) for tp_group in tp_groups))
+
+    def max_layers_by_stage(
+        self,
+        tp_groups: Sequence[StageTpGroups],
+        size: int,
+        policy: str,
+        num_micro_batches: int,
+        shards: int,
+        chunks: int = 1,
+        block: int | None = None,
+    ) -> list[int]:
+        """The most layers that fit on each stage under 1F1B, in `chunks` equal ranges. With `block`, only so many first
+        layers of each range have `policy`, and the others recompute nothing."""
+        most, count = [], len(tp_groups)
+        for s, groups in enumerate(tp_groups):
+            at = StagePosition(s, count, num_micro_batches, chunks)
+            key, held = (groups, at.first, at.last, size), in_flight(RUNS_1F1B[-1], at)
+            if block is None:
+                most.append(self._max_layers[*key, policy, held, shards])
+            else:
+                most.append(self._max_layers_of_blocks[*key, (policy, block, "none"), chunks, held, shards])
+        return most
+
+    def _fitting_of_block(
         self,
         tp_groups: StageTpGroups,
         first: bool,
@@ -79,40 +156,42 @@ class GridEstimates(StageEstimates):
         held: InFlight,
         shards: int,
     ) -> int:
-        """The most layers that fit on the fullest TP group of a stage of `chunks` equal ranges.
+        stages = self.pricer.features.stages
+        assert stages is not None, "asked for plans of our own pricer only"
+        models = {
+            id(model): (model, tp_group) for tp_group in tp_groups for model in [stages.memory_model(tp_group, size)]
+        }
+        return min(
+            chunks * _longest_range(model, tp_group.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
+            for model, tp_group in models.values()
+        )
 
-        `block` states the policy of the first layers of each range, how many these are, and the policy of the others.
-        """
-        key = (tp_groups, first, last, size, block, chunks, held, shards)
-        found = self._max_layers_of_blocks.get(key)
-        if found is None:
-            stages = self.pricer.features.stages
-            assert stages is not None, "asked for plans of our own pricer only"
-            models = {
-                id(model): (model, tp_group)
-                for tp_group in tp_groups
-                for model in [stages.memory_model(tp_group, size)]
-            }
-            found = self._max_layers_of_blocks[key] = min(
-                chunks
-                * _longest_range(model, tp_group.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
-                for model, tp_group in models.values()
-            )
-        return found
+    def layer_times_s(
+        self, tp_groups: Sequence[StageTpGroups], size: int, policy: str, num_micro_batches: int, shards: int
+    ) -> list[list[float]]:
+        """The seconds of 1, 2, ... layers on each stage under 1F1B, as many as fit (`completion/layers.py`)."""
+        splitter, spread, tables = self._splitters[policy], StateSharding(1, shards), []
+        for s, groups in enumerate(tp_groups):
+            at = StagePosition(s, len(tp_groups), num_micro_batches)
+            held = in_flight(RUNS_1F1B[-1], at)
+            tables.append(splitter.options(groups, at.first, at.last, size, held, spread).times)
+        return tables
+
+    # Grids.
 
     def messages(self, grid: StageGrid) -> GridMessages:
         """The messages of a grid whose pipelines all send at once."""
         load: NetworkLoad = {}
         ways: list[list[Route]] = []  # per boundary, all pipelines both ways
         for pipeline in zip(*grid.stages, strict=True):
-            routes = [(self._hop(a, b), self._hop(b, a)) for a, b in pairwise(pipeline)]
+            routes = [(self._routes[a, b], self._routes[b, a]) for a, b in pairwise(pipeline)]
             ways.append([way for both in routes for way in both])
             for s in range(len(pipeline)):
-                own: NetworkLoad = {}  # of one sender, the larger of its directions
+                sent: NetworkLoad = {}  # of one sender, the larger of its directions
                 for way in [ahead for ahead, _ in routes[s : s + 1]] + [back for _, back in routes[s - 1 : s] if s]:
                     for resource, seconds in way.shared:
-                        own[resource] = max(seconds, own.get(resource, 0.0))
-                for resource, seconds in own.items():
+                        sent[resource] = max(seconds, sent.get(resource, 0.0))
+                for resource, seconds in sent.items():
                     load[resource] = load.get(resource, 0.0) + seconds
         rates, latencies = [], []
         for at in range(0, 2 * len(grid.stages) - 2, 2):
@@ -121,13 +200,7 @@ class GridEstimates(StageEstimates):
             latencies.append(max(way.latency_s for way in ahead) + max(way.latency_s for way in back))
         return GridMessages(tuple(rates), tuple(latencies))
 
-    def _hop(self, senders: DeviceGroup, receivers: DeviceGroup) -> Route:
-        found = self._hops.get((senders, receivers))
-        if found is None:
-            found = self._hops[senders, receivers] = route(self.problem.cluster, senders, receivers)
-        return found
-
-    def rings(self, grid: StageGrid) -> "GridRings":
+    def rings(self, grid: StageGrid) -> GridRings:
         """The gradient rings of a grid: one over its pipelines for every TP rank of every stage."""
         if grid.width == 1:
             return GridRings(({},) * len(grid.stages), 0.0)
@@ -151,16 +224,16 @@ class GridEstimates(StageEstimates):
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
         model, width = self.problem.model, self.problem.workload.stored_gradient_bytes
-        found = [float(n * model.layer_params * width) for n in layers]
-        found[0] += model.embedding_params * width
-        found[-1] += model.head_params * width
-        return found
+        num_bytes = [float(n * model.layer_params * width) for n in layers]
+        num_bytes[0] += model.embedding_params * width
+        num_bytes[-1] += model.head_params * width
+        return num_bytes
 
     def exposed_s(
         self, sync_s: Sequence[float], backward_s: Sequence[float], layers: Sequence[int], sharding: int
     ) -> list[float]:
-        """Of `sync_s`, both passes over the gradients of each stage, the seconds after the last backward of the stage,
-        of `backward_s`.
+        """The seconds of `sync_s`, both passes over the gradients of each stage, that come after the last backward of
+        the stage, which takes `backward_s`.
 
         Sums run next to it, but for those of its last part: a layer, or the embedding. With ZeRO-1 the second pass
         gathers weights, after the optimiser.
@@ -199,14 +272,11 @@ class GridEstimates(StageEstimates):
 
     def slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
         """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
-        found = self._slowest.get(stage_groups)
-        if found is None:
-            network = self.problem.cluster.network
-            rate = min(
-                network.pair_bandwidth(a, b) for ring in zip(*stage_groups, strict=True) for a, b in around(ring)
-            )
-            found = self._slowest[stage_groups] = rate
-        return found
+        return self._slowest_links[stage_groups]
+
+    def _slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
+        rate = self.problem.cluster.network.pair_bandwidth
+        return min(rate(a, b) for ring in zip(*stage_groups, strict=True) for a, b in around(ring))
 
     def optimizer_s(self, grid: StageGrid, shards: int) -> float:
         """The optimiser step of a mean stage on the slowest GPU type, its states sharded over `shards`."""
@@ -214,36 +284,26 @@ class GridEstimates(StageEstimates):
         gpus = {self.problem.cluster.gpu_of(group[0]) for stage_groups in grid.stages for group in stage_groups}
         return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
 
-
-class AlignedEstimates(GridEstimates):
-    """Estimates for aligned pipelines, whose TP groups may be of any degree and type."""
+    # Pipelines of a grid, whose TP groups may be of any degree and type.
 
     def step_s(
-        self,
-        slots: PipelineStages,
-        layers: Sequence[int],
-        policy: str,
-        batches: Sequence[int],
-        size: int,
-        sharding: int,
+        self, grid: StageGrid, layers: Sequence[int], policy: str, batches: Sequence[int], size: int, sharding: int
     ) -> float:
-        """Seconds of a step, pipelines of `batches` micro-batches: 1F1B of those with equally many, every stage as slow
-        as its slowest replica in them, then what is left of the gradients' sums."""
-        message_s = self.messages(StageGrid(slots)).seconds(size * self.sequence_bytes)
+        """Seconds of a step whose pipelines have `batches` micro-batches: 1F1B of those with equally many, each stage
+        as slow as its slowest replica among them, then the rest of the gradients' sums."""
+        message_s = self.messages(grid).seconds(size * self.sequence_bytes)
         longest: tuple[float, list[float]] = (0.0, [])
         for count in set(batches):
-            alike = [
-                tuple(group for group, each in zip(groups, batches, strict=True) if each == count) for groups in slots
-            ]
-            stage_s = self._stages_s(tuple(alike), policy, size)(layers)
+            alike = grid.of([k for k, each in enumerate(batches) if each == count])
+            stage_s = self._stages_s(alike, policy, size)(layers)
             longest = max(longest, (one_f_one_b_s(stage_s, message_s, count), stage_s))
-        sync_s = [self.gradients_s(slots, layers)] * len(slots)
+        sync_s = [self.gradients_s(grid, layers)] * len(grid.stages)
         pipeline_s, stage_s = longest
         return self.synced_s(pipeline_s, stage_s, message_s, sync_s, layers, sharding)
 
-    def refined(
+    def refine(
         self,
-        slots: PipelineStages,
+        grid: StageGrid,
         layers: tuple[int, ...],
         max_layers: Sequence[int],
         policy: str,
@@ -251,34 +311,33 @@ class AlignedEstimates(GridEstimates):
         size: int,
     ) -> tuple[int, ...]:
         """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
-        message_s = self.messages(StageGrid(slots)).seconds(size * self.sequence_bytes)
-        stages_s = self._stages_s(slots, policy, size)
-        return shifted(layers, max_layers, lambda split: one_f_one_b_s(stages_s(split), message_s, batches))[0]
+        message_s = self.messages(grid).seconds(size * self.sequence_bytes)
+        stages_s = self._stages_s(grid, policy, size)
+        return shift_layers(layers, max_layers, lambda split: one_f_one_b_s(stages_s(split), message_s, batches))[0]
 
-    def _stages_s(self, slots: PipelineStages, policy: str, size: int) -> Callable[[Sequence[int]], list[float]]:
+    def _stages_s(self, grid: StageGrid, policy: str, size: int) -> Callable[[Sequence[int]], list[float]]:
         """Seconds of each stage, given the layers of all."""
-        tp_groups, last = self.tp_groups(StageGrid(slots)), len(slots) - 1
+        tp_groups, last = self.tp_groups(grid), len(grid.stages) - 1
 
         def seconds(layers: Sequence[int]) -> list[float]:
             return [self.stage_s(tp_groups[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
 
         return seconds
 
-    def gradients_s(self, slots: PipelineStages, layers: Sequence[int]) -> float:
-        """Both passes over the gradients, all stages at once: a ring over the replicas of each stage.
+    def gradients_s(self, grid: StageGrid, layers: Sequence[int]) -> float:
+        """Seconds of both passes over the gradients, when all stages sum at once: a ring over the replicas of each
+        stage.
 
         A slice of a layer goes round between the ranks that hold it, as activations go between unequal TP groups.
         """
-        width = len(slots[0])
+        width = grid.width
         if width == 1:
             return 0.0
-        model, load, port_s, latency_s = self.problem.model, NetworkLoad(), 0.0, 0.0
-        for s, (stage_groups, count) in enumerate(zip(slots, layers, strict=True)):
-            params = count * model.layer_params
-            params += (model.embedding_params if s == 0 else 0) + (model.head_params if s == len(slots) - 1 else 0)
-            moved = params * self.problem.workload.stored_gradient_bytes * (width - 1) / width
+        load, port_s, latency_s = NetworkLoad(), 0.0, 0.0
+        for stage_groups, num_bytes in zip(grid.stages, self.gradient_bytes(layers), strict=True):
+            moved = num_bytes * (width - 1) / width
             for sender, receiver in around(stage_groups):
-                way = self._hop(sender, receiver)
+                way = self._routes[sender, receiver]
                 port_s = max(port_s, way.port_s_per_byte * moved)
                 latency_s = max(latency_s, way.latency_s)
                 for resource, s_per_byte in way.shared:
@@ -299,6 +358,22 @@ def one_f_one_b_s(stage_s: Sequence[float], message_s: Sequence[float], num_micr
     return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * period_s
 
 
+def sharded_s(
+    zero: int, forward_s: float, backward_s: float, gather_s: float, scatter_s: float, num_layers: int
+) -> float:
+    """Approximate seconds of a micro-batch next to whose passes weights are gathered (ZeRO-3) and gradients scattered
+    (from ZeRO-2 on), both in so many seconds for all layers.
+
+    The longer of compute and communication counts; of a layer, both gathers and the scatter are exposed.
+    """
+    if zero == 3:
+        pass_s = max(forward_s, gather_s) + max(backward_s, gather_s + scatter_s)
+        return pass_s + (2 * gather_s + scatter_s) / num_layers
+    if zero == 2:
+        return forward_s + max(backward_s, scatter_s) + scatter_s / num_layers
+    return forward_s + backward_s
+
+
 def _longest_range(
     model: MemoryModel,
     limit_bytes: float,
@@ -309,7 +384,7 @@ def _longest_range(
     held: InFlight,
     shards: int,
 ) -> int:
-    """The most layers that fit in each range; see `GridEstimates.max_layers_of_block`."""
+    """The most layers that fit in each range; see `GridEstimates.max_layers_by_stage`."""
     policy, leaner, other = block
     smaller, faster = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
     moments = model.moments(held, first, last)

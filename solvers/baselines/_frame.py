@@ -8,8 +8,10 @@ cost model too, and the best that fits is its answer. What it cannot express sta
 import math
 import random
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import ClassVar, TypeVar
 
 from hexiopt.plan.check import check
@@ -20,6 +22,7 @@ from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 
 Skeleton = TypeVar("Skeleton")
+Node = TypeVar("Node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class PlanCandidate:
     estimate_s: float
     make: Callable[[], Plan | None]
     turn: int = 0
-    neighbours: "Callable[[], Iterator[PlanCandidate]] | None" = None
+    neighbours: "Callable[[], Iterator[PlanCandidate]]" = field(default=lambda: iter(()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,22 @@ class SearchLimits:
     max_candidates: float = math.inf
     max_without_improvement: int = 500
     enumeration_share: float = 0.6
+
+
+def climb(
+    start: Node,
+    neighbours: Callable[[Node], Iterable[Node]],
+    is_better: Callable[[Node], bool],
+    should_continue: Callable[[], bool],
+) -> Iterator[Node]:
+    """The nodes that a climb from `start` visits after it: each is the first of the last one's `neighbours` that
+    `is_better`. It ends where there is none, or once `should_continue` returns False."""
+    node: Node | None = start
+    while node is not None:
+        around = takewhile(lambda _: should_continue(), neighbours(node))
+        node = next(filter(is_better, around), None)
+        if node is not None:
+            yield node
 
 
 class BestEstimate:
@@ -97,7 +116,7 @@ class Baseline(SearchSolver):
 
     @abstractmethod
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """The baseline's own search.
+        """The search of the baseline.
 
         Estimates are in seconds (or in money, by the objective); infinite ones are dropped. Work of more than some
         milliseconds between two candidates must ask `run.should_continue()` itself.
@@ -120,7 +139,7 @@ class Baseline(SearchSolver):
         pricing, budget = self.pricing(run), run.budget
         if budget.max_steps is not None:
             run.budget = replace(budget, time_limit_s=MAX_TIME_LIMIT_S)
-        for candidate in ranked(self, run):
+        for candidate in rank_candidates(self, run):
             if run.plan is not None:
                 run.budget = budget
             if pricing.ended or not run.should_continue():
@@ -130,21 +149,22 @@ class Baseline(SearchSolver):
         run.reason = pricing.finish()
 
 
-def ranked(baseline: Baseline, run: Search) -> list[PlanCandidate]:
-    """All candidates found in time, sorted by turn and then by estimate; equal ones stay in the order found."""
-    found = []
+def rank_candidates(baseline: Baseline, run: Search) -> list[PlanCandidate]:
+    """All candidates enumerated in time, by turn and then by estimate; ties keep the order of enumeration."""
+    estimated = []
     for candidate in baseline.candidates(run, random.Random(run.seed)):
         if candidate.estimate_s < math.inf:
-            found.append(candidate)
+            estimated.append(candidate)
         if not run.should_continue(baseline.limits.enumeration_share):
             break
-    return sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+    return sorted(estimated, key=lambda candidate: (candidate.turn, candidate.estimate_s))
 
 
 class CandidatePricing:
     """Prices candidates by the time of a step.
 
-    It knows the best one, the violation of the first invalid one, and how many plans have fitted since the best.
+    It holds the best candidate, the violation of the first invalid plan, and the number of plans that have fitted since
+    the best.
     """
 
     def __init__(self, run: Search, max_without_improvement: int) -> None:
@@ -191,9 +211,9 @@ class CandidatePricing:
 
         Returns why there is no plan, if known.
         """
-        improved = True
-        while improved and self.best is not None and self.best.neighbours is not None:
-            improved = any(self.run.should_continue() and self.price(neighbour) for neighbour in self.best.neighbours())
+        if self.best is not None:
+            better = climb(self.best, lambda candidate: candidate.neighbours(), self.price, self.run.should_continue)
+            deque(better, maxlen=0)
         if self.run.plan is None and self.run.closest_to_fitting is None and self._invalid:
             return (
                 f"no plan of {self.run.name}'s space obeys the plan space asked for: {self._invalid}; "

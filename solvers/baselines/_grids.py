@@ -18,18 +18,17 @@ from solvers.baselines._published_space import Rule, divides_model
 from solvers.core.partition import DeviceGroup
 from solvers.frame.starts import cut
 
-MAX_PERMUTED = 4  # machine classes up to which all their orders are tried
+_MAX_PERMUTED = 4  # kinds up to which all their orders are tried
 _MAX_RATES, _MAX_AREAS = 8, 16  # areas, and link rates that they are formed by, the slowest
 
-PipelineStages = tuple[tuple[DeviceGroup, ...], ...]  # `slots[s][k]` is the TP group of stage s in pipeline k
 Area = frozenset[int]  # machines
 
 
 @dataclass(frozen=True, slots=True)
 class StageGrid:
-    """Pipelines of equally many stages. `stages[s][k]` is the TP group of stage s in pipeline k."""
+    """Pipelines of equally many stages. `stages[s][k]` are the devices of stage s in pipeline k."""
 
-    stages: PipelineStages
+    stages: tuple[tuple[DeviceGroup, ...], ...]
 
     @property
     def width(self) -> int:
@@ -41,8 +40,20 @@ class StageGrid:
         """GPUs of a TP group."""
         return len(self.stages[0][0])
 
+    def lines(self) -> Iterator[tuple[DeviceGroup, ...]]:
+        """The stages of each pipeline."""
+        return zip(*self.stages, strict=True)
 
-def laid_out(groups: Sequence[DeviceGroup], stages: int, along: bool) -> StageGrid:
+    def devices(self) -> Iterator[int]:
+        """All devices, stage by stage."""
+        return (device for stage_groups in self.stages for group in stage_groups for device in group)
+
+    def of(self, pipelines: Sequence[int]) -> "StageGrid":
+        """The grid of some of its pipelines."""
+        return StageGrid(tuple(tuple(stage_groups[k] for k in pipelines) for stage_groups in self.stages))
+
+
+def lay_out(groups: Sequence[DeviceGroup], stages: int, along: bool) -> StageGrid:
     """The grid of `groups` in rank order; `stages` divides their number.
 
     Neighbours form a stage, or with `along` a pipeline.
@@ -64,9 +75,9 @@ def grids(problem: Problem, groups: Sequence[DeviceGroup], *, both: bool) -> Ite
             continue
         if space.num_stages not in (None, stages) or space.num_pipelines not in (None, count // stages):
             continue
-        yield laid_out(groups, stages, along=False)
+        yield lay_out(groups, stages, along=False)
         if both and 1 < stages < count:
-            yield laid_out(groups, stages, along=True)
+            yield lay_out(groups, stages, along=True)
 
 
 def processes_per_machine(problem: Problem) -> list[int]:
@@ -74,7 +85,7 @@ def processes_per_machine(problem: Problem) -> list[int]:
 
     A machine of fewer GPUs runs one process for each.
     """
-    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
+    return sorted({len(devices) for devices in problem.usable_by_machine.values()}, reverse=True)
 
 
 def rank_groups(problem: Problem, machines: Iterable[int], tp: int, processes: int) -> list[DeviceGroup]:
@@ -110,7 +121,7 @@ def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, bot
 
 
 def _groups_by_rank(plan: Plan, along: bool) -> list[DeviceGroup]:
-    """The TP groups in rank order of a plan whose pipelines have equally many stages; see `laid_out`."""
+    """The TP groups in rank order of a plan whose pipelines have equally many stages; see `lay_out`."""
     groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
     return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
 
@@ -133,14 +144,14 @@ RANKS_OF_SOME = Rule(
     "of any machines",
     "devices that are not the ranks of some machines",
     lambda problem, plan: follow_machines(
-        problem, [d for own in problem.usable_by_machine.values() for d in own if d in set(plan.devices())]
+        problem, [d for devices in problem.usable_by_machine.values() for d in devices if d in set(plan.devices())]
     ),
 )
 
 
 def tp_degrees(problem: Problem) -> list[int]:
     """TP degrees that some machine allows and that divide the model."""
-    allowed = {t for own in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(own))}
+    allowed = {t for devices in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(devices))}
     return sorted(tp for tp in allowed if divides_model(problem, tp))
 
 
@@ -151,9 +162,9 @@ def machine_classes(problem: Problem) -> list[list[int]]:
     """
     cluster, devices = problem.cluster, problem.usable_by_machine
     tables = (cluster.network.bandwidth, cluster.network.latency_s)
-    found: dict[Hashable, list[list[int]]] = defaultdict(list)
-    for m, own in devices.items():
-        alike = found[cluster.machines[m].kind, len(own)]
+    by_kind: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for m, usable in devices.items():
+        alike = by_kind[cluster.machines[m].kind, len(usable)]
         for members in alike:
             rest = [o for o in devices if o not in (m, members[0])]
             if all(
@@ -166,7 +177,7 @@ def machine_classes(problem: Problem) -> list[list[int]]:
             alike.append([m])
     precision = problem.workload.precision
     return sorted(
-        (members for alike in found.values() for members in alike),
+        (members for alike in by_kind.values() for members in alike),
         key=lambda members: (cluster.machines[members[0]].gpu.peak_flops(precision) or 0.0, members),
     )
 
@@ -195,16 +206,23 @@ def machine_orders(problem: Problem, limit: int, *, subsets: bool) -> list[tuple
         (order for counts in whole() for order in _blocks(counts, linked)),
         (order for counts in fastest for order in _blocks(counts, linked)),
     )
-    found: list[tuple[int, ...]] = []
+    orders: list[tuple[int, ...]] = []
     for way in ways:
-        found = list(islice(way, limit + 1))
-        if len(found) <= limit:
+        orders = list(islice(way, limit + 1))
+        if len(orders) <= limit:
             break
-    orders = []
-    for order in found[:limit]:
-        members = [iter(own) for own in classes]
-        orders.append(tuple(next(members[c]) for c in order))
-    return orders
+    machines = []
+    for order in orders[:limit]:
+        members = [iter(machines_of) for machines_of in classes]
+        machines.append(tuple(next(members[c]) for c in order))
+    return machines
+
+
+def orders_of(kinds: Sequence[int]) -> list[tuple[int, ...]]:
+    """All orders of a few kinds of machines or stages; of more, the given one and its reverse."""
+    if len(kinds) <= _MAX_PERMUTED:
+        return list(permutations(kinds))
+    return [tuple(kinds), tuple(kinds[::-1])]
 
 
 def _sequences(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -220,12 +238,11 @@ def _sequences(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _blocks(counts: Sequence[int], linked: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Sequences in which every class stands together."""
-    present = [c for c, n in enumerate(counts) if n]
-    orders: Iterable[Sequence[int]] = permutations(present)
-    if len(present) > MAX_PERMUTED:
-        along = [c for c in linked if counts[c]]
-        orders = dict.fromkeys(tuple(order) for order in (present, present[::-1], along, along[::-1]))
-    for order in orders:
+    orders = orders_of([c for c, n in enumerate(counts) if n])
+    if len(orders[0]) > _MAX_PERMUTED:
+        along = tuple(c for c in linked if counts[c])
+        orders = [*orders, along, along[::-1]]
+    for order in dict.fromkeys(orders):
         yield tuple(c for c in order for _ in range(counts[c]))
 
 
@@ -241,7 +258,7 @@ def _by_link(problem: Problem, machines: Sequence[int]) -> list[int]:
     return order
 
 
-def filled(
+def fill_slots(
     problem: Problem,
     machines: Sequence[Sequence[Sequence[int]]],
     wanted: Sequence[Sequence[tuple[int, int]]],
@@ -249,46 +266,48 @@ def filled(
     *,
     along: bool,
     near: bool,
-) -> PipelineStages | None:
-    """TP groups for all slots, filled stage by stage or `along` pipelines; None if there are too few devices.
+) -> StageGrid | None:
+    """TP groups for all slots, assigned stage by stage or `along` pipelines; None if there are too few devices.
 
     `machines[k]` holds the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
     for which a machine has devices left: the first such machine, or with `near` the one with the fastest link to the
     stage before.
     """
-    free = [[list(own) for own in kind] for kind in machines]
+    free = [[list(devices) for devices in kind] for kind in machines]
     stages = len(wanted)
-    found: list[list[DeviceGroup]] = [[] for _ in range(stages)]
+    slots: list[list[DeviceGroup]] = [[] for _ in range(stages)]
     for at in range(stages * pipelines):
         k, s = divmod(at, stages) if along else divmod(at, pipelines)[::-1]
-        before = found[s - 1][k][0] if near and s else None
-        group = next((g for kind, tp in wanted[s] if (g := _taken(problem, free[kind], tp, before))), None)
+        before = slots[s - 1][k][0] if near and s else None
+        group = next((g for kind, tp in wanted[s] if (g := _take_group(problem, free[kind], tp, before))), None)
         if group is None:
             return None
-        found[s].append(group)
-    return tuple(tuple(stage_groups) for stage_groups in found)
+        slots[s].append(group)
+    return StageGrid(tuple(tuple(stage_groups) for stage_groups in slots))
 
 
-def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> DeviceGroup | None:
-    """Takes `tp` devices of the first machine that has them, or of the one with the fastest link to device `near`; None
+def _take_group(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> DeviceGroup | None:
+    """Take `tp` devices of the first machine that has them, or of the one with the fastest link to device `near`; None
     if no machine has."""
-    able = (own for own in machines if len(own) >= tp)
+    able = (devices for devices in machines if len(devices) >= tp)
     if near is None:
-        own = next(able, None)
+        devices = next(able, None)
     else:
         bandwidth, machine_of = problem.cluster.network.bandwidth, problem.cluster.machine_of
-        own = max(able, key=lambda own: float(bandwidth[machine_of[near], machine_of[own[0]]]), default=None)
-    if own is None:
+        devices = max(
+            able, key=lambda devices: float(bandwidth[machine_of[near], machine_of[devices[0]]]), default=None
+        )
+    if devices is None:
         return None
-    group = tuple(own[:tp])
-    del own[:tp]
+    group = tuple(devices[:tp])
+    del devices[:tp]
     return group
 
 
 def linked_areas(problem: Problem) -> list[Area]:
     """All machines, and where links differ the sets connected by links of at least a certain rate; largest first."""
     machines = list(problem.usable_by_machine)
-    found = {frozenset(machines)}
+    linked = {frozenset(machines)}
     if problem.cluster.groups or problem.cluster.links:
         bandwidth = problem.cluster.network.bandwidth
         rates = sorted({float(bandwidth[a, b]) for a, b in combinations(machines, 2)})
@@ -300,13 +319,13 @@ def linked_areas(problem: Problem) -> list[Area]:
                     area |= edge
                     edge = {b for b in left - area if any(min(bandwidth[a, b], bandwidth[b, a]) >= rate for a in edge)}
                 left -= area
-                found.add(frozenset(area))
-    return sorted(found, key=lambda area: (-len(area), sorted(area)))[:_MAX_AREAS]
+                linked.add(frozenset(area))
+    return sorted(linked, key=lambda area: (-len(area), sorted(area)))[:_MAX_AREAS]
 
 
 def areas(problem: Problem) -> list[Area]:
     """Linked areas, every class of machines, and one machine of every class; smallest first."""
-    found = set(linked_areas(problem))
+    every_area = set(linked_areas(problem))
     for members in machine_classes(problem):
-        found |= {frozenset(members), frozenset(members[:1])}
-    return sorted(found, key=lambda area: (len(area), sorted(area)))
+        every_area |= {frozenset(members), frozenset(members[:1])}
+    return sorted(every_area, key=lambda area: (len(area), sorted(area)))

@@ -1,7 +1,7 @@
 """Baselines that can also minimise money: what the devices of a plan cost for the time of a step, under a deadline."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,10 +62,10 @@ class Objective:
     @cached_property
     def _cheapest(self) -> list[float]:
         """Price per second of the cheapest 0, 1, 2, ... devices."""
-        found = [0.0]
+        prices_per_s = [0.0]
         for price in sorted(self.prices or ()):
-            found.append(found[-1] + price)
-        return found
+            prices_per_s.append(prices_per_s[-1] + price)
+        return prices_per_s
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class CheapestPricing(CandidatePricing):
 
     def __init__(self, run: Search, objective: Objective) -> None:
         super().__init__(run, _MAX_WITHOUT_CHEAPER)
-        self._prices, self._deadline_s = objective.prices or (), objective.deadline_s
+        self._objective, self._deadline_s = objective, objective.deadline_s
         self._cheapest: tuple[Plan, Cost] | None = None
         self._least, self._fastest_s = math.inf, math.inf
 
@@ -115,7 +115,7 @@ class CheapestPricing(CandidatePricing):
             self.run.offer(plan, cost)
             return False, False
         self._fastest_s = min(self._fastest_s, cost.step_time_s)
-        spent = money(self._prices, plan, cost.step_time_s)
+        spent = self._objective.of(plan.devices(), cost.step_time_s)
         if cost.step_time_s > self._deadline_s or spent >= self._least:
             return True, False
         self._cheapest, self._least = (plan, cost), spent
@@ -136,8 +136,3 @@ class CheapestPricing(CandidatePricing):
                 f"solver.deadline_s={self._deadline_s:g}; allow more, or choose solver=portfolio"
             )
         return ""
-
-
-def money(prices: Sequence[float], plan: Plan, step_time_s: float) -> float:
-    """Money for a step, in the currency of the cluster file: every device of the plan is rented for `step_time_s`."""
-    return sum(prices[device] for device in plan.devices()) * step_time_s

@@ -7,18 +7,32 @@ from hexiopt.plan.parallelism import Replica, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
+
+_FEW = 4  # stages up to which layers one off are tried too
 
 StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceParallel  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
+# Schedules of published systems, by name: a new one of ours must not widen their spaces.
+RUNS_1F1B = (ONE_F_ONE_B, INTERLEAVED)  # where stages hold one layer range
+STAGE_SCHEDULES = (GPIPE, *RUNS_1F1B)
+
+
+def in_flight_of_1f1b(stage: int, num_stages: int, num_micro_batches: int) -> InFlight:
+    """What a stage with one layer range has in flight."""
+    return in_flight(RUNS_1F1B[0], StagePosition(stage, num_stages, num_micro_batches))
+
+
 def one_f_one_b(problem: Problem) -> Schedule | None:
     """The allowed schedule that runs 1F1B (interleaved does so with one layer range a stage); None if there is none."""
     allowed = schedules(problem.workload)
-    return next((schedule for schedule in (ONE_F_ONE_B, INTERLEAVED) if schedule in allowed), None)
+    return next((schedule for schedule in RUNS_1F1B if schedule in allowed), None)
 
 
 def optimizer_shardings(problem: Problem, holders: int = 2) -> list[int]:
@@ -53,20 +67,31 @@ def stage_pairs(num_stages: int, few: int, reach: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in permutations(range(num_stages), 2) if abs(a - b) <= reach]
 
 
-def with_layer_moved(layers: Sequence[int], giver: int, taker: int) -> tuple[int, ...]:
+def move_layer(layers: Sequence[int], giver: int, taker: int) -> tuple[int, ...]:
     """`layers` per stage with one layer moved."""
     return tuple(n - (s == giver) + (s == taker) for s, n in enumerate(layers))
 
 
 def neighbouring_layers(
-    layers: Sequence[int], max_layers: Sequence[int], few: int, reach: int = 0
+    layers: Sequence[int], max_layers: Sequence[int], few: int = 8, reach: int = 1
 ) -> list[tuple[int, ...]]:
     """All `layers` per stage with one layer moved, within `max_layers`, between the stages of `stage_pairs`."""
     pairs = stage_pairs(len(layers), few, reach)
-    return [with_layer_moved(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
+    return [move_layer(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
 
 
-def shifted(
+def balanced_layers(times: Sequence[Sequence[float]], total: int) -> list[tuple[int, ...]]:
+    """Layers per stage that make the slowest as fast as memory allows and, of a few stages, all splits one layer off.
+
+    `times[s]` are the seconds of 1, 2, ... layers on stage s, as many as fit. Empty where the `total` does not fit.
+    """
+    if not all(times) or sum(map(len, times)) < total:
+        return []
+    best = tuple(least_bottleneck(times, total))
+    return [best, *neighbouring_layers(best, list(map(len, times)), _FEW, reach=0)]
+
+
+def shift_layers(
     layers: Sequence[int],
     max_layers: Sequence[int],
     seconds: Callable[[Sequence[int]], float],
@@ -74,7 +99,7 @@ def shifted(
     few: int = 12,
     passes: int = 5,
 ) -> tuple[tuple[int, ...], float]:
-    """Moves single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
+    """Move single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
 
     Layers move between any two of up to `few` stages and between near ones of more, in at most `passes` passes.
     """
@@ -84,7 +109,7 @@ def shifted(
         start_s = best_s
         for a, b in pairs:
             if best[a] > 1 and best[b] < max_layers[b]:
-                moved = with_layer_moved(best, a, b)
+                moved = move_layer(best, a, b)
                 moved_s = seconds(moved)
                 if moved_s < best_s:
                     best, best_s = moved, moved_s
@@ -116,7 +141,7 @@ def aligned_plan(
     slots: Sequence[Sequence[StageHolders]],
     layers: Sequence[int],
     recompute: str | Sequence[Recompute],
-    batches: Sequence[int],
+    batches: int | Sequence[int],
     micro_batch_size: int,
     schedule: Schedule,
     sharding: Sharding,
@@ -124,7 +149,9 @@ def aligned_plan(
     chunks: int = 1,
 ) -> Plan:
     """Pipelines of the same layers and recompute (see `pipeline_of`): `slots[s][k]` is stage s of pipeline k, which has
-    `batches[k]` micro-batches."""
+    `batches[k]` micro-batches, or `batches` as all have."""
+    if isinstance(batches, int):
+        batches = [batches] * len(slots[0])
     pipelines = (
         pipeline_of(
             [stage_groups[k] for stage_groups in slots], layers, recompute, count, micro_batch_size, chunks=chunks

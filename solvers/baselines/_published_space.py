@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
+from solvers.baselines._plans import RUNS_1F1B
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,9 @@ UNSHARDED_OR_ZERO_1 = (Sharding(0), Sharding(1))  # over all holders
 
 @dataclass(frozen=True, slots=True)
 class PublishedSpace:
-    """What a published system may choose. `schedules` and `sharding` are those that its plans may name; where stages
-    hold one layer range, interleaved 1F1B is plain 1F1B."""
+    """What a published system may choose. `schedules` and `sharding` are those that its plans may name."""
 
-    schedules: tuple[Schedule, ...] = (ONE_F_ONE_B, INTERLEAVED)
+    schedules: tuple[Schedule, ...] = RUNS_1F1B
     sharding: tuple[Sharding, ...] = UNSHARDED_OR_ZERO_1
     stages: Rule = PLAIN_STAGES
     pipelines: Rule = ALIKE

@@ -29,18 +29,15 @@ import numpy as np
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import schedules
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
-from solvers.baselines._plans import aligned_plan, dividing_sizes, optimizer_shardings, shifted
+from solvers.baselines._plans import RUNS_1F1B, aligned_plan, dividing_sizes, optimizer_shardings, shift_layers
 from solvers.baselines._published_space import ONE_TP_OF_MODEL, PublishedSpace
 from solvers.core.search import Search
 
 _MAX_ORDERS = 400  # orders of machines
-_SPLITS = 4  # layer splits kept of each choice of everything else
+_SPLITS = 4  # layer splits of each choice of everything else
 _BEST = 100  # candidates by either estimate that come before the rest
 _LISTED, _SHIFTED = 0.35, 0.5  # shares of the time limit: when all is listed, and when the other estimate has looked
 
@@ -52,23 +49,23 @@ class Amp(Baseline):
     """
 
     name = "amp"
-    space = PublishedSpace(schedules=(ONE_F_ONE_B,), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
+    space = PublishedSpace(schedules=RUNS_1F1B[:1], tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
         times = GridEstimates(run.pricer)
-        found = sorted(_found(times, run), key=lambda one: one.estimate_s)
-        yield from (one.candidate(0) for one in found[:_BEST])
-        best_of = {one.choice: one.layers for one in reversed(found)}
-        shared: list[_Found] = []
-        for choice in dict.fromkeys(one.choice for one in found):
+        alone = sorted(_splits(times, run), key=lambda split: split.estimate_s)
+        yield from (split.candidate(0) for split in alone[:_BEST])
+        best_of = {split.choice: split.layers for split in reversed(alone)}
+        shared: list[_Split] = []
+        for choice in dict.fromkeys(split.choice for split in alone):
             if not run.should_continue(_SHIFTED):
                 break
-            layers, seconds = _shifted(times, choice, best_of[choice])
-            shared.append(_Found(seconds, choice, layers))
-        shared.sort(key=lambda one: one.estimate_s)
-        yield from (one.candidate(1) for one in shared[:_BEST])
-        yield from (one.candidate(2) for one in found[_BEST:])
+            layers, seconds = _shift_layers(times, choice, best_of[choice])
+            shared.append(_Split(seconds, choice, layers))
+        shared.sort(key=lambda split: split.estimate_s)
+        yield from (split.candidate(1) for split in shared[:_BEST])
+        yield from (split.candidate(2) for split in alone[_BEST:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +81,16 @@ class _Choice:
 
     def linear_s(self, times: GridEstimates) -> tuple[list[float], list[float]]:
         """Seconds of a layer on each stage, and what embedding and head add."""
-        tp_groups = times.tp_groups(self.grid)
-        last = len(tp_groups) - 1
-        layer_s = [times.stage_s(own, 1, False, False, self.size, self.policy) for own in tp_groups]
-        whole_s = [times.stage_s(own, 1, s == 0, s == last, self.size, self.policy) for s, own in enumerate(tp_groups)]
-        return layer_s, [whole - layer for whole, layer in zip(whole_s, layer_s, strict=True)]
+        return times.linear_s(times.tp_groups(self.grid), self.size, self.policy)
 
     def plan(self, layers: Sequence[int]) -> Plan:
         """The plan with these layers per stage."""
-        batches, sharding = [self.num_micro_batches] * self.grid.width, Sharding(self.sharding)
-        return aligned_plan(self.grid.stages, layers, self.policy, batches, self.size, ONE_F_ONE_B, sharding)
+        each = self.policy, self.num_micro_batches, self.size, RUNS_1F1B[0], Sharding(self.sharding)
+        return aligned_plan(self.grid.stages, layers, *each)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Split:
     """A choice with its layers, and an estimate of the step."""
 
     estimate_s: float
@@ -109,10 +102,10 @@ class _Found:
         return PlanCandidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
 
 
-def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
+def _splits(times: GridEstimates, run: Search) -> Iterator[_Split]:
     """All grids with all choices; they are few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
-    if ONE_F_ONE_B not in schedules(problem.workload):
+    if RUNS_1F1B[0] not in schedules(problem.workload):
         return
     for order in machine_orders(problem, _MAX_ORDERS, subsets=False):
         for tp in tp_degrees(problem):
@@ -121,8 +114,8 @@ def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
                 continue
             for grid in grids(problem, groups, both=False):
                 for choice in _choices(times, grid):
-                    for estimate_s, layers in _split(times, choice):
-                        yield _Found(estimate_s, choice, layers)
+                    for estimate_s, layers in _best_splits(times, choice):
+                        yield _Split(estimate_s, choice, layers)
                 if not run.should_continue(_LISTED):
                     return
 
@@ -133,29 +126,15 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
     tp_groups = times.tp_groups(grid)
     for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
-        by_speed = sorted(
-            times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
-        )
         for sharding in optimizer_shardings(problem, width):
-            for policy in by_speed:
-                max_layers = tuple(
-                    times.max_layers(
-                        own,
-                        s == 0,
-                        s == stages - 1,
-                        size,
-                        policy,
-                        in_flight(ONE_F_ONE_B, StagePosition(s, stages, count)),
-                        width if sharding else 1,
-                    )
-                    for s, own in enumerate(tp_groups)
-                )
-                yield _Choice(grid, size, count, policy, sharding, max_layers)
-                if min(max_layers) > problem.model.num_layers - stages:
+            for policy in times.policies_by_speed(tp_groups[0], size):
+                most = times.max_layers_by_stage(tp_groups, size, policy, count, width if sharding else 1)
+                yield _Choice(grid, size, count, policy, sharding, tuple(most))
+                if min(most) > problem.model.num_layers - stages:
                     break  # memory binds nowhere, so slower policies are worse
 
 
-def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
+def _best_splits(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
     """The best few splits of the layers by AMP's estimate, each with that estimate."""
     size, stages = choice.size, choice.grid.stages
     one_way_s = times.pricer.message_s
@@ -170,7 +149,7 @@ def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple
         yield seconds + message_s + _all_reduce_s(times, choice.grid, layers), layers
 
 
-def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+def _shift_layers(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
     """`layers` shifted by an estimate of 1F1B and gradient sync on a shared network, and that estimate."""
     message_s = times.messages(choice.grid).seconds(choice.size * times.sequence_bytes)
     rings, (layer_s, added_s) = times.rings(choice.grid), choice.linear_s(times)
@@ -183,7 +162,7 @@ def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> 
 
     if not times.problem.space.uneven_layers:
         return layers, seconds(layers)
-    return shifted(layers, choice.max_layers, seconds)
+    return shift_layers(layers, choice.max_layers, seconds)
 
 
 def best_splits(

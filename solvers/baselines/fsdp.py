@@ -25,13 +25,12 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Pricer
-from solvers.baselines._estimates import GridEstimates
+from solvers.baselines._estimates import GridEstimates, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
-from solvers.baselines._plans import aligned_plan, dividing_sizes
+from solvers.baselines._plans import STAGE_SCHEDULES, aligned_plan, dividing_sizes
 from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
 from solvers.core.search import Search
 
@@ -61,7 +60,7 @@ class Fsdp(Baseline):
 
     name = "fsdp"
     space = PublishedSpace(
-        schedules=(GPIPE, ONE_F_ONE_B, INTERLEAVED),
+        schedules=STAGE_SCHEDULES,
         sharding=STRATEGIES,
         pipelines=SINGLE_STAGES,
         tp=NO_TP,
@@ -98,17 +97,17 @@ def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
     for counts in subsets:
         machines = [m for members, count in zip(classes, counts, strict=True) for m in members[:count]]
         for processes in processes_per_machine(problem):
-            found = tuple(sorted(rank_devices(problem, machines, processes)))
-            if found and found not in seen:
-                seen.add(found)
-                yield found
+            ranks = tuple(sorted(rank_devices(problem, machines, processes)))
+            if ranks and ranks not in seen:
+                seen.add(ranks)
+                yield ranks
 
 
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
-    batches = [problem.workload.global_batch // (len(devices) * size)] * len(devices)
+    count = problem.workload.global_batch // (len(devices) * size)
     # Of a single stage, every schedule is 1F1B but GPipe, which keeps all activations.
     schedule, layers = default_schedule(problem.workload), [problem.model.num_layers]
-    return aligned_plan([[(d,) for d in devices]], layers, [recompute], batches, size, schedule, sharding)
+    return aligned_plan([[(d,) for d in devices]], layers, [recompute], count, size, schedule, sharding)
 
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
@@ -181,13 +180,7 @@ def _estimate_s(estimates: GridEstimates, trial: FsdpTrial, passes: _Passes, rec
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)
     gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.stored_gradient_bytes
-    if zero == 3:
-        step_s = max(forward_s, gather_s) + max(backward_s, gather_s + scatter_s)
-        step_s += (2 * gather_s + scatter_s) / layers  # the first gathers and the last scatter
-    elif zero == 2:
-        step_s = forward_s + max(backward_s, scatter_s) + scatter_s / layers
-    else:
-        step_s = forward_s + backward_s
+    micro_batch_s = sharded_s(zero, forward_s, backward_s, gather_s, scatter_s, layers)
     [summed_s] = estimates.exposed_s([2 * scatter_s], [backward_s], [layers], 0)
     once_s = {0: summed_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.stored_gradient_bytes
-    return trial.count * step_s + once_s
+    return trial.count * micro_batch_s + once_s

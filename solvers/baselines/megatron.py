@@ -21,15 +21,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from hexiopt.schedules.schedule import Schedule
+from solvers.baselines._estimates import GridEstimates, StageTpGroups, one_f_one_b_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
@@ -40,10 +38,9 @@ from solvers.baselines._grids import (
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
+from solvers.baselines._plans import RUNS_1F1B, Ranges, aligned_plan, dividing_sizes, optimizer_shardings
 from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
-from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _MAX_ORDERS = 400  # orders of machines
 _BOUNDING = 0.25  # share of the time limit for bounds on grids
@@ -78,14 +75,14 @@ class MegatronRecompute:
         if self.block is None:
             return (self.policy,)
         each = [k < self.block for start, end in layers for k in range(end - start)]
-        return (self.policy,) if all(each) else tuple(self.policy if own else "none" for own in each)
+        return (self.policy,) if all(each) else tuple(self.policy if recomputes else "none" for recomputes in each)
 
 
 def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     blocks = (MegatronRecompute("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
     tried = (*map(MegatronRecompute, recompute_policies(problem.workload)), *blocks)
-    return any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in tried)
+    return any(all(stage.recompute == choice.of(stage.layers) for stage in stages) for choice in tried)
 
 
 class Megatron(Baseline):
@@ -121,20 +118,15 @@ class Megatron(Baseline):
 def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, StageGrid]]:
     """Grids with a lower bound of their step time from compute alone, the least bound first."""
     problem = times.problem
-    found: dict[StageGrid, float] = {}
-    for order in machine_orders(problem, _MAX_ORDERS, subsets=True):
-        for tp in tp_degrees(problem):
-            for most in processes_per_machine(problem):
-                for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
-                    if grid not in found:
-                        found[grid] = _bound_s(times, grid)
-            if not run.should_continue(_BOUNDING):
-                return _by_bound(found)
-    return _by_bound(found)
-
-
-def _by_bound(found: dict[StageGrid, float]) -> list[tuple[float, StageGrid]]:
-    return sorted(((bound, grid) for grid, bound in found.items()), key=lambda pair: pair[0])
+    bounds: dict[StageGrid, float] = {}
+    for order, tp in product(machine_orders(problem, _MAX_ORDERS, subsets=True), tp_degrees(problem)):
+        for most in processes_per_machine(problem):
+            for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
+                if grid not in bounds:
+                    bounds[grid] = _bound_s(times, grid)
+        if not run.should_continue(_BOUNDING):
+            break
+    return sorted(((bound, grid) for grid, bound in bounds.items()), key=lambda pair: pair[0])
 
 
 def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
@@ -157,14 +149,14 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
     for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         message_s = messages.seconds(size * times.sequence_bytes)
-        by_speed = sorted(
-            times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
-        )
+        by_speed = times.policies_by_speed(tp_groups[0], size)
         for stage in optimizer_shardings(problem, width):
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                max_layers_with = partial(_max_layers, times, tp_groups, size, count, chunks, shards)
+                max_layers_with = partial(
+                    times.max_layers_by_stage, tp_groups, size, num_micro_batches=count, shards=shards, chunks=chunks
+                )
                 for recompute, max_layers in _recomputings(problem, by_speed, chunks, max_layers_with):
                     pipeline = _PipelineTimes.of(times, tp_groups, message_s, size, recompute, count, chunks)
                     for seconds, layers in _best_splits(problem, pipeline, max_layers):
@@ -177,7 +169,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
 
 
 def _recomputings(
-    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[MegatronRecompute], list[int]]
+    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[..., list[int]]
 ) -> Iterator[tuple[MegatronRecompute, list[int]]]:
     """Recompute worth trying, with the most layers that then fit each stage.
 
@@ -190,17 +182,15 @@ def _recomputings(
         return min(max_layers) > num_layers - len(max_layers)
 
     for recompute in map(MegatronRecompute, by_speed):
-        max_layers = max_layers_with(recompute)
+        max_layers = max_layers_with(recompute.policy)
         yield recompute, max_layers
         if unbound(max_layers):
             break
     if recompute.policy == by_speed[0] or sum(max_layers) < num_layers:
         return
-    shortest = bisect_left(
-        lengths, True, key=lambda n: sum(max_layers_with(MegatronRecompute("full", n))) >= num_layers
-    )
+    shortest = bisect_left(lengths, True, key=lambda n: sum(max_layers_with("full", block=n)) >= num_layers)
     for n in lengths[shortest : shortest + _BLOCKS]:
-        max_layers = max_layers_with(MegatronRecompute("full", n))
+        max_layers = max_layers_with("full", block=n)
         yield MegatronRecompute("full", n), max_layers
         if unbound(max_layers):
             return
@@ -213,35 +203,17 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
     return range(1, problem.model.num_layers // chunks) if some else range(0)
 
 
-def _max_layers(
-    times: GridEstimates,
-    tp_groups: Sequence[StageTpGroups],
-    size: int,
-    num_micro_batches: int,
-    chunks: int,
-    shards: int,
-    recompute: MegatronRecompute,
-) -> list[int]:
-    """The most layers that fit on the fullest TP group of every stage."""
-    found, count, policy = [], len(tp_groups), recompute.policy
-    for s, own in enumerate(tp_groups):
-        at = StagePosition(s, count, num_micro_batches, chunks)
-        first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
-        if recompute.block is None:
-            found.append(times.max_layers(own, first, last, size, policy, held, shards))
-        else:
-            beside = (policy, recompute.block, "none")
-            found.append(times.max_layers_of_block(own, first, last, size, beside, chunks, held, shards))
-    return found
+def _schedule(chunks: int) -> Schedule:
+    return next(schedule for schedule in RUNS_1F1B if schedule.chunked == (chunks > 1))
 
 
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
     """Numbers of layer ranges a stage that the schedules allow; 1 stands for plain 1F1B."""
     allowed = schedules(problem.workload)
-    found = [1] if ONE_F_ONE_B in allowed else []
-    if INTERLEAVED in allowed and stages > 1 and num_micro_batches % stages == 0:
-        found += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
-    return [chunks for chunks in found if problem.model.num_layers % chunks == 0]
+    counts = [1] if _schedule(1) in allowed else []
+    if _schedule(2) in allowed and stages > 1 and num_micro_batches % stages == 0:
+        counts += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
+    return [chunks for chunks in counts if problem.model.num_layers % chunks == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +221,10 @@ class _PipelineTimes:
     """Seconds that make up those of a pipeline: of a layer on each stage, what each of the first `block` layers takes
     longer, what embedding and head add, and of the messages at each boundary."""
 
-    layer_s: tuple[float, ...]
-    longer_s: tuple[float, ...]
+    layer_s: list[float]
+    longer_s: list[float]
     block: int
-    first_s: float
-    last_s: float
+    added_s: list[float]
     message_s: Sequence[float]
     num_micro_batches: int
     chunks: int
@@ -270,23 +241,16 @@ class _PipelineTimes:
         chunks: int,
     ) -> "_PipelineTimes":
         """The times on the slowest TP group of each stage."""
-        policy = recompute.policy if recompute.block is None else "none"
-        layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in tp_groups)
-        first_s = times.stage_s(tp_groups[0], 1, True, False, size, policy) - layer_s[0]
-        last_s = times.stage_s(tp_groups[-1], 1, False, True, size, policy) - layer_s[-1]
-        full_s = (times.stage_s(own, 1, False, False, size, recompute.policy) for own in tp_groups)
-        longer_s = tuple(full - own for full, own in zip(full_s, layer_s, strict=True))
-        return cls(
-            layer_s, longer_s, (recompute.block or 0) * chunks, first_s, last_s, message_s, num_micro_batches, chunks
-        )
+        layer_s, added_s = times.linear_s(tp_groups, size, recompute.policy if recompute.block is None else "none")
+        full_s = (times.stage_s(groups, 1, False, False, size, recompute.policy) for groups in tp_groups)
+        longer_s = [full - plain for full, plain in zip(full_s, layer_s, strict=True)]
+        block = (recompute.block or 0) * chunks
+        return cls(layer_s, longer_s, block, added_s, message_s, num_micro_batches, chunks)
 
     def stages_s(self, layers: Sequence[int]) -> list[float]:
         """Seconds of each stage for one micro-batch."""
-        each = zip(layers, self.layer_s, self.longer_s, strict=True)
-        found = [n * s + min(n, self.block) * more for n, s, more in each]
-        found[0] += self.first_s
-        found[-1] += self.last_s
-        return found
+        each = zip(layers, self.layer_s, self.longer_s, self.added_s, strict=True)
+        return [n * layer + min(n, self.block) * longer + added for n, layer, longer, added in each]
 
     def seconds(self, layers: Sequence[int]) -> float:
         """Approximate seconds of the pipelines.
@@ -305,12 +269,12 @@ def _best_splits(
 ) -> list[tuple[float, MegatronLayers]]:
     """The best few splits within `max_layers`, each with the seconds of the pipelines."""
     stages, num_layers, chunks = len(max_layers), problem.model.num_layers, pipeline.chunks
-    found: dict[MegatronLayers, float] = {}
+    estimates: dict[MegatronLayers, float] = {}
 
     def seconds(layers: MegatronLayers) -> float:
-        if layers not in found:
-            found[layers] = pipeline.seconds(layers.per_stage(stages))
-        return found[layers]
+        if layers not in estimates:
+            estimates[layers] = pipeline.seconds(layers.per_stage(stages))
+        return estimates[layers]
 
     if stages == 1:
         return (
@@ -320,7 +284,9 @@ def _best_splits(
     for middle in range(chunks, min(max_layers[1:-1]) + 1, chunks) if inner else (0,):
         ends = num_layers - inner * middle
         low, high = max(chunks, ends - max_layers[-1]), min(max_layers[0], ends - chunks)
-        if ends < 2 * chunks or pipeline.num_micro_batches * middle * slowest_s > min(found.values(), default=math.inf):
+        if ends < 2 * chunks or pipeline.num_micro_batches * middle * slowest_s > min(
+            estimates.values(), default=math.inf
+        ):
             break
         if not problem.space.uneven_layers:
             least, most = num_layers // stages, -(-num_layers // stages)
@@ -344,7 +310,7 @@ def _best_splits(
                     left = half + 1
             if left == right:
                 seconds(at(left))
-    ranked = sorted(((value, layers) for layers, value in found.items()), key=lambda pair: pair[0])
+    ranked = sorted(((value, layers) for layers, value in estimates.items()), key=lambda pair: pair[0])
     return ranked[:_SPLITS]
 
 
@@ -365,9 +331,9 @@ def _plan(
         grid.stages,
         per_stage,
         [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
-        [num_micro_batches] * grid.width,
+        num_micro_batches,
         size,
-        INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B,
+        _schedule(layers.chunks),
         Sharding(sharding),
         chunks=layers.chunks,
     )

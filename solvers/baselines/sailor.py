@@ -25,21 +25,18 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, permutations, product
+from itertools import chain, product
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.baselines._estimates import AlignedEstimates
+from hexiopt.schedules.schedule import Schedule
+from solvers.baselines._estimates import GridEstimates, StageTpGroups
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
-from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, linked_areas, machine_classes
+from solvers.baselines._grids import Area, StageGrid, fill_slots, linked_areas, machine_classes, orders_of
 from solvers.baselines._money import MoneyBaseline, Objective
-from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_shardings
+from solvers.baselines._plans import aligned_plan, even_parts, in_flight_of_1f1b, one_f_one_b, optimizer_shardings
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
 from solvers.core.search import Search
-from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first, and for money as many of the others
 _TRIED = 4  # placements after which an area is left, where all are much above the best estimate
@@ -51,15 +48,15 @@ Degrees = list[list[int]]  # TP degree per stage and machine class; 0 where the 
 
 def splits(num_layers: int, stages: int) -> list[tuple[int, ...]]:
     """Layers per stage, with and without embedding and head counted as a unit each; none if a stage would be empty."""
-    found = []
+    ways = []
     for ends in (1, 0):
         low, more = divmod(num_layers + 2 * ends, stages)
         layers = [low + (s >= stages - more) for s in range(stages)]
         layers[0] -= ends
         layers[-1] -= ends
         if min(layers) > 0:
-            found.append(tuple(layers))
-    return list(dict.fromkeys(found))
+            ways.append(tuple(layers))
+    return list(dict.fromkeys(ways))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +111,22 @@ class Sailor(MoneyBaseline):
         schedule = one_f_one_b(problem)
         if schedule is None:
             return
-        planner, best = _Planner(AlignedEstimates(run.pricer), self.objective_of(problem)), BestEstimate()
-        expand = partial(_placed, planner, schedule, best)
+        planner, best = _Planner(GridEstimates(run.pricer), self.objective_of(problem)), BestEstimate()
+        expand = partial(_placements, planner, schedule, best)
         yield from best_first(run, planner.shapes(), expand, self.limits, best)
 
 
-def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
+def _placements(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
     """The placements of a shape, area by area, for the least stragglers that leave any."""
     batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(shape.sharding)
     for area in planner.areas:
         stragglers = 0
         for degrees in planner.degrees(shape, area):
             least = math.inf
-            for tried, slots in enumerate(planner.placements(shape, degrees, area)):
-                estimate = planner.estimate(shape, slots)
+            for tried, grid in enumerate(planner.placements(shape, degrees, area)):
+                estimate = planner.estimate(shape, grid)
                 least = min(least, estimate)
-                whole = (slots, shape.layers, shape.policy, batches, shape.size, schedule, sharding)
+                whole = (grid.stages, shape.layers, shape.policy, batches, shape.size, schedule, sharding)
                 yield PlanCandidate(estimate, partial(aligned_plan, *whole))
                 if tried >= _TRIED and least > _HOPELESS * best.seconds:
                     break
@@ -141,7 +138,7 @@ def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: 
 class _Planner:
     """The search for one problem."""
 
-    def __init__(self, times: AlignedEstimates, objective: Objective) -> None:
+    def __init__(self, times: GridEstimates, objective: Objective) -> None:
         self.times, self.objective = times, objective
         self.sides = 1 if objective.prices is None else 2  # ends of the list of stragglers that are tried
         self.problem = problem = times.problem
@@ -152,13 +149,13 @@ class _Planner:
         self._fitted: tuple[_Shape | None, Fitting] = (None, [])  # of the latest shape
         self._near = (False, True) if len(self.areas) > 1 else (False,)
         self.tp_groups: list[dict[int, StageTpGroups]] = [
-            {tp: frozenset([times.pricer.tp_group(own[0][:tp])]) for tp in problem.space.allowed_tp(len(own[0]))}
-            for own in self.classes
+            {tp: frozenset([times.pricer.tp_group(alike[0][:tp])]) for tp in problem.space.allowed_tp(len(alike[0]))}
+            for alike in self.classes
         ]
 
     def shapes(self) -> list[tuple[float, _Shape]]:
         """All shapes with a lower bound of their objective, the least first."""
-        problem, found = self.problem, []
+        problem, bounded = self.problem, []
         space, workload = problem.space, problem.workload
         usable = len(problem.usable_devices)
         degrees = [None] if space.uneven_tp else sorted({tp for tp_groups in self.tp_groups for tp in tp_groups})
@@ -180,8 +177,8 @@ class _Planner:
                             for layers, sharding in product(splits(problem.model.num_layers, stages), shardings):
                                 shape = _Shape(pipelines, layers, size, batches, policy, sharding, tp)
                                 least_s = max(layers) * slowest_s + problem.model.num_layers * offers[0][0]
-                                found.append((self.objective.lower_bound(stages * pipelines, least_s), shape))
-        return sorted((pair for pair in found if pair[0] < float("inf")), key=lambda pair: pair[0])
+                                bounded.append((self.objective.lower_bound(stages * pipelines, least_s), shape))
+        return sorted((pair for pair in bounded if pair[0] < float("inf")), key=lambda pair: pair[0])
 
     def _widths(self, batches: int, most: int) -> list[int]:
         """Data-parallel degrees; of several with equally many micro-batches a pipeline, the least (H3)."""
@@ -200,14 +197,14 @@ class _Planner:
             }
             for tp_groups in self.tp_groups
         ]
-        found = []
+        pairs = []
         for limit in sorted({s for by_tp in layer_s for s in by_tp.values()}):
             room = 0
-            for own, by_tp in zip(self.classes, layer_s, strict=True):
+            for alike, by_tp in zip(self.classes, layer_s, strict=True):
                 least = min((t for t, s in by_tp.items() if s <= limit), default=None)
-                room += sum(len(machine) // least for machine in own) if least else 0
-            found.append((limit, room))
-        return found
+                room += sum(len(machine) // least for machine in alike) if least else 0
+            pairs.append((limit, room))
+        return pairs
 
     def degrees(self, shape: _Shape, area: Area) -> list[Degrees]:
         """TP degrees for the least few stragglers that may leave enough TP groups in an area; for money in turns with
@@ -216,7 +213,7 @@ class _Planner:
         if self._fitted[0] is not shape:
             self._fitted = (shape, self._fitting(shape))
         fitting = self._fitted[1]
-        limits_s = sorted({seconds for own in fitting for options in own for _, seconds in options})
+        limits_s = sorted({seconds for by_class in fitting for options in by_class for _, seconds in options})
         # The longer the straggler may take, the smaller the degrees and the more groups: the least is found by halving.
         first = bisect_left(limits_s, True, key=lambda limit_s: self._enough(shape, area, _least(fitting, limit_s)))
         shortest = shape.batches // shape.pipelines
@@ -224,33 +221,33 @@ class _Planner:
         ends = [order[: 2 * _STRAGGLERS] for order in (rising, rising[::-1])[: self.sides]]
         return [_least(fitting, limit_s) for limit_s in dict.fromkeys(chain.from_iterable(zip(*ends, strict=True)))]
 
-    def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[PipelineStages]:
+    def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[StageGrid]:
         """Placements of `shape` on an area, which machine classes fill in every order."""
         devices = self.problem.usable_by_machine
         free = [[devices[m] for m in members if m in area] for members in self.members]
-        seen: set[PipelineStages] = set()
-        for order, along, near in product(self._orders(), (False, True), self._near):
-            wanted = [[(c, own[c]) for c in order if own[c]] for own in degrees]
-            slots = filled(self.problem, free, wanted, shape.pipelines, along=along, near=near)
-            if slots is not None and slots not in seen:
-                seen.add(slots)
-                yield slots
+        seen: set[StageGrid] = set()
+        for order, along, near in product(orders_of(range(len(self.classes))), (False, True), self._near):
+            wanted = [[(c, by_class[c]) for c in order if by_class[c]] for by_class in degrees]
+            grid = fill_slots(self.problem, free, wanted, shape.pipelines, along=along, near=near)
+            if grid is not None and grid not in seen:
+                seen.add(grid)
+                yield grid
 
-    def estimate(self, shape: _Shape, slots: PipelineStages) -> float:
+    def estimate(self, shape: _Shape, grid: StageGrid) -> float:
         """The objective of a step, by its estimate."""
         batches = even_parts(shape.batches, shape.pipelines)
-        seconds = self.times.step_s(slots, shape.layers, shape.policy, batches, shape.size, shape.sharding)
-        return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
+        seconds = self.times.step_s(grid, shape.layers, shape.policy, batches, shape.size, shape.sharding)
+        return self.objective.of(grid.devices(), seconds)
 
     def _fitting(self, shape: _Shape) -> Fitting:
-        """For each stage and class, the TP degrees that fit memory, ascending, with the seconds of the stage."""
+        """The TP degrees that fit memory, ascending, with the seconds of the stage, for each stage and class."""
         stages = len(shape.layers)
         shards = shape.pipelines if shape.sharding else 1
-        found = []
+        options = []
         for s, n in enumerate(shape.layers):
             ends = s == 0, s == stages - 1
-            held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, shape.longest))
-            found.append(
+            held = in_flight_of_1f1b(s, stages, shape.longest)
+            options.append(
                 [
                     [
                         (tp, self.times.stage_s(tp_group, n, *ends, shape.size, shape.policy))
@@ -261,11 +258,11 @@ class _Planner:
                     for by_tp in self.tp_groups
                 ]
             )
-        return found
+        return options
 
     def _enough(self, shape: _Shape, area: Area, degrees: Degrees) -> bool:
         """Whether there may be enough TP groups: every stage has one, and all replicas fit at the least degrees."""
-        if not all(any(own) for own in degrees):
+        if not all(any(by_class) for by_class in degrees):
             return False
         room = 0
         devices = self.problem.usable_by_machine
@@ -273,11 +270,6 @@ class _Planner:
             least = min((tp for tp in by_stage if tp), default=0)
             room += sum(len(devices[m]) // least for m in members if m in area) if least else 0
         return room >= len(shape.layers) * shape.pipelines
-
-    def _orders(self) -> list[tuple[int, ...]]:
-        """Orders in which machine classes fill the stages."""
-        classes = tuple(range(len(self.classes)))
-        return list(permutations(classes)) if len(classes) <= MAX_PERMUTED else [classes, classes[::-1]]
 
 
 def _slowest_s(offers: Sequence[tuple[float, int]], stages: int, batches: Sequence[int]) -> float:
@@ -291,4 +283,4 @@ def _slowest_s(offers: Sequence[tuple[float, int]], stages: int, batches: Sequen
 
 def _least(fitting: Fitting, limit_s: float) -> Degrees:
     """The least TP degree of each class that keeps to `limit_s` in each stage; 0 where there is none."""
-    return [[next((tp for tp, s in options if s <= limit_s), 0) for options in own] for own in fitting]
+    return [[next((tp for tp, s in options if s <= limit_s), 0) for options in by_class] for by_class in fitting]

@@ -29,17 +29,18 @@ from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SHARDING_STAGES
 from hexiopt.schedules.in_flight import most_in_flight
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
-from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
+from solvers.baselines._grids import StageGrid, lay_out
+from solvers.baselines._plans import STAGE_SCHEDULES, aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
@@ -68,7 +69,7 @@ def _are_symmetric(_: Problem, plan: Plan) -> bool:
 
 
 _SPACE = PublishedSpace(
-    schedules=(GPIPE, ONE_F_ONE_B, INTERLEAVED),
+    schedules=STAGE_SCHEDULES,
     sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
     stages=Rule(
         "a symmetric sequence layout",
@@ -92,16 +93,16 @@ _ALL_TO_ALL = Rule(
 
 @dataclass(frozen=True, slots=True)
 class _LayoutGrid:
-    """`lines[p][s]` are the devices of stage s in pipeline p, in groups of `hp`; `size` is the micro-batch size."""
+    """Stages of devices in groups of `hp`; `size` is the micro-batch size."""
 
-    lines: tuple[tuple[StageBlock, ...], ...]
+    stages: StageGrid
     hp: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A grid not yet made: d pipelines of s stages, each on the first `used` devices of one of d · s equal parts of a
+    """The recipe of a grid: d pipelines of s stages, each on the first `used` devices of one of d · s equal parts of a
     row. Neighbouring parts form a pipeline, or with `across` the same stage of all pipelines."""
 
     devices: StageBlock
@@ -114,14 +115,9 @@ class _Cut:
 
     def grid(self) -> _LayoutGrid:
         """The grid."""
-        d, s = self.d, self.s
-        room = len(self.devices) // (d * s)
-        blocks = [self.devices[k * room : k * room + self.used] for k in range(d * s)]
-        if self.across:
-            lines = tuple(tuple(blocks[k * d + p] for k in range(s)) for p in range(d))
-        else:
-            lines = tuple(tuple(blocks[p * s + k] for k in range(s)) for p in range(d))
-        return _LayoutGrid(lines, self.hp, self.size)
+        room = len(self.devices) // (self.d * self.s)
+        blocks = [self.devices[k * room : k * room + self.used] for k in range(self.d * self.s)]
+        return _LayoutGrid(lay_out(blocks, self.s, along=not self.across), self.hp, self.size)
 
 
 class SymmetricLayouts(Baseline):
@@ -145,7 +141,7 @@ class SymmetricLayouts(Baseline):
             if grid in seen or len(seen) == _MAX_GRIDS:
                 return
             seen.add(grid)
-            for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
+            for order in ORDERS if grid.stages.tp > grid.hp else ORDERS[:1]:
                 if not run.should_continue():
                     return
                 for sharding, seconds, policy in estimate.steps_s(grid, order):
@@ -222,8 +218,8 @@ class _Estimate:
         self._alone = MemoryModel(spec, workload, problem.cluster.gpu_of(problem.usable_devices[0]), 1, 1)
         self.limit_bytes = [problem.cluster.gpu_of(d).usable_memory_bytes for d in range(problem.cluster.num_devices)]
         self._signatures = Signatures(problem)
-        self._signed: dict[StageBlock, bytes] = {}
-        self._kept: dict[tuple[object, ...], SequenceStage] = {}
+        self._signed: Memo[StageBlock, bytes] = Memo(self._signatures.of)
+        self._stages: dict[tuple[object, ...], SequenceStage] = {}
 
     def least_bytes(self, num_lines: int, num_stages: int, num_devices: int, size: int) -> float:
         """The least bytes on each of the `num_devices` of the first stage: states, sharded over all devices of the
@@ -238,17 +234,17 @@ class _Estimate:
         return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
 
     def steps_s(self, grid: _LayoutGrid, order: str) -> Iterator[tuple[Sharding, float, str]]:
-        """For each sharding with which the grid fits: the seconds of a step and the policy that recomputes least."""
+        """The seconds of a step and the policy that recomputes least, for each sharding with which the grid fits."""
         problem = self._problem
-        count = problem.workload.global_batch // (len(grid.lines) * grid.size)
+        count = problem.workload.global_batch // (grid.stages.width * grid.size)
         lines = {
             tuple(map(id, stages)): (line, stages)
-            for line in grid.lines
+            for line in grid.stages.lines()
             for stages in [[self._stage(block, grid.hp, order, grid.size) for block in line]]
         }
         for sharding in _shardings(problem):
             for policy in recompute_policies(problem.workload):
-                pairs = [self._line_s(grid, *one, count, sharding, policy) for one in lines.values()]
+                pairs = [self._line_s(grid, *line, count, sharding, policy) for line in lines.values()]
                 if None not in pairs:
                     yield sharding, max(seconds for seconds in pairs if seconds is not None), policy
                     break
@@ -275,23 +271,20 @@ class _Estimate:
         return sum(seconds) + (count - 1) * max(seconds)
 
     def _stage(self, block: StageBlock, hp: int, order: str, size: int) -> SequenceStage:
-        at = self._signed.get(block)
-        if at is None:
-            at = self._signed[block] = self._signatures.of(block)
-        key = (at, hp, order, size)
-        found = self._kept.get(key)
-        if found is None:
+        key = (self._signed[block], hp, order, size)
+        stage = self._stages.get(key)
+        if stage is None:
             layout = _layout(self._problem, block, hp, order)
-            found = SequenceStage(self._problem, self._model.framework, layout, size, None, self._links)
-            self._kept[key] = found
-        return found
+            stage = SequenceStage(self._problem, self._model.framework, layout, size, None, self._links)
+            self._stages[key] = stage
+        return stage
 
     def _holders(self, grid: _LayoutGrid, stage: int, block: StageBlock, sharding: Sharding) -> float:
         """The number of devices that share the states of a stage, the fewest of any sharding group."""
         if sharding.groups == "all":
-            return float(len(grid.lines) * len(block))
+            return float(grid.stages.width * len(block))
         machine_of = self._problem.cluster.machine_of
-        _, counts = np.unique(machine_of[[d for line in grid.lines for d in line[stage]]], return_counts=True)
+        _, counts = np.unique(machine_of[[d for line in grid.stages.stages[stage] for d in line]], return_counts=True)
         return float(counts.min())
 
 
@@ -333,7 +326,7 @@ def _layout(problem: Problem, block: StageBlock, hp: int, order: str) -> Sequenc
 
 
 def _plan(problem: Problem, grid: _LayoutGrid, order: str, sharding: Sharding, policy: str) -> Plan:
-    count = problem.workload.global_batch // (len(grid.lines) * grid.size)
-    slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in zip(*grid.lines, strict=True)]
-    layers, batches = _layers(problem, len(slots)), [count] * len(grid.lines)
-    return aligned_plan(slots, layers, policy, batches, grid.size, default_schedule(problem.workload), sharding)
+    count = problem.workload.global_batch // (grid.stages.width * grid.size)
+    slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in grid.stages.stages]
+    layers, schedule = _layers(problem, len(slots)), default_schedule(problem.workload)
+    return aligned_plan(slots, layers, policy, count, grid.size, schedule, sharding)

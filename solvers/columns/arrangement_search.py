@@ -161,7 +161,7 @@ class ArrangementSearch:
                 recipe.micro_batch_size,
                 max(1, self.problem.workload.global_batch // pipelines // recipe.micro_batch_size),
                 StateSharding(self.zero_stage, pipelines),
-                self._schedule.saturates_at(1, 1) is None,
+                self._schedule.plain(),
                 None if space.uneven_tp else 1,
                 self.completer.replicates,
             )

@@ -66,7 +66,8 @@ class ColumnPool:
         if recipe.degrees:
             return self._plain(recipe, machines)
         size = recipe.micro_batch_size
-        terms = ChainTerms(size, max(1, self._sequences // size), self.shards)
+        schedule = default_schedule(self._problem.workload).plain()
+        terms = ChainTerms(size, max(1, self._sequences // size), self.shards, schedule)
         return self._chains.chain(machines, self._kinds.devices, recipe.width, terms, recipe.rank)
 
     def _plain(self, recipe: ChainRecipe, machines: Sequence[int]) -> PipelineGroup | None:

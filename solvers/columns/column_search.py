@@ -19,14 +19,13 @@ import numpy as np
 
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.problem.space import default_schedule
-from hexiopt.schedules.registry import INTERLEAVED
 from solvers.columns.chain_column import ChainRecipe
 from solvers.columns.column_maker import ColumnMaker, assumed_pipelines
 from solvers.columns.master import Chosen, Relaxed, rank
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.programs import LONGER, PROGRAM, ROUNDING
 from solvers.completion.completer import PlanCompleter
-from solvers.core.interleaving import may_interleave, plain_schedules
+from solvers.core.interleaving import interleavings, plain_schedules
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, first_stage, plain_stages
@@ -173,8 +172,8 @@ class ColumnSearch:
                 others += [replace(partition, sharding=zero) for zero in plain_stages(self.problem)]
                 plain = (schedule for schedule in plain_schedules(self.problem) if schedule != partition.schedule)
                 others += [replace(partition, schedule=schedule, chunks=1) for schedule in plain]
-                if may_interleave(self.problem) and not partition.schedule.chunked:
-                    others += [replace(partition, schedule=INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
+                variants = () if partition.schedule.chunked else interleavings(self.problem, (2, 4))
+                others += [replace(partition, schedule=schedule, chunks=chunks) for schedule, chunks in variants]
             for other in others:
                 if not allowance:
                     return

@@ -6,8 +6,8 @@ the columns that sync within S form a linear program in a row a kind, and one an
 
     max Σ_c x_c · rate_c · max(0, T − fill_c)   subject to   Σ_c x_c · counts(c, k) ≤ machines(k) for every kind k.
 
-T is the least at which that is the global batch; the optimum is convex in T, so Newton's method finds it (as in
-`heuristics/configuration_program.py`). An integer program rounds it.
+T is the least at which that is the global batch; the optimum is convex in T, so Newton's method finds it. An integer
+program rounds it.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 A *candidate* is a list of pipelines, each an ordered list of stages on parts of machines, with a micro-batch size a
 pipeline and one sharding mode for all. Layers, recompute policies and micro-batches follow from it, as
-`solvers/completion` makes them; what it costs is what `PlanPricer` says of that plan. `supports` says for which
-problems this holds.
+`solvers/completion` makes them; what it costs is what `PlanPricer` says of that plan. `unsupported`
+says for which problems this does not hold.
 
 *Tables* (`tables.py`): a problem as arrays, made once; never written. Machines, sizes, classes of TP groups ("groups")
 and recompute policies are rows; `devices` are bits of a mask in their machine, so a machine has at most 62.
@@ -21,9 +21,11 @@ and recompute policies are rows; `devices` are bits of a mask in their machine, 
 *Work* (`state.py`): scratch arrays of one thread, and what it knows of stages (`option_*`); one for any number of
 states of the same tables.
 
-Entry points, compiled, `nogil`, without allocation; arguments (tables, work, state, ...):
+`@entry` marks what Python calls, `@kernel` what compiled code alone does (`kernels.py`); all are `nogil` and allocate
+nothing. Entry points:
 - `new_state(tables)`, `new_work(tables)`: Python, allocate.
-- `touch(work, p)`: pipeline p has changed; `forget_touched(work)` before the next candidate; `touch_all(work, state)`.
+- `touch(work, p)`: pipeline `p` has changed; `forget_touched(work)` before the next candidate; `touch_all(work,
+  state)`.
 - `copy_state(source, target)`: all rows in use; `copy_rows(work, source, target)`: the touched ones only.
 - `evaluate(tables, work, state, limit)`: the objective of a candidate of which the touched pipelines are new: the
   seconds of a step, plus a share of the relaxed batch split (so that it has a slope where steps jump by a micro-batch),
@@ -32,5 +34,6 @@ Entry points, compiled, `nogil`, without allocation; arguments (tables, work, st
   that fit, and their micro-batches.
 - `refresh(tables, work, state)`: evaluate from nothing, until groups that sum gradients have room.
 - `split(tables, work, state, p)`: layers of one pipeline alone.
+- `tables_of(pricer)`, `unsupported(problem, pricer)`: tables, and why there are none.
 - `plans.py`: `plan_of` and `partition_of` a state, `state_of` a plan.
 """

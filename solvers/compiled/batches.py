@@ -2,27 +2,28 @@
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from solvers.compiled.kernels import kernel
 
 _BISECTIONS = 14
 _GROWTHS = 60
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def end_s(pipeline: Any, batches: int) -> Any:
     """When a pipeline ends that has so many micro-batches."""
     return pipeline.end_s + (batches - pipeline.timed) * pipeline.period_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def batches_until(pipeline: Any, until_s: float) -> int:
     """The most micro-batches, at least 1, that a pipeline ends by then."""
     fill_s = pipeline.end_s - pipeline.timed * pipeline.period_s
     return max(1, int((until_s - fill_s) / pipeline.period_s + 1e-9))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def sequences_until(pipelines: Any, sizes: Any, active: Any, count: int, until_s: float) -> int:
     """Sequences that all active pipelines end by then."""
     total = 0
@@ -32,7 +33,7 @@ def sequences_until(pipelines: Any, sizes: Any, active: Any, count: int, until_s
     return total
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def last_to_end(pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, at_least: int, at_most: int) -> int:
     """The number among the active pipelines of the one that ends last, of those with more than one micro-batch, of a
     size between the two; -1 if there is none."""
@@ -46,7 +47,7 @@ def last_to_end(pipelines: Any, sizes: Any, active: Any, batches: Any, count: in
     return found
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def fill_up(pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, missing: int) -> bool:
     """Give micro-batches for `missing` sequences to the pipelines that end first; whether that works out."""
     while missing > 0:
@@ -64,7 +65,7 @@ def fill_up(pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, m
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def even_batches(problem: Any, pipelines: Any, sizes: Any, active: Any, batches: Any, count: int) -> bool:
     """Equally many micro-batches for all, within one; whether that is possible."""
     first = pipelines[active[0]].size
@@ -82,8 +83,8 @@ def even_batches(problem: Any, pipelines: Any, sizes: Any, active: Any, batches:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def relaxed_s(pipelines: Any, sizes: Any, active: Any, count: int, batch: int) -> float:
+@kernel
+def relaxed_s(pipelines: Any, sizes: Any, active: Any, count: int, batch: int) -> Any:
     """When all pipelines end together if micro-batches could be cut."""
     rate, fill = 0.0, 0.0
     for k in range(count):
@@ -93,7 +94,7 @@ def relaxed_s(pipelines: Any, sizes: Any, active: Any, count: int, batch: int) -
     return (batch + fill) / rate
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def uneven_batches(
     pipelines: Any, sizes: Any, active: Any, batches: Any, count: int, batch: int, soon_s: float
 ) -> bool:
@@ -133,8 +134,17 @@ def uneven_batches(
     return fill_up(pipelines, sizes, active, batches, count, -surplus)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def divide_batch(tables: Any, work: Any, state: Any, count: int) -> float:
+@kernel
+def last_end(pipelines: Any, active: Any, batches: Any, count: int) -> Any:
+    """When the last of the active pipelines ends."""
+    longest = 0.0
+    for k in range(count):
+        longest = max(longest, end_s(pipelines[active[k]], batches[k]))
+    return longest
+
+
+@kernel
+def divide_batch(tables: Any, work: Any, state: Any, count: int) -> Any:
     """Micro-batches of the `count` active pipelines, and when the last of them ends; infinite where they cannot have
     the whole batch."""
     problem, pipelines, sizes, active = tables.problem[0], state.pipelines, tables.sizes, work.active
@@ -146,7 +156,4 @@ def divide_batch(tables: Any, work: Any, state: Any, count: int) -> float:
             return np.inf
     elif not uneven_batches(pipelines, sizes, active, batches, count, problem.global_batch, soon_s):
         return np.inf
-    longest = 0.0
-    for k in range(count):
-        longest = max(longest, end_s(pipelines[active[k]], batches[k]))
-    return longest
+    return last_end(pipelines, active, batches, count)

@@ -6,9 +6,9 @@ and remembered under everything that they depend on.
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.state import OPTION_SLOTS
 
 _BOTTLENECK = 1e-4  # share of a bottleneck to which bisection brackets it; rounding decides within
@@ -17,7 +17,7 @@ _MOST_HOLDERS, _MOST_ROOM, _MOST_PAIRS = (1 << 11) - 1, (1 << 9) - 1, (1 << 7) -
 RESERVED = 8  # groups, and pairs, that every device has memory for
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def classify(machines: Any, kind_group: Any, mask_group: Any, stage: Any) -> None:
     """Fill in a stage's degree and class from its machine and mask."""
     machine, mask = machines[stage.machine], stage.mask
@@ -34,7 +34,7 @@ def classify(machines: Any, kind_group: Any, mask_group: Any, stage: Any) -> Non
         stage.group = -1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
     """Pairs beyond the reserved ones in which a device of stage s exchanges messages with neighbours, at most; as the
     degrees are powers of two, exactly."""
@@ -51,7 +51,18 @@ def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
     return max(0, count - RESERVED)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
+def stage_params(group: Any, layers: int, s: int, num_stages: int) -> Any:
+    """Parameters on the fullest rank of stage s."""
+    params = layers * group.layer_params
+    if s == 0:
+        params += group.embedding_params
+    if s == num_stages - 1:
+        params += group.head_params_beside if s == 0 else group.head_params
+    return params
+
+
+@kernel
 def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     """Bytes that a stage has for layers and what they store, and bytes of a layer's states; divided by what
     fragmentation takes beside activations. `at`: micro-batches in flight, whether it is the first and the last stage (0
@@ -60,11 +71,7 @@ def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     holders = stage.holders if zero_stage else 1
     state_bytes = problem.weight_bytes + problem.gradient_bytes + problem.sharded_bytes / holders
     more = 1.0 + problem.fragmentation
-    ends = 0.0
-    if first:
-        ends += group.embedding_params
-    if last:
-        ends += group.head_params_beside if first else group.head_params
+    ends = stage_params(group, 0, 1 - first, 3 - first - last)
     limit = group.limit_bytes - stage.room * group.sum_bytes - pairs * group.pair_bytes
     room = (limit - ends * state_bytes) / more - cost.buffer_bytes
     if first:
@@ -74,13 +81,13 @@ def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     return room, group.layer_params * state_bytes / more
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def working_bytes(policy: Any, last: int) -> Any:
     """What recomputing a layer holds beside what is stored."""
     return policy.last_working_bytes if last else policy.working_bytes
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, faster: int, smaller: int) -> Any:
     """How many of n layers at least must have the policy `smaller` where the others have `faster`, for the stage to
     fit; n where none may be faster. `room` without states; `policies` [policies] of a class and size."""
@@ -93,7 +100,7 @@ def least_recomputed(policies: Any, n: int, count: int, last: int, room: float, 
     return int(min(float(n), max(1.0, need)))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def choose_policies(policies: Any, n: int, count: int, last: int, room: float, only: int, mixed: bool) -> Any:
     """The least seconds of the backwards of n layers that fit, infinite if none do; the policies of the first layers
     and of the others, and how many are the first. `policies` [policies] of a class and size, `room` without states,
@@ -115,7 +122,7 @@ def choose_policies(policies: Any, n: int, count: int, last: int, room: float, o
     return best, smaller, faster, lean
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def fill_options(
     problem: Any, cost: Any, policies: Any, room: Any, at: Any, only: int, seconds: Any, start: int
 ) -> int:
@@ -137,8 +144,8 @@ def fill_options(
     return most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def option_key(stage: Any, size: int, at: Any, only: int) -> int:
+@kernel
+def option_key(stage: Any, size: int, at: Any, only: int) -> Any:
     """Everything that the least seconds of a stage depend on, as a number. `at`, `only` as of `fill_options`."""
     count, first, last, zero_stage, pairs = at
     key = stage.group
@@ -152,8 +159,8 @@ def option_key(stage: Any, size: int, at: Any, only: int) -> int:
     return key << 7 | min(pairs, _MOST_PAIRS)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def slot_of(keys: Any, key: int) -> int:
+@kernel
+def slot_of(keys: Any, key: int) -> Any:
     """The slot of a key, or the free one where it would be."""
     slot = ((key ^ (key >> 31)) * 0x5851F42D4C957F2D >> 24) & (OPTION_SLOTS - 1)
     while keys[slot] != key and keys[slot] >= 0:
@@ -161,7 +168,7 @@ def slot_of(keys: Any, key: int) -> int:
     return slot
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def most_within(seconds: Any, start: int, most: int, limit: float) -> Any:
     """The most layers, up to `most`, that take no longer than `limit`; `seconds[start:]` rise about linearly."""
     if most == 0:
@@ -183,7 +190,7 @@ def most_within(seconds: Any, start: int, most: int, limit: float) -> Any:
     return low
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> Any:
     """Layers that all stages together have within a bottleneck of `limit` seconds."""
     total = 0
@@ -193,7 +200,7 @@ def layers_within(columns: Any, seconds: Any, num_stages: int, limit: float) -> 
     return total
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def least_bottleneck(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int, num_layers: int) -> None:
     """Layers of each stage, at least one, so that the slowest stage, with what is added to it, is as fast as can be."""
     low, high = 0.0, 0.0
@@ -235,7 +242,7 @@ def least_bottleneck(columns: Any, seconds: Any, stages: Any, p: int, num_stages
         total -= 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def even_layers(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int, num_layers: int) -> int:
     """Equally many layers everywhere, the remainder where it takes least; how many do not fit."""
     low, more = num_layers // num_stages, num_layers % num_stages
@@ -256,7 +263,7 @@ def even_layers(columns: Any, seconds: Any, stages: Any, p: int, num_stages: int
     return missing
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def set_seconds(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, s: int) -> None:
     """Forward and backward seconds of a stage from its layers, as the last split left its options in `seconds`."""
     stage = stages[p, s]
@@ -270,7 +277,7 @@ def set_seconds(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
     stage.backward_s = seconds[columns[s].offset + stage.layers - 1] - forward_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def shape_fault(
     problem: Any, machines: Any, kind_group: Any, mask_group: Any, pipeline: Any, stages: Any, p: int
 ) -> Any:
@@ -294,13 +301,13 @@ def shape_fault(
     return fault
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def in_flight(plan: Any, pipeline: Any, s: int) -> Any:
     """Micro-batches in flight in a stage."""
     return pipeline.in_flight if plan.gpipe else min(pipeline.num_stages - s, pipeline.in_flight)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def position(plan: Any, pipeline: Any, stages: Any, p: int, s: int) -> Any:
     """What the memory of a stage depends on beside its layers: `at` of `room_bytes`."""
     count = pipeline.num_stages
@@ -308,7 +315,7 @@ def position(plan: Any, pipeline: Any, stages: Any, p: int, s: int) -> Any:
     return in_flight(plan, pipeline, s), first, last, plan.zero_stage, pairs_of(stages, p, count, s)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def split(tables: Any, work: Any, state: Any, p: int) -> None:
     """Layers of pipeline p and the seconds of its stages, beside what `columns[s].added_s` says; whether it fits, and
     how many layers do not."""
@@ -356,7 +363,7 @@ def split(tables: Any, work: Any, state: Any, p: int) -> None:
         set_seconds(costs, seconds, columns, stages, pipeline, p, s)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def policies_of(tables: Any, state: Any, p: int, s: int) -> Any:
     """The policies of a stage's first layers and of the others, and how many are the first, as of `choose_policies`."""
     problem, plan, pipeline, stage = tables.problem[0], state.plan[0], state.pipelines[p], state.stages[p, s]

@@ -2,19 +2,20 @@
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from solvers.compiled.kernels import kernel
 
 _STALE = 0.012  # of a period: messages that change less leave a pipeline as it was timed
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def interface_of(machine: Any, device: int) -> Any:
     """The network interface of a device of a machine, as the number of its transmitting resource."""
     return machine.first_interface + device * machine.num_interfaces // machine.num_gpus
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def load_interfaces(machine: Any, mask: int, base: int, amount: float, load: Any, s_per_byte: Any) -> None:
     """Load the interfaces of the devices in `mask` with `amount` bytes each; `base`: of the direction."""
     device = 0
@@ -26,7 +27,7 @@ def load_interfaces(machine: Any, mask: int, base: int, amount: float, load: Any
         device += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def fullest_interface(machine: Any, mask: int, base: int, load: Any) -> Any:
     """The largest load of the interfaces of the devices in `mask`."""
     most, device = 0.0, 0
@@ -40,7 +41,7 @@ def fullest_interface(machine: Any, mask: int, base: int, load: Any) -> Any:
     return most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def crossing_load(extra: Any, a: int, b: int, load: Any, most: float) -> float:
     """The largest of `most` and the loads of what a transfer between places a and b crosses."""
     if a != b:
@@ -52,14 +53,14 @@ def crossing_load(extra: Any, a: int, b: int, load: Any, most: float) -> float:
     return most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def latency_s(machines: Any, extra_latency_s: Any, a: int, b: int) -> Any:
     """Seconds of latency from machine a to another machine b."""
     here, there = machines[a], machines[b]
     return max(here.nic_latency_s, there.nic_latency_s) + extra_latency_s[here.place, there.place]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def rank_device(mask: int, rank: int) -> int:
     """The device of a rank: the position of the `rank`-th set bit of `mask`."""
     device = 0
@@ -72,7 +73,7 @@ def rank_device(mask: int, rank: int) -> int:
         device += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def note(load: Any, used: Any, resource: int, seconds: float) -> None:
     """Add to a scratch load, and list the resource."""
     if load[resource] == 0.0:
@@ -81,7 +82,7 @@ def note(load: Any, used: Any, resource: int, seconds: float) -> None:
     load[resource] += seconds
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def note_message(
     problem: Any, machines: Any, network: Any, sender: Any, receiver: Any, num_bytes: float, ahead: Any, used: Any
 ) -> None:
@@ -114,7 +115,7 @@ def note_message(
             note(ahead, used, resource, total * s_per_byte[resource])
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def load_pipeline(
     problem: Any, machines: Any, network: Any, stages: Any, p: int, count: int, num_bytes: float, loads: Any
 ) -> None:
@@ -134,7 +135,7 @@ def load_pipeline(
             ahead[resource] = back[resource] = 0.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def inside_s(problem: Any, machine: Any, links: Any, sender: Any, receiver: Any, num_bytes: float) -> Any:
     """Seconds of a message between stages of a machine: that of the busiest sender, and the largest latency. `links`:
     `pair_s_per_byte` and `pair_latency_s` of the tables."""
@@ -161,7 +162,7 @@ def inside_s(problem: Any, machine: Any, links: Any, sender: Any, receiver: Any,
     return slowest * num_bytes + latency
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def message_s(problem: Any, machines: Any, crossing: Any, load: Any, sender: Any, receiver: Any) -> Any:
     """Seconds of a message between machines while the network has its load. `crossing`: `extra` and `extra_latency_s`
     of the tables."""
@@ -175,7 +176,7 @@ def message_s(problem: Any, machines: Any, crossing: Any, load: Any, sender: Any
     return slowest + latency_s(machines, extra_latency_s, sender.machine, receiver.machine)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def send_messages(tables: Any, work: Any, state: Any) -> None:
     """Seconds of the messages of all pipelines that fit; mark those to be timed again (`touched` 2): that have changed,
     or whose messages have by more than a share of their period."""
@@ -214,7 +215,7 @@ def send_messages(tables: Any, work: Any, state: Any) -> None:
                 stages[p, s].send_s, stages[p, s].return_s = columns[s].send_s, columns[s].return_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def forget_messages(state: Any) -> None:
     """Forget what messages took, so that they are up to date after the next `send_messages`."""
     for p in range(state.plan[0].num_pipelines):

@@ -2,25 +2,25 @@
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import kernel
 from solvers.compiled.layers import set_seconds, split
 
 _WAITS = 1.0005  # a period beyond the slowest stage by this factor: the pipeline waits for messages
 _TIGHT = 1.01  # beyond this one, single layers are moved too, in pipelines of
 _FEW_STAGES = 8  # stages at most: each try takes stages² steps
 _MOVES = 5  # layers moved at most
-_STEADY = 3, 8  # a pipeline of p stages is steady after 3 p + 8 micro-batches
+_ALIKE = 1e-7  # of a period: times that differ by less are equal
+_STEADY = 3  # with fewer micro-batches a stage, another one adds more or less than a period
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def clear_added(columns: Any) -> None:
     """No seconds beside layers."""
     for s in range(len(columns)):
         columns[s].added_s = 0.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def cycle_s(stages: Any, p: int, count: int) -> float:
     """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`)."""
     best = 0.0
@@ -36,14 +36,41 @@ def cycle_s(stages: Any, p: int, count: int) -> float:
     return best
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int) -> float:
-    """The end of a 1F1B pipeline; `early_s` of its stages. Exact, for one executor a stage."""
+@kernel
+def note_round(columns: Any, count: int, round_s: float) -> bool:
+    """Whether all times have moved by `round_s` since they were noted last; note them."""
+    same, near = True, round_s * _ALIKE
     for s in range(count):
         column = columns[s]
-        column.busy_s = column.came_s = column.ahead_s = column.back_s = 0.0
+        if same:
+            same = abs(column.busy_s - column.was_busy_s - round_s) < near
+            same = same and (s == count - 1 or abs(column.came_s - column.was_came_s - round_s) < near)
+            same = same and (s == count - 1 or abs(column.ahead_s - column.was_ahead_s - round_s) < near)
+            same = same and (s == 0 or abs(column.back_s - column.was_back_s - round_s) < near)
+        column.was_busy_s, column.was_came_s = column.busy_s, column.came_s
+        column.was_ahead_s, column.was_back_s = column.ahead_s, column.back_s
+    return same
+
+
+@kernel
+def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int, period: float, rounds: int) -> float:
+    """The end of a 1F1B pipeline; `early_s` of its stages. Exact, for one executor a stage.
+
+    Sooner or later all times move by `rounds` periods every so many micro-batches, those of the critical cycle: then
+    whole rounds are skipped."""
+    for s in range(count):
+        column = columns[s]
+        column.busy_s = column.came_s = column.ahead_s = column.back_s = column.was_busy_s = 0.0
     # In round m stage s runs the backward of micro-batch m - count + s, then the forward of micro-batch m.
-    for m in range(batches + count):
+    m, check, skipped_s = 0, count + 1, 0.0
+    while m < batches + count:
+        if m == check and m + rounds < batches:
+            check += rounds
+            if note_round(columns, count, rounds * period):
+                skipped = (batches - 1 - m) // rounds
+                skipped_s += skipped * rounds * period
+                batches -= skipped * rounds
+                check = -1
         came_s = 0.0
         for s in range(count):
             column, stage = columns[s], stages[p, s]
@@ -65,15 +92,16 @@ def end_1f1b_s(columns: Any, stages: Any, p: int, count: int, batches: int) -> f
                     came_s = max(now, column.ahead_s) + stage.send_s
                     column.ahead_s = came_s
             column.busy_s = now
+        m += 1
     end = 0.0
     for s in range(count):
         end = max(end, columns[s].busy_s)
     for s in range(count):
         stages[p, s].early_s = end - columns[s].busy_s
-    return end
+    return end + skipped_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def end_gpipe_s(stages: Any, p: int, count: int, batches: int) -> float:
     """The end of a GPipe pipeline; `early_s` of its stages: two lines of queues, one after the other. Exact."""
     now, slowest = 0.0, 0.0
@@ -102,7 +130,7 @@ def end_gpipe_s(stages: Any, p: int, count: int, batches: int) -> float:
     return end
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def period_gpipe_s(stages: Any, p: int, count: int) -> float:
     """Seconds that another micro-batch adds to a GPipe pipeline."""
     forward, backward = 0.0, 0.0
@@ -114,7 +142,7 @@ def period_gpipe_s(stages: Any, p: int, count: int) -> float:
     return forward + backward
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def critical_run(stages: Any, p: int, count: int) -> Any:
     """The first and the last stage of the cycle that bounds the period of 1F1B."""
     best, first, last = 0.0, 0, 0
@@ -130,7 +158,7 @@ def critical_run(stages: Any, p: int, count: int) -> Any:
     return first, last
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, period: float) -> Any:
     """Move single layers out of the critical run while that shortens the period; the period."""
     count = pipeline.num_stages
@@ -164,7 +192,7 @@ def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
     return period
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: float) -> float:
     """Layers of a pipeline that waits: stages with long messages get fewer, where that shortens the period, which it
     returns. `slowest`: seconds of its slowest stage."""
@@ -198,7 +226,13 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
     return now
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
+def steady_after(count: int) -> int:
+    """Micro-batches from which on another one adds about a period to a pipeline of so many stages."""
+    return _STEADY * count
+
+
+@kernel
 def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
     """Period and end of a pipeline of `batches` micro-batches whose layers and messages are known; other layers where
     it waits for messages."""
@@ -214,6 +248,6 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
         slowest = max(slowest, stages[p, s].forward_s + stages[p, s].backward_s)
     if period > slowest * _WAITS and not tables.problem[0].even_layers:
         period = split_beside_messages(tables, work, state, p, slowest)
-    few = min(batches, _STEADY[0] * count + _STEADY[1])
     pipeline.period_s = period
-    pipeline.end_s = end_1f1b_s(work.columns, stages, p, count, few) + (batches - few) * period
+    first, last = critical_run(stages, p, count)
+    pipeline.end_s = end_1f1b_s(work.columns, stages, p, count, batches, period, last - first + 1)

@@ -7,12 +7,11 @@ every machine, and one between machines.
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import kernel
 from solvers.compiled.messages import crossing_load, fullest_interface, interface_of, latency_s, load_interfaces
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def tree_depth(ranks: int) -> int:
     """Messages one after another in a pass over `ranks`, as of `hexiopt/cost/executors/collectives.py`."""
     depth, reach = 0, 1
@@ -22,7 +21,7 @@ def tree_depth(ranks: int) -> int:
     return depth
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def set_member(member: Any, stages: Any, p: int, s: int) -> None:
     """Make a member of a stage."""
     stage = stages[p, s]
@@ -35,14 +34,14 @@ def set_member(member: Any, stages: Any, p: int, s: int) -> None:
     member.key = stage.machine * 64 + device
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def copy_member(source: Any, target: Any) -> None:
     """Copy a member."""
     target.pipeline, target.stage, target.machine = source.pipeline, source.stage, source.machine
     target.mask, target.degree, target.key = source.mask, source.degree, source.key
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def sort_members(members: Any, first: int, end: int) -> None:
     """Sort members `first` to `end` by machine and device; they nearly are. The one at `end` is scratch."""
     held = members[end]
@@ -58,7 +57,7 @@ def sort_members(members: Any, first: int, end: int) -> None:
         copy_member(held, members[j + 1])
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def end_of_run(members: Any, first: int, end: int) -> int:
     """Where the members of the machine of member `first` end."""
     machine, k = members[first].machine, first + 1
@@ -67,13 +66,13 @@ def end_of_run(members: Any, first: int, end: int) -> int:
     return k
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def interface_bit(machine: Any, member: Any) -> Any:
     """The interface of a member's first device, as a bit."""
     return 1 << (interface_of(machine, member.key & 63) - machine.first_interface)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def measure_ring(machines: Any, members: Any, ring: Any) -> None:
     """The largest degree, machines and lanes of a ring: each machine's interfaces at its devices, at the least one."""
     ring.degree, ring.held, ring.machines, lanes = 1, 1, 0, 64
@@ -96,7 +95,7 @@ def measure_ring(machines: Any, members: Any, ring: Any) -> None:
     ring.lanes = 0 if ring.machines == 1 else (1 if ring.between else lanes)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def add_ring(machines: Any, members: Any, ring: Any, bounds: Any, params: float, last: float) -> None:
     """A ring of the members of `bounds`: first, end, and 1 if it is one between machines."""
     ring.first, ring.end, ring.between = bounds
@@ -104,8 +103,24 @@ def add_ring(machines: Any, members: Any, ring: Any, bounds: Any, params: float,
     measure_ring(machines, members, ring)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def add_rings(machines: Any, members: Any, rings: Any, bounds: Any, params: float, last: float, num: int) -> int:
+@kernel
+def ring_of(members: Any, rings: Any, times: Any, first: int, end: int) -> Any:
+    """The ring of the same stages in a machine as members `first` to `end`, of layers before; -1 if there is none."""
+    found = times[members[first].pipeline, members[first].stage].ring
+    if found < 0 or rings[found].end - rings[found].first != end - first:
+        return -1
+    start = rings[found].first
+    for k in range(end - first):
+        a, b = members[start + k], members[first + k]
+        if a.pipeline != b.pipeline or a.stage != b.stage:
+            return -1
+    return found
+
+
+@kernel
+def add_rings(
+    machines: Any, members: Any, rings: Any, times: Any, bounds: Any, params: float, last: float, num: int
+) -> int:
     """Rings number `num` and on, of members `bounds[0]` to `bounds[1]`, sorted, where sharding groups are machines if
     `bounds[2]`; how many there are then."""
     first, end, by_machine = bounds
@@ -118,8 +133,15 @@ def add_rings(machines: Any, members: Any, rings: Any, bounds: Any, params: floa
     while i < end:
         j = end_of_run(members, i, end)
         if j - i > 1:
-            add_ring(machines, members, rings[num], (i, j, 0), params, last)
-            num += 1
+            same = ring_of(members, rings, times, i, j)
+            if same >= 0:
+                rings[same].params += params
+                rings[same].last = max(rings[same].last, last)
+            else:
+                add_ring(machines, members, rings[num], (i, j, 0), params, last)
+                for k in range(i, j):
+                    times[members[k].pipeline, members[k].stage].ring = num
+                num += 1
         i = j
     if members[first].machine != members[end - 1].machine:
         add_ring(machines, members, rings[num], (first, end, 1), params, last)
@@ -127,14 +149,14 @@ def add_rings(machines: Any, members: Any, rings: Any, bounds: Any, params: floa
     return num
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any, layers: int, ends: int) -> None:
-    """Add to `sharded` of the members of a segment of `layers`. `bounds`: first, end, over how many devices states are
-    spread, 0: those of a machine. `ends`: 1 if it is the first segment, + 2 if the last."""
-    first, end, spread = bounds
+    """Add to `sharded` of the members of a segment of `layers`, whose states are spread inside machines. `bounds`:
+    first, end. `ends`: 1 if it is the first segment, + 2 if the last."""
+    first, end = bounds
     i = first
     while i < end:
-        j = end if spread else end_of_run(members, i, end)
+        j = end_of_run(members, i, end)
         for k in range(i, j):
             p, s = members[k].pipeline, members[k].stage
             group = groups[stages[p, s].group]
@@ -143,11 +165,11 @@ def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any,
                 params += group.embedding_params
             if ends & 2:
                 params += group.head_params_beside if s == 0 else group.head_params
-            times[p, s].sharded += params / (spread if spread else j - i)
+            times[p, s].sharded += params / (j - i)
         i = j
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def tie_ends(members: Any, stages: Any, pipelines: Any, active: Any, count: int, first: int) -> int:
     """Members from `first` on: first and last stages of the active pipelines, sorted; where they end."""
     end = first
@@ -163,13 +185,12 @@ def tie_ends(members: Any, stages: Any, pipelines: Any, active: Any, count: int,
     return end
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
     """The rings of the `count` active pipelines, and what their devices have of optimiser states; how many rings."""
     problem, machines, groups, stages = tables.problem[0], tables.machines, tables.groups, state.stages
     cursors, active, members, rings, times = work.cursors, work.active, work.members, work.rings, work.times
     by_machine, deep = state.plan[0].by_machine, 0
-    spread = 0 if by_machine else (count if state.plan[0].zero_stage else 1)
     for k in range(count):
         p = active[k]
         cursors[p].stage, cursors[p].end = 0, stages[p, 0].layers
@@ -192,8 +213,9 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         if cut == num_layers:
             ends += 2
             params += problem.head_params
-        num = add_rings(machines, members, rings, (first, end, by_machine), params, last, num)
-        note_shards(groups, members, stages, times, (first, end, spread), cut - at, ends)
+        num = add_rings(machines, members, rings, times, (first, end, by_machine), params, last, num)
+        if by_machine:
+            note_shards(groups, members, stages, times, (first, end), cut - at, ends)
         at = cut
         for k in range(first, end if at < num_layers else first):
             p = members[k].pipeline
@@ -207,12 +229,12 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
     if problem.tied and deep > 1:
         end = tie_ends(members, stages, state.pipelines, active, count, first)
         num = add_rings(
-            machines, members, rings, (first, end, by_machine), problem.tied_params, problem.tied_params, num
+            machines, members, rings, times, (first, end, by_machine), problem.tied_params, problem.tied_params, num
         )
     return num
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def load_run(machine: Any, members: Any, times: Any, load: Any, network: Any, ring: Any, bounds: Any) -> None:
     """Load ports and interfaces with what goes through members of a ring that are of one machine. `network`:
     `s_per_byte`, and the number of transmitting resources; `bounds`: first, end, parameters over each edge."""
@@ -249,7 +271,7 @@ def load_run(machine: Any, members: Any, times: Any, load: Any, network: Any, ri
                 load_interfaces(machine, members[k].mask, base, part, load, s_per_byte)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def load_crossing(extra: Any, s_per_byte: Any, load: Any, a: int, b: int, carried: float) -> None:
     """Load what a transfer of `carried` parameters between places a and b crosses beside interfaces."""
     if a != b:
@@ -260,25 +282,43 @@ def load_crossing(extra: Any, s_per_byte: Any, load: Any, a: int, b: int, carrie
             load[resource] += carried * s_per_byte[resource]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
+def sum_degrees(members: Any, first: int, end: int) -> Any:
+    """Devices of members `first` to `end`."""
+    total = 0
+    for k in range(first, end):
+        total += members[k].degree
+    return total
+
+
+@kernel
 def note_turns(members: Any, stages: Any, times: Any, ring: Any, latency: float) -> None:
     """Add a ring's latency to what its members wait, once for each slice that they hold, and count its groups."""
-    i, vectors = ring.first, 1 if ring.degree > 1 else 0
-    while i < ring.end:
+    i, vectors, most = ring.first, 1 if ring.degree > 1 else 0, 1
+    while i < ring.end and vectors and ring.between:
         j = end_of_run(members, i, ring.end)
+        most = max(most, sum_degrees(members, i, j))
+        i = j
+    i = ring.first
+    while i < ring.end:
+        j, beside = end_of_run(members, i, ring.end), vectors
+        if (
+            vectors and ring.between
+        ):  # norms and biases are shared out among all devices of a machine, also of one stage
+            beside = (most - 1) // sum_degrees(members, i, j) + 1 + (1 if j - i == 1 else 0)
         for k in range(i, j):
             p, s = members[k].pipeline, members[k].stage
             slices = max(1, ring.degree // members[k].degree)
             if ring.between:
-                slices *= max(1, ring.held // (j - i))
+                slices *= max(1, (ring.held - 1) // (j - i) + 1)
                 times[p, s].between_wait_s += slices * latency
             else:
                 times[p, s].wait_s += slices * latency
-            stages[p, s].sums += slices + vectors
+            stages[p, s].sums += slices + beside
         i = j
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def load_ring(machines: Any, members: Any, stages: Any, times: Any, load: Any, network: Any, ring: Any) -> None:
     """Load ports and network with a pass of a ring; note its latency. `network`: `s_per_byte`, the number of
     transmitting resources, `extra` and `extra_latency_s`."""
@@ -299,7 +339,7 @@ def load_ring(machines: Any, members: Any, stages: Any, times: Any, load: Any, n
     note_turns(members, stages, times, ring, latency * tree_depth(length))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def slowest_of_run(machine: Any, members: Any, times: Any, load: Any, base: int, ring: Any, bounds: Any) -> Any:
     """The largest load of ports and interfaces that a ring uses at members of one machine, and their latest turn.
     `bounds`: first, end."""
@@ -327,7 +367,7 @@ def slowest_of_run(machine: Any, members: Any, times: Any, load: Any, base: int,
     return slowest, wait
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def time_ring(machines: Any, members: Any, times: Any, load: Any, base: int, extra: Any, ring: Any) -> None:
     """Seconds of a pass of a ring, for a byte of each parameter, and latency, where ports and network are loaded with
     all rings. `base`: the number of transmitting resources."""
@@ -344,7 +384,7 @@ def time_ring(machines: Any, members: Any, times: Any, load: Any, base: int, ext
     ring.s_per_byte, ring.latency_s = slowest, wait
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
     """The rings of the active pipelines and how long they take; how many."""
     stages, times = state.stages, work.times
@@ -353,6 +393,7 @@ def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         for s in range(state.pipelines[p].num_stages):
             own = times[p, s]
             own.port = own.wait_s = own.between_wait_s = own.sharded = 0.0
+            own.ring = -1
             stages[p, s].sums = 0
     work.load[:] = 0.0
     num = collect_rings(tables, work, state, count)

@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from solvers.compiled.kernels import entry
 from solvers.compiled.tables import Tables
 
 ONE_F_ONE_B, GPIPE = 0, 1
@@ -67,6 +67,10 @@ COLUMN = np.dtype(  # of the stages of the pipeline in hand
         ("added_s", "f8"),  # seconds beside layers, while these are divided
         ("kept_forward_s", "f8"),
         ("kept_backward_s", "f8"),
+        ("was_busy_s", "f8"),  # `busy_s` to `back_s` some rounds ago
+        ("was_came_s", "f8"),
+        ("was_ahead_s", "f8"),
+        ("was_back_s", "f8"),
         ("busy_s", "f8"),  # the stage is free from then on
         ("came_s", "f8"),  # its gradient has come by then
         ("ahead_s", "f8"),  # the link to the next stage is free from then on
@@ -114,6 +118,7 @@ TIMES = np.dtype(  # of a stage in a step
         ("port", "f8"),  # of its devices: seconds for a byte of each parameter that they send inside the machine
         ("wait_s", "f8"),  # latencies of its rings, one after another
         ("between_wait_s", "f8"),
+        ("ring", "i8"),  # the last one inside its machine; -1: none yet
         ("sharded", "f8"),  # parameters whose optimiser states a device has
     ],
     align=True,
@@ -199,7 +204,7 @@ def new_work(tables: Tables) -> SearchWork:
     )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def touch(work: Any, p: int) -> None:
     """Note that pipeline `p` has changed."""
     touched, listed = work.touched, work.listed
@@ -209,7 +214,7 @@ def touch(work: Any, p: int) -> None:
         touched[p] = 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def forget_touched(work: Any) -> None:
     """Begin the next candidate: nothing has changed."""
     touched, listed = work.touched, work.listed
@@ -218,14 +223,14 @@ def forget_touched(work: Any) -> None:
     listed[0] = 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def touch_all(work: Any, state: Any) -> None:
     """Note that every pipeline has changed."""
     for p in range(state.plan[0].num_pipelines):
         touch(work, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def copy_pipeline(source: Any, target: Any, p: int) -> None:
     """Pipeline `p` of `source` into `target`."""
     target.pipelines[p] = source.pipelines[p]
@@ -233,7 +238,7 @@ def copy_pipeline(source: Any, target: Any, p: int) -> None:
         target.stages[p, s] = source.stages[p, s]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def copy_state(source: Any, target: Any) -> None:
     """All of `source` that is in use into `target`."""
     target.plan[0] = source.plan[0]
@@ -242,7 +247,7 @@ def copy_state(source: Any, target: Any) -> None:
         copy_pipeline(source, target, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def copy_rows(work: Any, source: Any, target: Any) -> None:
     """The touched pipelines of `source` into `target`, which is equal but for them."""
     target.plan[0] = source.plan[0]

@@ -3,30 +3,35 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from solvers.compiled.batches import divide_batch
-from solvers.compiled.layers import RESERVED, split
+from solvers.compiled.batches import divide_batch, last_end
+from solvers.compiled.kernels import entry, kernel
+from solvers.compiled.layers import RESERVED, split, stage_params
 from solvers.compiled.messages import forget_messages, send_messages
-from solvers.compiled.pipelines import clear_added, time_pipeline
+from solvers.compiled.pipelines import clear_added, steady_after, time_pipeline
 from solvers.compiled.rings import make_rings
 from solvers.compiled.state import forget_touched, touch, touch_all
 
 FAR = 1e5  # objectives from here on are of candidates that are no plans
 _NO_PIPELINE, _NO_BATCH, _NO_ROOM = 1e6, 9e5, 8e5
 _SLOPE = 0.03  # of the relaxed batch split: steps jump by micro-batches, this falls with every gain
+_FILL = 0.9  # of a pipeline's time to fill, at least, where layers suit messages
 _MISSING = 1e-4  # for a layer that does not fit, seconds
 _MANY, _GRID = 8, 8  # of more pipelines, states are taken as spread over a multiple, so that few changes matter
-_COUNT_MOVES = 0.12  # share by which micro-batches may differ from those a pipeline was timed with
+_DRIFT = 0.12  # share by which micro-batches may differ from those a pipeline was timed with
+_TIMINGS = 3  # again with other micro-batches, at most
 _TRIES = 4  # of layers, until groups that sum gradients have room
 _ROOM_STEP = 4  # groups
 SUMS_AFTER, SUMS_BESIDE, SUMS_BY_PART = 0, 1, 2
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def begin_step(groups: Any, pipelines: Any, stages: Any, times: Any, active: Any, batches: Any, count: int) -> Any:
-    """When the stages of the active pipelines are ready, and the last pipeline ends."""
+@kernel
+def begin_step(
+    groups: Any, pipelines: Any, stages: Any, times: Any, active: Any, batches: Any, count: int, spread: int
+) -> Any:
+    """When the stages of the active pipelines are ready, and the last pipeline ends. `spread`: over how many devices
+    states are, 0 if `sharded` says so."""
     pipeline_s = 0.0
     for k in range(count):
         p = active[k]
@@ -36,13 +41,15 @@ def begin_step(groups: Any, pipelines: Any, stages: Any, times: Any, active: Any
         for s in range(pipeline.num_stages):
             stage, own = stages[p, s], times[p, s]
             group = groups[stage.group]
+            if spread:
+                own.sharded = stage_params(group, stage.layers, s, pipeline.num_stages) / spread
             own.ready_s = own.summed_s = end - stage.early_s
             own.optimizer_s = max(group.launch_s, group.optimizer_s * own.sharded)
             own.left_s = stage.backward_s
     return pipeline_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, passes: int) -> None:
     """Sum gradients in a ring of a sharding group."""
     seconds = passes * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
@@ -65,7 +72,7 @@ def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, p
         own.left_s = min(own.left_s, max(0.0, stages[p, s].backward_s - seconds))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
     """Sum gradients in a ring between sharding groups."""
     seconds = 2 * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
@@ -80,7 +87,7 @@ def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
         own.ended_s = max(own.ended_s, start + seconds)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> Any:
     """When the weights of a ring's members are gathered after their optimisers."""
     seconds = ring.s_per_byte * problem.weight_bytes + ring.latency_s
@@ -93,7 +100,7 @@ def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> An
     return start + seconds
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def finish_stages(pipelines: Any, times: Any, active: Any, count: int) -> Any:
     """Let the stages of the active pipelines step their optimisers; when the last has."""
     latest = 0.0
@@ -105,13 +112,14 @@ def finish_stages(pipelines: Any, times: Any, active: Any, count: int) -> Any:
     return latest
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     """Seconds of the step of the active pipelines."""
     problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
     zero_stage, active, pipelines = state.plan[0].zero_stage, work.active, state.pipelines
     num = make_rings(tables, work, state, count)
-    pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count)
+    spread = 0 if state.plan[0].by_machine else (count if zero_stage else 1)
+    pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count, spread)
     state.plan[0].pipeline_s = pipeline_s
     passes, longest_ring = 1 if zero_stage else 2, 0
     for r in range(num):
@@ -133,21 +141,23 @@ def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     return latest
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def least_s(tables: Any, work: Any, state: Any) -> Any:
-    """Seconds that no batch split can beat, from the layers of touched pipelines and the times of the others."""
+    """Seconds that hardly any batch split beats, from the layers of touched pipelines and the times of the others."""
     rate, base = 0.0, 0.0
     for p in range(state.plan[0].num_pipelines):
         pipeline = state.pipelines[p]
         if not pipeline.fits:
             continue
         if work.touched[p]:
-            period, total = 0.0, 0.0
+            period, total, ahead = 0.0, 0.0, 0.0
             for s in range(pipeline.num_stages):
-                now = state.stages[p, s].forward_s + state.stages[p, s].backward_s
+                stage = state.stages[p, s]
+                now = stage.forward_s + stage.backward_s
                 total += now
-                period = max(period, now)
-            fill = total - period
+                if now > period:  # beside what comes back, it runs a forward for every stage after it
+                    period, ahead = now, stage.forward_s * (pipeline.num_stages - 1 - s)
+            fill = _FILL * max(0.0, total - period - ahead)
         else:
             period = pipeline.period_s
             fill = pipeline.end_s - pipeline.timed * period
@@ -157,7 +167,7 @@ def least_s(tables: Any, work: Any, state: Any) -> Any:
     return (tables.problem[0].global_batch + base) / rate if rate > 0.0 else FAR
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def shape_of(machines: Any, state: Any, p: int) -> Any:
     """A number for the micro-batch size, kinds and degrees of a pipeline's stages, in order."""
     found = state.pipelines[p].size + 7
@@ -167,7 +177,7 @@ def shape_of(machines: Any, state: Any, p: int) -> Any:
     return found
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def count_holders(state: Any, p: int) -> None:
     """Over how many stages the states of each stage of p are spread inside its machine, if like pipelines have like
     layers."""
@@ -180,7 +190,7 @@ def count_holders(state: Any, p: int) -> None:
         state.stages[p, s].holders = max(1, count)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def split_touched(tables: Any, work: Any, state: Any) -> None:
     """Layers of the touched pipelines; where sharding groups are machines, of those like them too."""
     plan, pipelines, listed = state.plan[0], state.pipelines, work.listed
@@ -214,7 +224,7 @@ def split_touched(tables: Any, work: Any, state: Any) -> None:
             pipelines[p].layer_sum = sum_layers(state, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def sum_layers(state: Any, p: int) -> float:
     """A number that differs where the layers or the seconds of a pipeline's stages do."""
     found = 0.0
@@ -224,7 +234,7 @@ def sum_layers(state: Any, p: int) -> float:
     return found
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def split_again(tables: Any, work: Any, state: Any, p: int) -> None:
     """Layers of a pipeline after the number of holders has changed; it is touched where that changes them."""
     pipeline, stages, columns = state.pipelines[p], state.stages, work.columns
@@ -246,7 +256,7 @@ def split_again(tables: Any, work: Any, state: Any, p: int) -> None:
             stage.layers, stage.forward_s, stage.backward_s = column.kept, column.kept_forward_s, column.kept_backward_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def count_fitting(work: Any, state: Any) -> int:
     """List the pipelines that fit in `active`; how many."""
     count = 0
@@ -257,7 +267,7 @@ def count_fitting(work: Any, state: Any) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def spread_states(tables: Any, work: Any, state: Any) -> None:
     """Spread states over as many holders as there are pipelines that fit, or a little fewer; layers follow."""
     plan = state.plan[0]
@@ -277,10 +287,28 @@ def spread_states(tables: Any, work: Any, state: Any) -> None:
             split_again(tables, work, state, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
+@kernel
+def time_again(tables: Any, work: Any, state: Any, count: int, drift: float) -> bool:
+    """Time pipelines whose micro-batches differ from those that they were timed with, by more than a share `drift`
+    where these are many; whether there was one."""
+    pipelines, batches, again = state.pipelines, work.batches, False
+    for k in range(count):
+        p = work.active[k]
+        pipeline = pipelines[p]
+        change = abs(batches[k] - pipeline.timed)
+        few = min(batches[k], pipeline.timed) < steady_after(pipeline.num_stages)
+        if change > drift * pipeline.timed or (change and few):
+            touch(work, p)
+            pipeline.batches = batches[k]
+            time_pipeline(tables, work, state, p)
+            again = True
+    return again
+
+
+@kernel
+def time_touched(tables: Any, work: Any, state: Any, count: int, drift: float) -> Any:
     """Times of the touched pipelines and micro-batches of all; when the last ends, infinite where the batch cannot be
-    divided."""
+    divided. `drift` as of `time_again`."""
     pipelines, active, batches = state.pipelines, work.active, work.batches
     problem = tables.problem[0]
     for k in range(count):
@@ -292,46 +320,46 @@ def time_touched(tables: Any, work: Any, state: Any, count: int) -> Any:
             time_pipeline(tables, work, state, p)
             work.touched[p] = 1
     longest = divide_batch(tables, work, state, count)
-    if longest == np.inf:
-        return longest
-    again = False
-    for k in range(count):
-        p = active[k]
-        if abs(batches[k] - pipelines[p].timed) > _COUNT_MOVES * pipelines[p].timed + 0.5:
-            touch(work, p)
-            pipelines[p].batches = batches[k]
-            time_pipeline(tables, work, state, p)
-            again = True
-    if again:
-        longest = divide_batch(tables, work, state, count)
-    for k in range(count):
-        if work.touched[active[k]]:
-            pipelines[active[k]].batches = batches[k]
-    return longest
+    for k in range(_TIMINGS):
+        if longest == np.inf or not time_again(tables, work, state, count, drift):
+            return longest
+        if k < _TIMINGS - 1:
+            longest = divide_batch(tables, work, state, count)
+    return last_end(pipelines, active, batches, count)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def make_room(work: Any, state: Any, count: int) -> bool:
-    """Whether a stage has more groups that sum gradients, or fewer holders, than its layers leave room for; then they
-    shall, and its pipeline is touched."""
-    short, plan = False, state.plan[0]
+@kernel
+def make_room(groups: Any, work: Any, state: Any, count: int) -> bool:
+    """Whether a stage has more groups that sum gradients or micro-batches in flight, or fewer holders, than its layers
+    leave room for; then they shall, and its pipeline is touched."""
+    short, by_machine, gpipe = False, state.plan[0].by_machine, state.plan[0].gpipe
     for k in range(count):
         p = work.active[k]
-        pipeline = state.pipelines[p]
-        for s in range(pipeline.num_stages):
+        pipeline, num_stages = state.pipelines[p], state.pipelines[p].num_stages
+        if work.batches[k] > pipeline.in_flight and (gpipe or pipeline.in_flight < num_stages):
+            pipeline.in_flight = work.batches[k]
+            short = True
+            touch(work, p)
+        for s in range(num_stages):
             stage = state.stages[p, s]
-            more = stage.sums - RESERVED
+            more, tight = stage.sums - RESERVED, False
             if more > stage.room:
                 stage.room = (more + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
+                tight = True
+            if by_machine:
+                mean = stage_params(groups[stage.group], stage.layers, s, num_stages) / work.times[p, s].sharded
+                if stage.holders > mean + 1e-6:
+                    stage.holders = max(1, int(mean + 1e-6))
+                    tight = True
+            if tight:
                 short = True
                 touch(work, p)
-    return short and plan.num_pipelines > 0
+    return short
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
-    """The objective of a candidate of which the touched pipelines are new; infinite where it is certainly above
-    `limit`. See the package."""
+@kernel
+def assess(tables: Any, work: Any, state: Any, limit: float, drift: float) -> Any:
+    """As `evaluate`; `drift` as of `time_again`."""
     plan, problem = state.plan[0], tables.problem[0]
     split_touched(tables, work, state)
     if limit < FAR and (1.0 + _SLOPE) * least_s(tables, work, state) > limit:
@@ -349,14 +377,14 @@ def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
         if count == 0 or (problem.num_pipelines and count != problem.num_pipelines):
             return _NO_PIPELINE + missing
         send_messages(tables, work, state)
-        longest = time_touched(tables, work, state, count)
+        longest = time_touched(tables, work, state, count, drift)
         if longest == np.inf:
             return _NO_BATCH
         relaxed = _SLOPE * plan.relaxed_s
         if longest + relaxed > limit:
             return np.inf
         plan.step_s = step_s(tables, work, state, count)
-        if not make_room(work, state, count):
+        if not make_room(tables.groups, work, state, count):
             return plan.step_s + relaxed + _MISSING * missing
         for k in range(work.listed[0]):
             p = work.listed[1 + k]
@@ -366,7 +394,14 @@ def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
     return _NO_ROOM
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
+def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
+    """The objective of a candidate of which the touched pipelines are new; infinite where it is certainly above
+    `limit`. See the package."""
+    return assess(tables, work, state, limit, _DRIFT)
+
+
+@entry
 def refresh(tables: Any, work: Any, state: Any) -> Any:
     """The objective from nothing: no message is stale, no pipeline timed with other micro-batches than it has."""
     forget_touched(work)
@@ -381,5 +416,5 @@ def refresh(tables: Any, work: Any, state: Any) -> Any:
     for _ in range(3):
         forget_messages(state)
         touch_all(work, state)
-        found = evaluate(tables, work, state, np.inf)
+        found = assess(tables, work, state, np.inf, 0.0)
     return found

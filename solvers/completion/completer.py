@@ -9,10 +9,10 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
+from solvers.completion.executors import StageExecutors
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import PipelineTimer, SplitInput, TimedPipeline
 from solvers.completion.pricing import PricedPlan, price_plan
-from solvers.core.interleaving import multiple_of
 from solvers.core.partition import DeviceGroup, DoesNotFit, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, fewest_holders
 
@@ -43,9 +43,14 @@ class PlanCompleter:
         self.splitters = tuple(
             LayerSplitter(pricer, chosen, not space.uneven_layers, space.recompute_per_layer) for chosen in sets
         )
-        self._timer = PipelineTimer(pricer)
+        self.executors = StageExecutors(pricer, replicates=replicates)
+        self._timer = PipelineTimer(pricer, self.executors)
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
-        self.replicates = replicates and space.replicas and pricer.features.replicas
+
+    @property
+    def replicates(self) -> bool:
+        """Whether stages may have replicas."""
+        return self.executors.replicates
 
     def splitter(self, policy: str) -> LayerSplitter:
         """The splitter whose set of recompute policies includes `policy`."""
@@ -61,7 +66,7 @@ class PlanCompleter:
         """
         space, pipeline_groups = self.problem.space, partition.pipeline_groups
         pipelines, most = partition.num_pipelines, self.problem.workload.global_batch
-        far = max(0, pipelines - most) + (not pipeline_groups)
+        far = max(0, pipelines - most) + (not pipeline_groups) + self.executors.distance(partition)
         far += sum(max(0, len(b.stages) - self.problem.model.num_layers) for b in pipeline_groups)
         if space.num_pipelines is not None:
             far += 10 * abs(pipelines - space.num_pipelines)
@@ -69,19 +74,9 @@ class PlanCompleter:
             far += sum(abs(len(b.stages) - space.num_stages) for b in pipeline_groups)
         if not space.uneven_structure:
             far += max(0, len(pipeline_groups) - 1)
-        if not space.uneven_tp:
-            far += len({len(group) for b in pipeline_groups for stage_groups in b.stages for group in stage_groups}) - 1
         if not space.uneven_batch:
             far += len({b.micro_batch_size for b in pipeline_groups}) - 1
-        if not self.replicates:
-            far += sum(b.replicated for b in pipeline_groups)
         if partition.sharding >= LOCKSTEP:
-            far += sum(
-                len({len(group) for group in stage_groups}) - 1
-                for b in pipeline_groups
-                if b.replicated
-                for stage_groups in b.stages
-            )
             far += max(0, len(pipeline_groups) - 1) + (not partition.schedule.lockstep)
             far += sum(most % (b.width * b.micro_batch_size) != 0 for b in pipeline_groups)
         return far
@@ -213,7 +208,7 @@ class PlanCompleter:
         )
         together = partition.sharding >= LOCKSTEP
         even = together or not self.problem.space.uneven_batch
-        multiples = [multiple_of(timed_pipeline.stages) for timed_pipeline in timed_pipelines]
+        multiples = [schedule.micro_batch_multiple(len(own.placed), own.chunks) for own in timed_pipelines]
         counts = split_batch(fills, periods, sizes, batch, even=even, multiples=multiples)
         exact = together or (even and not self.problem.space.batch_remainder)
         if counts is None or (exact and len(set(counts)) > 1):
@@ -249,7 +244,7 @@ class PlanCompleter:
         schedule, p = partition.schedule, len(pipeline_group.stages)
         chunks = self._timer.chunks(pipeline_group, partition)
         batches = max(1, int(expected // pipeline_group.micro_batch_size))
-        batches = min(batches, schedule.saturates_at(p, chunks) or batches)
+        batches = schedule.distinct_micro_batches(batches, p, chunks)
         return SplitInput(schedule, chunks, shards, partition.groups == "all", batches, tight)
 
 

@@ -1,24 +1,22 @@
 """The pipelines of a pipeline group with their layers and recompute policies, on a network shared by all messages."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.place import PlacedMessage, network_load, placed_messages
 from hexiopt.cost.sharing import round_trips_s, total_load
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages_of
-from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Stage
-from hexiopt.problem.space import Recompute, layer_ranges
-from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.problem.space import layer_ranges
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
-from solvers.completion.allocation import earliest_finish
-from solvers.completion.layers import LayerSplitter, ReplicaShare, StageLayers
+from solvers.completion.executors import Executor, StageExecutors, Works
+from solvers.completion.layers import LayerSplitter, StageLayers
 from solvers.core.interleaving import possible_chunks
 from solvers.core.partition import DeviceGroup, DoesNotFit, Partition, PipelineGroup
 
@@ -39,19 +37,11 @@ class PipelineRate:
     def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "PipelineRate":
         """The rate of a pipeline from the seconds of its stages and messages, each forward and backward together."""
         period = schedule.cycle_s(stage_s, trip_s, chunks)
-        fill = max(0.0, (sum(stage_s) - period) / chunks + sum(trip_s))
+        fill = schedule.fill_s(stage_s, trip_s, chunks, period)
         return cls(fill, period, period > max(stage_s) * (1 + _EXACT))
 
 
-class PlacedReplica(NamedTuple):
-    """A replica of a stage: its devices, their TP group as the pricer knows it, and its samples of a micro-batch."""
-
-    group: DeviceGroup
-    tp_group: Any
-    samples: int
-
-
-PlacedPipeline = tuple[tuple[PlacedReplica, ...], ...]  # of a pipeline, per stage: its replicas
+PlacedPipeline = tuple[Executor, ...]  # of a pipeline, by stage
 
 
 @dataclass(frozen=True)
@@ -70,15 +60,10 @@ class TimedPipeline:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Its stages."""
+        ranges = layer_ranges([n for n, _ in self.split], self.chunks)
         return tuple(
-            Stage.of_replicas(
-                tuple(Replica(part.group, part.samples if len(own) > 1 else None) for part in own),
-                layers,
-                recompute,
-            )
-            for own, layers, (_, recompute) in zip(
-                self.placed, layer_ranges([n for n, _ in self.split], self.chunks), self.split, strict=True
-            )
+            executor.stage(layers, recompute)
+            for executor, layers, (_, recompute) in zip(self.placed, ranges, self.split, strict=True)
         )
 
 
@@ -102,7 +87,7 @@ class _Traffic:
     """
 
     placed_pipelines: tuple[PlacedPipeline, ...]
-    tp_groups: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
+    works: tuple[Works, ...]  # of each stage in all of them
     examples: tuple[int, ...]  # rows that differ
     example_of: tuple[int, ...]  # of each row, which of them stands for it
     messages: tuple[tuple[PlacedMessage, ...], ...] = ()  # of the examples
@@ -112,8 +97,8 @@ class _Traffic:
 class PipelineTimer:
     """Splits and times the pipelines of pipeline groups, and caches what it computes; one for a search."""
 
-    def __init__(self, pricer: Pricer) -> None:
-        self._pricer = pricer
+    def __init__(self, pricer: Pricer, executors: StageExecutors | None = None) -> None:
+        self._pricer, self.executors = pricer, executors or StageExecutors(pricer)
         self._num_layers = pricer.problem.model.num_layers
         self._stages = pricer.features.stages  # without, the network is left to each message
         cluster = pricer.problem.cluster
@@ -154,9 +139,9 @@ class PipelineTimer:
     def _make(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The timed pipelines. Where even the slowest stage waits for messages under 1F1B, layers are split again, and
-        the better split wins: with room for half of each round trip in either stage or, if `tight`, with the least
-        period.
+        """The timed pipelines. Where even the slowest stage waits for messages, which its neighbours may share, layers
+        are split again, and the better split wins: with room for half of each round trip in either stage or, if
+        `tight`, with the least period.
         """
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
@@ -165,7 +150,7 @@ class PipelineTimer:
             return self._split(pipeline_group, terms, splitter, trips_s, added_s=(*longest, 0.0))
         found = self._split(pipeline_group, terms, splitter, trips_s)
         if (
-            terms.schedule != ONE_F_ONE_B
+            not terms.schedule.shares_waits
             or isinstance(found, DoesNotFit)
             or not any(timed_pipeline.rate.waits for timed_pipeline in found)
         ):
@@ -197,13 +182,9 @@ class PipelineTimer:
         messages of `round_trip_s`.
         """
         traffic = self._traffic[pipeline_group, terms.chunks > 1]
-        more: tuple[int, ...] = ()
-        if (
-            pipeline_group.replicated
-        ):  # which hold the same layers and share their states, all of them or those of a machine
-            more = tuple(len(stage_groups) - 1 if terms.everywhere else 0 for stage_groups in pipeline_group.stages)
+        more = self.executors.more_holders(pipeline_group, everywhere=terms.everywhere)
         split = splitter.split(
-            traffic.tp_groups,
+            traffic.works,
             pipeline_group.micro_batch_size,
             terms.schedule,
             terms.batches,
@@ -229,34 +210,26 @@ class PipelineTimer:
         """Compute seconds of each stage for a micro-batch."""
         last = len(placed) - 1
         return [
-            max(self._part_s(part, s == 0, s == last, *choice) for part in own)
-            for s, (own, choice) in enumerate(zip(placed, split, strict=True))
+            self.executors.seconds(executor, s == 0, s == last, *choice)
+            for s, (executor, choice) in enumerate(zip(placed, split, strict=True))
         ]
 
-    def _part_s(self, part: PlacedReplica, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
-        if self._stages is None:  # others have one policy a stage
-            return sum(self._pricer.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute[0]))
-        return sum(self._stages.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute))
-
     def _sends(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
-        placed_pipelines, size = self._placed_pipelines(pipeline_group), pipeline_group.micro_batch_size
-        tp_groups = tuple(
-            frozenset(
-                part.tp_group if part.samples == size else ReplicaShare(part.tp_group, part.samples)
-                for part in chain(*stages_of_groups)
-            )
-            for stages_of_groups in zip(*placed_pipelines, strict=True)
+        placed_pipelines, size = self.executors.of(pipeline_group), pipeline_group.micro_batch_size
+        works = tuple(
+            frozenset[Any]().union(*(executor.works(size) for executor in slot))
+            for slot in zip(*placed_pipelines, strict=True)
         )
         numbers: dict[Hashable, int] = {}
         example_of = tuple([numbers.setdefault(self._places(placed), len(numbers)) for placed in placed_pipelines])
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._stages is None:
-            return _Traffic(placed_pipelines, tp_groups, examples, example_of)
+            return _Traffic(placed_pipelines, works, examples, example_of)
         sample_bytes = self._stages.message_bytes(1)
         found = tuple(
             placed_messages(
-                messages_of(tuple([tuple([part.samples for part in own]) for own in placed_pipelines[k]]), wraps),
-                [[part.group for part in own] for own in placed_pipelines[k]],
+                messages_of(tuple([executor.samples for executor in placed_pipelines[k]]), wraps),
+                [executor.groups for executor in placed_pipelines[k]],
                 self._stages.route,
                 sample_bytes,
             )
@@ -268,7 +241,7 @@ class PipelineTimer:
             for own, count in zip(found, counts, strict=True)
             for resource, seconds in network_load(own)
         )
-        return _Traffic(placed_pipelines, tp_groups, examples, example_of, found, tuple(load.items()))
+        return _Traffic(placed_pipelines, works, examples, example_of, found, tuple(load.items()))
 
     def _places(self, placed: PlacedPipeline) -> Hashable:
         """A key, equal for pipelines with equally fast stages and equal routes; other pricers may distinguish all
@@ -276,7 +249,9 @@ class PipelineTimer:
         """
         if self._stages is None:
             return placed
-        return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in placed])
+        return tuple(
+            [tuple([(self._place(group), samples) for group, _, samples in executor.replicas]) for executor in placed]
+        )
 
     def _place(self, group: DeviceGroup) -> Hashable:
         """A key, equal for interchangeable TP groups."""
@@ -288,39 +263,5 @@ class PipelineTimer:
         message_s = self._pricer.message_s
         return tuple(
             message_s(a.group, b.group, a.samples) + message_s(b.group, a.group, a.samples)
-            for (a,), (b,) in pairwise(placed)
+            for ((a,),), ((b,),) in pairwise(placed)
         )
-
-    def _placed_pipelines(self, pipeline_group: PipelineGroup) -> tuple[PlacedPipeline, ...]:
-        stages_of_groups, size, tp_group = pipeline_group.stages, pipeline_group.micro_batch_size, self._pricer.tp_group
-        if not pipeline_group.replicated:
-            return tuple(
-                zip(
-                    *(
-                        [(PlacedReplica(group, tp_group(group), size),) for group in stage_groups]
-                        for stage_groups in stages_of_groups
-                    ),
-                    strict=True,
-                )
-            )
-        if pipeline_group.most_replicas > size:
-            return ()
-        return (
-            tuple(
-                tuple(
-                    PlacedReplica(group, tp_group(group), n)
-                    for group, n in zip(stage_groups, self._samples(stages_of_groups, s, size), strict=True)
-                )
-                for s, stage_groups in enumerate(stages_of_groups)
-            ),
-        )
-
-    def _samples(self, stages_of_groups: Sequence[tuple[DeviceGroup, ...]], s: int, size: int) -> tuple[int, ...]:
-        """Samples of the replicas of stage s, as if the stage held an equal share of the layers."""
-        last, policy = len(stages_of_groups) - 1, self._pricer.policies()[0]
-        layers = max(1, self._num_layers // len(stages_of_groups))
-
-        def seconds(tp_group: Any) -> Callable[[int], float]:
-            return lambda samples: sum(self._pricer.stage_s(tp_group, layers, s == 0, s == last, samples, policy))
-
-        return tuple(earliest_finish([seconds(self._pricer.tp_group(group)) for group in stages_of_groups[s]], size))

@@ -9,7 +9,6 @@ from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
-from solvers.core.interleaving import multiple_of
 from solvers.core.zero import LOCKSTEP
 
 _WORTH = 0.002  # the batch is split again if the slowest pipeline exceeds the mean by this fraction
@@ -43,22 +42,23 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
     """`plan` with its batch split by the priced times of its pipelines; None where nothing would change."""
     ends = [cost.end_s for cost in priced]
     fixed = not problem.space.uneven_batch or plan.sharding.stage >= LOCKSTEP
-    if len(ends) < 2 or fixed or plan.schedule.saturates_at(1, 1) is None:
+    if len(ends) < 2 or fixed or not plan.schedule.saturates:
         return None
     if max(ends) - sum(ends) / len(ends) < _WORTH * max(ends):
         return None
     fills, periods = [], []
     for pipeline, cost in zip(plan.pipelines, priced, strict=True):
         stages = [s.forward_s + s.backward_s for s in cost.stages]
-        chunks = pipeline.num_chunks
-        fill = (sum(stages) + (chunks - 1) * max(stages)) / chunks
-        fill += sum(cost.send_forward_s) + sum(cost.send_backward_s)
+        trips = [there + back for there, back in zip(cost.send_forward_s, cost.send_backward_s, strict=True)]
+        fill = max(stages) + plan.schedule.fill_s(stages, trips, pipeline.num_chunks, max(stages))
         more = pipeline.num_micro_batches - 1
         period = max((cost.end_s - fill) / more if more else 0.0, max(stages))
         fills.append(cost.end_s - (more + 1) * period)
         periods.append(period)
     sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
-    multiples = [multiple_of(pipeline.stages) for pipeline in plan.pipelines]
+    multiples = [
+        plan.schedule.micro_batch_multiple(len(pipeline.stages), pipeline.num_chunks) for pipeline in plan.pipelines
+    ]
     counts = split_batch(fills, periods, sizes, problem.workload.global_batch, multiples=multiples)
     if counts is None or counts == [pipeline.num_micro_batches for pipeline in plan.pipelines]:
         return None

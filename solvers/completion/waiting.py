@@ -1,4 +1,4 @@
-"""Layers of the stages of a 1F1B pipeline that waits for messages.
+"""Layers of the stages of a pipeline that waits for messages, under a schedule that `shares_waits`.
 
 A micro-batch's round trip between two stages may be divided between them in any way. With the division that suits them
 best, the period of the pipeline is the largest sum of a stage's compute and its two parts: where the mean of every run
@@ -20,7 +20,7 @@ _NEAR = 1e-3  # of a period: how closely bisection brackets it
 
 
 def least_period(times: Sequence[Sequence[float]], round_trip_s: Sequence[float], counts: Sequence[int]) -> list[int]:
-    """Counts of at least 1 with the sum of `counts` that minimise the period of 1F1B, to `_NEAR` of it.
+    """Counts of at least 1 with the sum of `counts` that minimise the period, to `_NEAR` of it.
 
     `times[s][n - 1]`: seconds of n layers in stage s, which must not decrease with n; `round_trip_s` [stages - 1].
     `counts` must minimise the longest stage; they are the answer where none are better.

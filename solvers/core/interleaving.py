@@ -1,18 +1,13 @@
-"""Interleaved stages in a search: the layer ranges per stage that a partition asks for, and those a pipeline can
-have.
-"""
+"""The schedules of a search, and the layer ranges a stage that a partition asks for and that a pipeline can have."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, schedules
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
-_FAVOURED: dict[Schedule, int] = {ONE_F_ONE_B: 4}  # weights of draws other than 1, where several schedules are allowed
-_NUMBERS = (2, 3, 4, 6, 8, 12, 16)  # of layer ranges worth a draw
+_NUMBERS = (2, 3, 4, 6, 8, 12, 16)  # of layer ranges worth a try
 
 
 def may_interleave(problem: Problem) -> bool:
@@ -25,21 +20,26 @@ def plain_schedules(problem: Problem) -> list[Schedule]:
     return [schedule for schedule in schedules(problem.workload) if not schedule.chunked]
 
 
-def draw_chunks(problem: Problem, rng: random.Random) -> int:
-    """A random number of layer ranges per stage, at least 2."""
-    return rng.choice([n for n in _NUMBERS if n <= problem.space.max_chunks])
+def interleavings(problem: Problem, chunks: Sequence[int] = _NUMBERS) -> Iterator[tuple[Schedule, int]]:
+    """The schedules of interleaved plans, each with as many layer ranges a stage as `chunks` says and the plan space
+    allows."""
+    for schedule in schedules(problem.workload):
+        if schedule.chunked:
+            yield from ((schedule, count) for count in chunks if 1 < count <= problem.space.max_chunks)
 
 
 def draw_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]:
-    """A random schedule and its number of layer ranges per stage; 1F1B, best for most plans, is drawn most often."""
+    """A random schedule and its number of layer ranges per stage; what is best for most plans is drawn most often."""
     allowed = schedules(problem.workload)
-    schedule = rng.choices(allowed, [_FAVOURED.get(one, 1) for one in allowed])[0]
+    schedule = rng.choices(allowed, [one.draw_weight for one in allowed])[0]
     if not schedule.chunked:
         return schedule, 1
-    if not may_interleave(problem):  # with one layer range a stage, 1F1B under a second name
+    if not may_interleave(problem):  # with one layer range a stage, another's second name
         return default_schedule(problem.workload), 1
     # Where only interleaving is allowed, half of the draws have one range: any number of micro-batches goes.
-    return schedule, 1 if allowed == (schedule,) and rng.random() < 0.5 else draw_chunks(problem, rng)
+    if allowed == (schedule,) and rng.random() < 0.5:
+        return schedule, 1
+    return rng.choice([variant for variant in interleavings(problem) if variant[0] == schedule])
 
 
 def possible_chunks(chunks: int, num_stages: int, num_layers: int) -> int:
@@ -47,10 +47,3 @@ def possible_chunks(chunks: int, num_stages: int, num_layers: int) -> int:
     each.
     """
     return max(1, min(chunks, num_layers // num_stages)) if num_stages > 1 else 1
-
-
-def multiple_of(stages: Sequence[Stage]) -> int:
-    """The divisor that a pipeline's number of micro-batches must have: its number of stages where they are
-    interleaved.
-    """
-    return len(stages) if len(stages[0].layers) > 1 else 1

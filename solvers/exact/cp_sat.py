@@ -1,182 +1,179 @@
-"""`cp_sat`: an exact CP-SAT model of the whole plan space; small clusters are solved with proof.
+"""`cp_sat`: `exact`, with the packing level of its proof decided by constraint programming (OR-Tools)."""
 
-The model (`exact/packing.py`) asks which *placements* of TP groups make up a plan that takes less than T seconds. A
-placement says which devices form which stage of one pipeline. The most sequences that it can process in T seconds are
-tabulated (`exact/placements.py`) over micro-batch sizes, layers, layer ranges, samples of replicas and recompute
-policies, with memory and messages. Nonlinear conditions are treated lazily: placements are tightened when they are
-first chosen, and a choice of placements is completed to plans that share the network and synchronise gradients, priced
-by the cost model (`Enumeration`). If all choices are refuted, no plan takes less than T.
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-T is first the incumbent's step time less one percent, to prove that gap, and then the incumbent's step time. All
-numbers of the model are integers, and T is compared in floating point, with a resolution of 1e-9 of a step time. Beyond
-a few devices or layers, the portfolio's plan gets the lower bound of `hexiopt.bounds` instead of a proof of optimality.
+import numpy as np
+from ortools.sat.python import cp_model
 
-CP-SAT has one worker and counts its work rather than time. A second core takes half of the choices, except where steps
-are counted: the same seed and steps give the same plan.
-"""
+from hexiopt.plan.token_layout import Ints
+from solvers.exact.exact import Exact
+from solvers.proof.partitions import Packings, Partition
+from solvers.proof.tables import ProofTables
+from solvers.proof.usages import Case, Use
 
-import random
-from dataclasses import replace
-
-from hexiopt.solving import Budget, Capabilities
-from solvers.core.search import Search
-from solvers.core.workers import in_parallel, num_processes
-from solvers.exact.exhaustive import Enumeration
-from solvers.exact.packing import ColumnChoice, Packing, PipelineColumn
-from solvers.exact.placement_bounds import PlacementBound
-from solvers.exact.placements import PlacementColumns, PlanFamily
-from solvers.frame.solver import SearchSolver
-from solvers.portfolio.portfolio import Portfolio
-from solvers.proof.stage_times import StageTable
-
-MOST_DEVICES = 6
-MOST_LAYERS = 8
-_WARM_SHARE = 0.1  # of the time limit, and half of the steps, for the portfolio's plan,
-_WARM_S = 5.0  # but no more than that;
-_WARM_SHARE_LARGE = 0.5  # of the time limit where no proof can be expected
-_GAPS = (0.01, 0.0)  # proven one after the other
-_FAR = 0.9  # share of the step time asked about; a plan that takes less restarts the proof, which is then shorter
-_WORTH_A_PROCESS = 8  # choices
-_CHOICES = 20_000  # of one model, examined before its columns are tightened again
-_FOREVER_S = 1e9  # upper limit on the step time of any plan of interest
-_EFFORT_S = 20.0  # most deterministic seconds of one program
+_MISFIT = -(1 << 40)  # sequences of pipelines that do not fit on the machines
+_AT_ONCE = 256  # partitions of one enumeration; the next one leaves out those before
 
 
-class CpSat(SearchSolver):
-    """The portfolio's plan and a lower bound by constraint programming (OR-Tools).
+class PackingModel:
+    """Which pipelines share the devices: how many are on each usage, of which one processes at most `sequences`
+    [usages], within `devices` [machines] and from `least` to `most` in all.
 
-    Steps: the portfolio's, plans priced, and CP-SAT models solved.
+    With `enough`, a case and a number of sequences, all packings of the case are asked for that process so many.
+    CP-SAT has one worker, so that the same model gives the same answer.
+    """
+
+    def __init__(
+        self, vectors: Ints, sequences: Ints, devices: Ints, least: int, most: int,
+        enough: tuple[Case, int] | None = None,
+    ) -> None:  # fmt: skip
+        model = self._model = cp_model.CpModel()
+        self._at_least: dict[tuple[int, int], cp_model.IntVar] = {}
+
+        # Variables: the number of pipelines on each usage, and in all.
+        fits = (vectors <= devices).all(axis=1) & (sequences >= 1)
+        fits[0] = False
+        self._on = {w: model.new_int_var(0, most, f"on_usage_{w}") for w in np.flatnonzero(fits).tolist()}
+        pipelines = model.new_int_var(least, most, "pipelines")
+
+        # Constraints: pipelines are on usages, and take no more devices of a machine than there are.
+        model.add(pipelines == sum(self._on.values()))
+        for m, count in enumerate(devices.tolist()):
+            model.add(sum(int(vectors[w, m]) * number for w, number in self._on.items()) <= count)
+        processed = sum(int(sequences[w]) * number for w, number in self._on.items())
+        if enough is not None:
+            case, batch = enough
+            model.add(processed >= batch)
+            for m, use in enumerate(case):
+                using = {w for w in self._on if vectors[w, m]}
+                used = sum(self._on[w] for w in using)
+                wholly = sum(self._on[w] for w in using if vectors[w, m] == vectors[w].sum())
+                if use in (Use.NONE, Use.ALL):
+                    model.add(used == (pipelines if use is Use.ALL else 0))
+                else:
+                    model.add(used >= 1)
+                    model.add(used <= pipelines - 1)
+                    model.add(wholly >= 1 if use is Use.WHOLE else wholly == 0)
+
+        # Objective: the most sequences; none where all packings are asked for.
+        if enough is None:
+            model.maximize(processed)
+
+    def best(self) -> tuple[int, Partition]:
+        """The most sequences, and pipelines that process them; far below 0 where no pipelines fit."""
+        solver = _solver()
+        if solver.solve(self._model) != cp_model.OPTIMAL:
+            return _MISFIT, ()
+        return round(solver.objective_value), _partition({w: solver.value(number) for w, number in self._on.items()})
+
+    def leave_out(self, parts: Partition) -> None:
+        """Ask for other packings of as many pipelines: some usage has fewer of them."""
+        self._model.add_bool_or(*(~self._literal(w, parts.count(w)) for w in set(parts)))
+
+    def _literal(self, usage: int, count: int) -> cp_model.IntVar:
+        """Whether so many pipelines or more are on a usage."""
+        if (usage, count) not in self._at_least:
+            literal = self._at_least[usage, count] = self._model.new_bool_var(f"{count}_on_usage_{usage}")
+            self._model.add(self._on[usage] >= count).only_enforce_if(literal)
+            self._model.add(self._on[usage] < count).only_enforce_if(~literal)
+        return self._at_least[usage, count]
+
+    def some(self, most: int) -> list[Partition]:
+        """Up to `most` packings, those that ascend first."""
+        collector, solver = _Collector(self._on, most), _solver()
+        solver.parameters.enumerate_all_solutions = True
+        solver.solve(self._model, collector)
+        return sorted(collector.found)
+
+
+class PackingProgram(Packings):
+    """By CP-SAT. A case's own conditions are in the model, rather than looked at afterwards."""
+
+    def __init__(self, tables: ProofTables, sequences: Ints, most_pipelines: int | None = None) -> None:
+        super().__init__(tables, sequences, most_pipelines)
+        self._answers: dict[tuple[int, int, int], tuple[int, Partition]] = {}
+
+    @property
+    def most(self) -> int:
+        """As of `Packings`."""
+        return max(0, self._best(2, self.most_pipelines)[0])
+
+    def most_of(self, num_pipelines: int) -> int:
+        """As of `Packings`."""
+        return self._best(num_pipelines, num_pipelines)[0]
+
+    def needed(self, usage: int, num_pipelines: int | None = None) -> int:
+        """As of `Packings`."""
+        others = (1, self.most_pipelines - 1) if num_pipelines is None else (num_pipelines - 1,) * 2
+        return self.tables.batch - self._best(*others, usage)[0]
+
+    def best(self, num_pipelines: int | None = None) -> Partition:
+        """As of `Packings`."""
+        return self._best(*((2, self.most_pipelines) if num_pipelines is None else (num_pipelines,) * 2))[1]
+
+    def _best(self, least: int, most: int, beside: int = 0) -> tuple[int, Partition]:
+        """The most sequences of `least` to `most` pipelines beside one on a usage, and which they are."""
+        if least > most:
+            return _MISFIT, ()
+        key = (least, most, beside)
+        if key not in self._answers:
+            self._answers[key] = self._model(least, most, beside).best()
+        return self._answers[key]
+
+    def _model(self, least: int, most: int, beside: int = 0, enough: tuple[Case, int] | None = None) -> PackingModel:
+        usages = self.tables.usages
+        devices = usages.most - usages.vectors[beside]
+        return PackingModel(usages.vectors, self.sequences, devices, least, most, enough)
+
+    def every(self, num_pipelines: int, case: Case, keep_on: Callable[[], None]) -> Iterator[Partition]:
+        """As of `Packings`."""
+        met = list[Partition]()
+        while True:
+            keep_on()
+            # The sequences may have fallen meanwhile.
+            model = self._model(num_pipelines, num_pipelines, enough=(case, self.tables.batch))
+            for parts in met:
+                if (self.sequences[list(parts)] >= 1).all():
+                    model.leave_out(parts)
+            new = model.some(_AT_ONCE)
+            yield from new
+            met += new
+            if len(new) < _AT_ONCE:
+                return
+
+
+class _Collector(cp_model.CpSolverSolutionCallback):
+    """Collects up to `most` packings."""
+
+    def __init__(self, on: dict[int, cp_model.IntVar], most: int) -> None:
+        super().__init__()
+        self.found: list[Partition] = []
+        self._on, self._most = on, most
+
+    def on_solution_callback(self) -> None:
+        self.found.append(_partition({w: self.value(number) for w, number in self._on.items()}))
+        if len(self.found) >= self._most:
+            self.stop_search()
+
+
+def _partition(counts: dict[int, int]) -> Partition:
+    return tuple(w for w, count in counts.items() for _ in range(count))
+
+
+def _solver() -> cp_model.CpSolver:
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    return solver
+
+
+@dataclass(frozen=True)
+class CpSat(Exact):
+    """As `exact`; which pipelines share the devices, a CP-SAT model decides.
+
+    Steps are those of `exact`. `gap`: as there.
     """
 
     name = "cp_sat"
-    capabilities = Capabilities(kind="oracle", cores=2)
-
-    def search(self, run: Search, rng: random.Random) -> None:
-        """The best plan found and its lower bound, or the proof that no plan fits.
-
-        A pricer other than our cost model gets the portfolio's plan without a bound.
-        """
-        problem, budget = run.problem, run.budget
-        ours = run.our_model is not None
-        small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
-        share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
-        if not ours:
-            share = 1.0
-        if not warm_start(run, share) or not ours:
-            return
-        if run.plan is None and not small and budget.max_steps is None and not warm_start(run, 1.0):
-            return
-        if small and PackingProof(run).run():
-            run.exhausted = run.plan is None
-        elif not small and run.plan is not None and budget.max_steps is None:  # the clock determines the bound
-            run.relax(run.left_s())
-
-
-def warm_start(run: Search, share: float) -> bool:
-    """Run the portfolio with a share of the budget; False if it was asked to stop."""
-    whole = run.budget
-    other = run.child()
-    if whole.max_steps is None:
-        other.budget = Budget(whole.time_limit_s * share)
-    elif share < 1.0:  # where steps are counted, the clock has no influence
-        other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
-    Portfolio().find(other)
-    run.absorb(other.outcome())
-    run.count_others()
-    return not other.stopped
-
-
-class PackingProof:
-    """Examines all choices of placements of one problem, for one step time after another."""
-
-    def __init__(self, search: Search) -> None:
-        pricer = search.exact_pricer
-        self._search, self._enumeration = search, Enumeration(search)
-        lower_bound = PlacementBound(pricer, StageTable(pricer))
-        self._placements = PlacementColumns(
-            pricer, self._enumeration.device_classes, self._enumeration.candidates, lower_bound
-        )
-        self._examined: set[ColumnChoice] = set()
-
-    def run(self) -> bool:
-        """Raise the search's bound as far as the budget allows; True if the proof is complete."""
-        search = self._search
-        for gap in _GAPS:
-            limit_s = min(search.best_s, _FOREVER_S) * (1 - gap)
-            while search.bound_s < limit_s:
-                self._examined.clear()
-                if all(self._refuted(family, limit_s) for family in self._placements.families()):
-                    # Better plans, if there were any, have been found.
-                    search.bound_s = max(search.bound_s, min(limit_s, search.best_s))
-                    break
-                if not search.should_continue():
-                    return False
-                limit_s = search.best_s * (1 - gap)  # start over, far below
-        return True
-
-    def _refuted(self, family: PlanFamily, limit_s: float) -> bool:
-        """Whether all plans of a family that take less than `limit_s` were examined."""
-        columns = self._placements.columns(family, limit_s, self._search.should_continue)
-        if columns is None:
-            return False
-        return all(self._examined_all(own, family, limit_s) for own in self._placements.programs(family, columns))
-
-    def _examined_all(self, columns: list[PipelineColumn], family: PlanFamily, limit_s: float) -> bool:
-        limits = self._placements.limits(family)
-        while self._search.should_continue():
-            self._search.step()
-            packing = Packing(columns, limits, self._examined)
-            choices, all_of_them = packing.choices(_CHOICES, _EFFORT_S)
-            if not choices:
-                return all_of_them
-            if not self._examine_in_parallel(choices, packing, limit_s):
-                return False
-            if all_of_them:
-                return True
-        return False
-
-    def _examine_in_parallel(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
-        """Examine `choices`, on two cores where available; False if some are left."""
-        counted = self._search.budget.max_steps is not None  # then the result must not depend on the cores
-        if counted or len(choices) < _WORTH_A_PROCESS or num_processes() < 2:
-            return self._examine_in_turn(choices, packing, limit_s)
-
-        def theirs(search: Search) -> tuple[bool, set[ColumnChoice]]:
-            self._search = self._enumeration.search = search
-            return self._examine_in_turn(choices[1::2], packing, limit_s), self._examined
-
-        with in_parallel(self._search, theirs) as answer:
-            done = self._examine_in_turn(choices[::2], packing, limit_s)
-            [found] = answer() if done else [None]
-        if found is None:
-            return False
-        self._examined |= found[1]
-        return bool(found[0])
-
-    def _examine_in_turn(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
-        """Examine `choices` in turn; also ends where a plan is so much better that starting over pays."""
-        return all(
-            self._examine(choice, packing, limit_s) and self._search.best_s >= limit_s * _FAR for choice in choices
-        )
-
-    def _examine(self, choice: ColumnChoice, packing: Packing, limit_s: float) -> bool:
-        """Complete a choice unless its placements turn out to process too few sequences; False once the budget is
-        spent.
-        """
-        if choice in self._examined:
-            return True
-        for placement, _ in choice:
-            if not self._search.should_continue():
-                return False
-            column, count = packing.columns[placement], packing.sequences(choice)
-            if count < packing.limits.global_batch:
-                return True
-            spare = count - packing.limits.global_batch
-            column.most_sequences = self._placements.tighten(
-                placement, column.most_sequences - spare, column.most_sequences, limit_s
-            )
-        if packing.sequences(choice) >= packing.limits.global_batch:
-            if not self._enumeration.examine(self._placements.assignments(choice), limit_s):
-                return False
-            self._examined.add(choice)
-        return True
+    packings = PackingProgram

@@ -1,13 +1,15 @@
 """`exact`: proves plans of small clusters optimal, or bounds their distance to the optimum (`solvers/proof/`)."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from hexiopt.solving import Capabilities
+from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.exact.cp_sat import warm_start
 from solvers.frame.solver import SearchSolver
+from solvers.portfolio.portfolio import Portfolio
 from solvers.proof.gaps import checked_gap, is_provable, prove
+from solvers.proof.partitions import Packings, PackingTable
 
 _WARM_SHARE, _WARM_S = 0.15, 4.0  # share of the time limit for the portfolio's plan, and the most seconds
 
@@ -24,6 +26,7 @@ class Exact(SearchSolver):
 
     name = "exact"
     capabilities = Capabilities(kind="oracle", pricers="cost_model", cores=2)
+    packings: ClassVar[type[Packings]] = PackingTable  # how the first level of the proof is decided
     gap: float = 0.0
 
     def __post_init__(self) -> None:
@@ -37,6 +40,20 @@ class Exact(SearchSolver):
         if not warm_start(run, min(_WARM_SHARE, _WARM_S / run.budget.time_limit_s) if provable else 0.5):
             return
         if provable:
-            prove(run)
+            prove(run, self.packings)
         elif run.plan is not None and run.budget.max_steps is None:  # the clock determines the bound
             run.relax(run.left_s())
+
+
+def warm_start(run: Search, share: float) -> bool:
+    """Run the portfolio with a share of the budget; False if it was asked to stop."""
+    whole = run.budget
+    other = run.child()
+    if whole.max_steps is None:
+        other.budget = Budget(whole.time_limit_s * share)
+    elif share < 1.0:  # where steps are counted, the clock has no influence
+        other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
+    Portfolio().find(other)
+    run.absorb(other.outcome())
+    run.count_others()
+    return not other.stopped

@@ -14,8 +14,7 @@ from math import factorial, prod
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, sharding_stages
-from hexiopt.schedules.registry import INTERLEAVED
-from solvers.core.interleaving import may_interleave
+from solvers.core.interleaving import interleavings
 from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
@@ -266,10 +265,10 @@ def short_chain_partitions(problem: Problem) -> Iterator[Partition]:
 
 def interleaved(problem: Problem, plain: Iterable[Partition]) -> Iterator[Partition]:
     """The partitions that have stages to interleave, with two layer ranges in each."""
-    if may_interleave(problem):
-        for partition in plain:
-            if partition.sharding < LOCKSTEP and max(len(group.stages) for group in partition.pipeline_groups) > 1:
-                yield replace(partition, schedule=INTERLEAVED, chunks=2)
+    variants = list(interleavings(problem, [2]))
+    for partition in plain if variants else ():
+        if partition.sharding < LOCKSTEP and max(len(group.stages) for group in partition.pipeline_groups) > 1:
+            yield from (replace(partition, schedule=schedule, chunks=chunks) for schedule, chunks in variants)
 
 
 def shared_partitions(problem: Problem) -> Iterator[Partition]:

@@ -2,25 +2,26 @@
 
 For an upper limit on the time of a stage, `fewest_stages.py` finds the fewest stages that hold all layers, each with as
 many layers as time and memory allow; a stage next to another machine also waits for half of each round trip to it. A
-step with p stages and M micro-batches then takes about (M + p − 1) times the limit. The chain of the least limit under
-which all layers fit is tried, and those of two longer ones, with fewer stages.
+step then takes about the limit times the `num_rounds` of the schedule. The chain of the least limit under which all
+layers fit is tried, and those of two longer ones, with fewer stages.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
-from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.in_flight import holding, room
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion import allocation
-from solvers.completion.layers import LayerSplitter, ReplicaShare
+from solvers.completion.executors import Works, works_of
+from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import DeviceGroup, PipelineGroup
 from solvers.heuristics.fewest_stages import StageBlock, StageWay, Ways, fewest_stages
 
@@ -39,7 +40,7 @@ class ChainTerms:
     size: int  # sequences of a micro-batch
     batches: int  # micro-batches of a pipeline, about
     shards: StateSharding
-    holds_all: bool = False  # whether a stage holds all micro-batches, as in GPipe
+    schedule: Schedule  # one that is `plain`
     tp: int | None = None  # the TP degree of all stages, where they must be alike
     replicates: bool = False  # whether stages of a single pipeline may have replicas
 
@@ -51,7 +52,7 @@ class _Block:
     """
 
     num_gpus: int
-    ways: tuple[tuple[StageWay, frozenset[Any]], ...]
+    ways: tuple[tuple[StageWay, Works], ...]
     wait_s: float
 
 
@@ -68,7 +69,7 @@ class ChainBuilder:
         self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Ways]] = Memo(
             lambda key: self._ways(*key), _KEPT
         )
-        self._stages: Memo[tuple[LayerSplitter, frozenset[Any], int, ChainTerms, int], _StageTimes] = Memo(
+        self._stages: Memo[tuple[LayerSplitter, Works, int, ChainTerms, int], _StageTimes] = Memo(
             lambda key: self._make_stages(*key)
         )
 
@@ -113,12 +114,10 @@ class ChainBuilder:
             works = tuple((way, self._works(share[: way.tp], way.replicas, terms.size)) for way in ways)
             yield _Block(len(share), works, wait_s)
 
-    def _works(self, devices: Sequence[int], replicas: int, size: int) -> frozenset[Any]:
+    def _works(self, devices: Sequence[int], replicas: int, size: int) -> Works:
         """What the layers of a stage must do well on, as `LayerSplitter.options` takes it."""
         tp_group = self._pricer.tp_group(tuple(devices))
-        if replicas == 1:
-            return frozenset((tp_group,))
-        return frozenset(ReplicaShare(tp_group, samples) for samples in allocation.even(size, replicas))
+        return works_of([tp_group] * replicas, allocation.even(size, replicas), size)
 
     def _units(
         self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
@@ -204,23 +203,23 @@ class ChainBuilder:
             assert ways is not None, "what fits in less time fits in more"
             if ways not in tried:
                 tried.add(ways)
-                yield ways, (terms.batches + sum(map(len, ways)) - 1) * time_s
+                yield ways, terms.schedule.num_rounds(sum(map(len, ways)), terms.batches) * time_s
             if len(tried) == _MORE:
                 return
 
     def _stages_of(
-        self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+        self, splitter: LayerSplitter, works: Works, replicas: int, terms: ChainTerms, most: int
     ) -> "_StageTimes":
-        batches = terms.batches if terms.holds_all else min(terms.batches, most)
+        batches = terms.schedule.distinct_micro_batches(terms.batches, most, 1)
         return self._stages[splitter, works, replicas, replace(terms, batches=batches, replicates=False), most]
 
     def _make_stages(
-        self, splitter: LayerSplitter, works: frozenset[Any], replicas: int, terms: ChainTerms, most: int
+        self, splitter: LayerSplitter, works: Works, replicas: int, terms: ChainTerms, most: int
     ) -> "_StageTimes":
         shards = terms.shards._replace(num_devices=terms.shards.num_devices + replicas - 1)
 
         def times(after: int) -> _Times:
-            held = terms.batches if terms.holds_all else min(terms.batches, _rounded_up(after + 1))
+            held = min(terms.batches, _rounded_up(room(terms.schedule, after, terms.batches)))
             inner, first = (
                 splitter.options(works, first, after == 0, terms.size, holding(held), shards).times
                 for first in (False, True)

@@ -12,7 +12,6 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import sharding_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan, price_plan
-from solvers.core.interleaving import multiple_of
 from solvers.core.operators import Lottery, OperatorTally
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
@@ -117,7 +116,8 @@ class HillClimber:
         pipelines = []
         for pipeline in plan.pipelines:
             size, count = int(pipeline.micro_batch_size * factor), pipeline.num_micro_batches / factor
-            if size not in sizes or count != int(count) or count % multiple_of(pipeline.stages):
+            multiple = plan.schedule.micro_batch_multiple(len(pipeline.stages), pipeline.num_chunks)
+            if size not in sizes or count != int(count) or count % multiple:
                 return None
             if (resized := pipeline.resized(size)) is None:
                 return None

@@ -1,6 +1,5 @@
 """Cheap candidates that guarantee a minimum quality, and their pricing."""
 
-import random
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
 
@@ -9,41 +8,23 @@ from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.frame.ranking import promising_first
 from solvers.frame.starts import lockstep_partitions, other_grids, short_chain_partitions, whole_grids
-from solvers.heuristics.configuration_program import shape_partitions
-from solvers.heuristics.device_groups.group_cuts import cut_partitions
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates
 from solvers.heuristics.local_search import own_grids
-from solvers.portfolio.members import FEW_DEVICES, MOST_ANNEALED
+from solvers.portfolio.members import MOST_ANNEALED
 
 _SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _SHALLOW, _LOCKSTEP = 200, 12  # data-parallel partitions under ZeRO-2 and 3 on many GPUs: looked at, and fallbacks
 _GRIDS = 24  # grids priced on many GPUs
-_CUTTING, _CUTS = 0.15, 200  # of the budget for cutting ranked devices, and most such cuts among the fallbacks
-_MANY = 4  # of those for each of the fallbacks' shapes
 BEST = 16  # of the fallbacks' partitions that are annealed
 
 
-def grids_and_cuts(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
+def ranked_grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
+    """Grids over all machines, and one for each kind of machine side by side, the most promising first."""
+
     def should_continue() -> bool:
         return continues(run)
 
-    grids: Iterable[Partition] = chain(whole_grids(run.problem), own_grids(run.problem, completer, should_continue))
-    if len(run.problem.usable_devices) <= FEW_DEVICES:  # beyond, replicas crowd out starts that lead further
-        cutting, rng = run.allowance(_CUTTING), random.Random(run.seed)
-        cuts = cut_partitions(StageEstimates(run.pricer), rng, lambda share: bool(cutting.up_to(share)))
-        grids = chain(grids, islice(cuts, _CUTS))
+    grids = chain(whole_grids(run.problem), own_grids(run.problem, completer, should_continue))
     yield from promising_first(completer, grids, run.budget.max_steps, should_continue)
-
-
-def shapes(run: Search) -> Iterator[Partition]:
-    """The partitions of `shapes`; on many machines, where hundreds of starts cannot be priced, interleaved with short
-    chains.
-    """
-    many = short_chain_partitions(run.problem)
-    for partition in shape_partitions(run, lambda: continues(run)):
-        yield partition
-        yield from islice(many, _MANY)
-    yield from many
 
 
 def fallbacks_on_many(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
@@ -53,12 +34,11 @@ def fallbacks_on_many(run: Search, completer: PlanCompleter) -> Iterator[Partiti
     shallow = islice(filter(_is_shallow, lockstep_partitions(run.problem)), _SHALLOW)
     ranked = promising_first(completer, shallow, run.budget.max_steps, lambda: continues(run))
     lockstep = islice(ranked, _LOCKSTEP)
-    shapes = shape_partitions(run, lambda: continues(run))
     grids: Iterable[Partition] = whole_grids(run.problem)
     if len(run.problem.usable_devices) <= MOST_ANNEALED:
         every = chain(grids, other_grids(run.problem))
         grids = promising_first(completer, every, run.budget.max_steps, lambda: continues(run))
-    for turn in zip_longest(islice(short, _SHORT), shapes, lockstep, islice(grids, _GRIDS)):
+    for turn in zip_longest(islice(short, _SHORT), lockstep, islice(grids, _GRIDS)):
         yield from filter(None, turn)
     if run.plan is None:
         yield from short

@@ -14,10 +14,11 @@ from solvers.columns.near_known import NearKnown
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
 from solvers.core.search import Search
+from solvers.frame.starts import short_chain_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import ANNEAL, improve, known_partitions, own_grids, without_grids
-from solvers.portfolio.fallbacks import grids_and_cuts, price_fallbacks, shapes
+from solvers.portfolio.fallbacks import price_fallbacks, ranked_grids
 from solvers.portfolio.members import FEW_DEVICES, SEEDS, Member, completer_of
 from solvers.sequence.planning import plan_jointly
 
@@ -45,7 +46,8 @@ def works_on_few(run: Search, members: Sequence[Member]) -> list[Callable[[Searc
 def run_on_few(run: Search, member: Member, *, fallbacks: bool, grids: bool) -> None:
     """One member on few GPUs, to the end of its budget; whether it prices the fallbacks, and the grids among them."""
     completer = completer_of(run, member)
-    cheap = chain(grids_and_cuts(run, completer) if grids else (), shapes(run) if fallbacks else ())
+    short = short_chain_partitions(run.problem) if fallbacks else ()
+    cheap = chain(ranked_grids(run, completer) if grids else (), short)
     _run_annealing(run, completer, member, cheap)
 
 

@@ -6,17 +6,16 @@ starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the o
 as columns (`columns/`), single pipelines through any of the machines, anneal arrangements of such chains
 (`columns/arrangement_search.py`), and then the best of these, the rule-based starts and the best *fallbacks*. These are
 cheap candidates that guarantee a minimum quality: symmetric grids over all machines, a separate grid for each machine
-kind, on up to 16 GPUs cuts of ranked devices into device groups, as `solver=metis_atc24` begins with, and the
-partitions of `solver=shapes`. Those whose estimates promise most are priced first (`frame/ranking.py`), and pricing
-continues past the time limit until there is a plan. On more GPUs all members search for chains of whole machines, under
-different random numbers, and anneal the best; the second first tries chains alone, another ZeRO stage and the
-fallbacks, to which grids belong that leave a kind of machines out or mix TP degrees; or, where the machines are copies
-of a few (`core/like_parts.py`), it first searches one part. Up to `MOST_ANNEALED` GPUs it then searches the machines
-that the best chains use, where these have few GPUs. Where a plan is known, on up to some hundred GPUs, all members
-instead anneal arrangements of chains near it (`columns/near_known.py`), and then the best of these and the plan itself.
-Where the plan space has sequence layouts, the first member soon turns to them and chooses between a layout and tensor
-parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the number of cores,
-so that the plan does not depend on it.
+kind, and on many machines short chains. Those whose estimates promise most are priced first (`frame/ranking.py`), and
+pricing continues past the time limit until there is a plan. On more GPUs all members search for chains of whole
+machines, under different random numbers, and anneal the best; the second first tries chains alone, another ZeRO stage
+and the fallbacks, to which grids belong that leave a kind of machines out or mix TP degrees; or, where the machines are
+copies of a few (`core/like_parts.py`), it first searches one part. Up to `MOST_ANNEALED` GPUs it then searches the
+machines that the best chains use, where these have few GPUs. Where a plan is known, on up to some hundred GPUs, all
+members instead anneal arrangements of chains near it (`columns/near_known.py`), and then the best of these and the plan
+itself. Where the plan space has sequence layouts, the first member soon turns to them and chooses between a layout and
+tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the number of
+cores, so that the plan does not depend on it.
 """
 
 import random

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.problem.space import Recompute, recompute_chains, sharding_stages
 from hexiopt.schedules.in_flight import holding
 from solvers.core.search import Search
@@ -30,8 +30,6 @@ from solvers.proof.names import Names
 from solvers.proof.pipelines import FoundPipeline, stages_of_line
 from solvers.proof.tables import ProofTables
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Answer = Literal["none", "found", "open"]  # whether there is a plan in time
 _NAMED = 600  # most namings of a plan's equal devices
 COMBINE = 200_000_000  # operations of combining families: about a second

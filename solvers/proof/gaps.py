@@ -16,6 +16,7 @@ from hexiopt.result import OPTIMALITY_TOLERANCE, RestrictedBound
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from solvers.core.search import Allowance, Search
 from solvers.proof.combinations import Answer
+from solvers.proof.partitions import Packings, PackingTable
 from solvers.proof.proof import BudgetSpentError, Proof
 from solvers.proof.tables import ProofTables
 
@@ -61,7 +62,7 @@ def not_covered(problem: Problem) -> str:
     covered = [str(schedule) for schedule in schedules(workload) if schedule in _COVERED]
     parts = [
         *(
-            f"the {schedule} schedule (workload.schedule={covered[-1] if covered else ONE_F_ONE_B})"
+            f"the {schedule} schedule (workload.schedule={covered[-1] if covered else _COVERED[-1]})"
             for schedule in schedules(workload)
             if schedule not in _COVERED
         ),
@@ -78,11 +79,12 @@ def checked_gap(gap: float) -> float:
     return gap
 
 
-def prove(run: Search) -> None:
+def prove(run: Search, packings: type[Packings] = PackingTable) -> None:
     """Prove gaps of the best plan of `run` from 1 % down to nothing, or wider ones, within its budget; better plans are
-    found on the way. Without a plan, look for any first. The problem must be provable."""
+    found on the way. Without a plan, look for any first. The problem must be provable. `packings` decide the first
+    level."""
     covered = [schedule for schedule in schedules(run.problem.workload) if schedule in _COVERED]
-    proofs = [Proof(ProofTables(run.exact_pricer, schedule), run) for schedule in covered]
+    proofs = [Proof(ProofTables(run.exact_pricer, schedule), run, packings) for schedule in covered]
     rest = not_covered(run.problem)
     if run.plan is None:
         try:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from hexiopt.plan.token_layout import Floats, Ints
 from solvers.proof.kernels import (
     LIMIT,
     NEVER_S,
@@ -27,9 +27,6 @@ from solvers.proof.kernels import (
     kind_of,
     sync_s,
 )
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Lines(NamedTuple):

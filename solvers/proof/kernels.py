@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from hexiopt.plan.token_layout import Floats, Ints
+
 NEVER_S = 1e300
 YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
 

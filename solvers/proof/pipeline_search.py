@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from hexiopt.plan.token_layout import Floats, Ints
 from solvers.proof.kernels import (
     LIMIT,
     NEVER_S,
@@ -25,8 +25,6 @@ from solvers.proof.kernels import (
     sync_s,
 )
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _OPERATIONS_OF_A_STAGE = 8  # in bounds in closed form
 
 

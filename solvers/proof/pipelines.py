@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
+from hexiopt.plan.token_layout import Floats, Ints
 from solvers.proof.joint import Lines, most_alone
 from solvers.proof.kernels import LIMIT, NEVER_S, NO, YES
 from solvers.proof.pipeline_search import Before, search_pipelines
@@ -14,8 +15,6 @@ from solvers.proof.sums import Caps, Most, StageBounds, least_rests, least_sums,
 from solvers.proof.tables import ProofTables, Surroundings
 from solvers.proof.usages import Lattice
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _CAPS = 1024  # caps to cache
 _BISECTIONS = 16  # most of a micro-batch size, for all usages at once

@@ -21,21 +21,29 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hexiopt.plan.token_layout import Ints
 from solvers.core.search import Allowance, Search
 from solvers.core.turns import Turns
 from solvers.core.workers import in_parallel, num_processes
-from solvers.proof.cases import Case, allowed, case_surroundings, cases
 from solvers.proof.combinations import COMBINE, Answer, Combinations
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import LIMIT, NO
-from solvers.proof.partitions import Packings, Partition, surroundings
+from solvers.proof.partitions import (
+    Known,
+    Packings,
+    PackingTable,
+    Partition,
+    Question,
+    Several,
+    Single,
+    case_surroundings,
+    surroundings,
+)
 from solvers.proof.pipelines import RELAXED, SHORT, TINY, WHOLE, FoundPipeline, Learned, PipelineSearch
-from solvers.proof.questions import Known, Question, Several, Single
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
+from solvers.proof.usages import Case, allowed, cases
 
-Ints = NDArray[np.int64]
 ALONE = Surroundings(1)
 _FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
 _SINGLES = 2_000  # most single pipelines to price
@@ -58,8 +66,9 @@ class Proof:
     """Answers questions about step times of plans of one schedule. A step of `run` is a usage, a case or a plan
     examined. Plans found are offered to `run`."""
 
-    def __init__(self, tables: ProofTables, run: Search) -> None:
+    def __init__(self, tables: ProofTables, run: Search, packings: type[Packings] = PackingTable) -> None:
         self._tables, self._run, self._allowed, self._effort = tables, run, run.until(), 1
+        self._packings = packings
         self._known = list[Known]()  # by step time, the shortest last
         self._combinations = Combinations(tables, run)
 
@@ -254,7 +263,7 @@ class Proof:
         there."""
         tables, asked = self._tables, set[int]()
         while True:
-            packings = Packings(tables, sequences, num_pipelines)
+            packings = self._packings(tables, sequences, num_pipelines)
             most = packings.most if num_pipelines is None else packings.most_of(num_pipelines)
             if most < tables.batch:
                 return None
@@ -279,7 +288,7 @@ class Proof:
         """The partitions of a case that may process the batch."""
         tables = self._tables
         own = np.where(allowed(case, tables.usages.vectors), sequences, 0)
-        if Packings(tables, own).most < tables.batch:
+        if self._packings(tables, own).most < tables.batch:
             return
         self._step()
         known = case_surroundings(case, around.holders, "any", 2)
@@ -325,7 +334,7 @@ class Proof:
                 for w in sorted(alike[list(parts)].tolist(), key=lambda w: devices[w]):  # few devices take less time
                     if w not in asked and sequences[list(parts)].sum() >= batch:
                         asked.add(w)
-                        needed = Packings(self._tables, sequences, k).needed(w, k)
+                        needed = self._packings(self._tables, sequences, k).needed(w, k)
                         self._lower(search, around, sequences, alike, w, needed, work)
                 if sequences[list(parts)].sum() >= batch:
                     several.append(parts)

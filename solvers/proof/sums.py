@@ -6,11 +6,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.plan.token_layout import Floats, Ints
 from solvers.proof.kernels import NEVER_S, Groups
 from solvers.proof.tables import ProofTables, Surroundings
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _ROUNDING = 1e-9  # of a layer
 

@@ -8,20 +8,18 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import sharding_stages
-from hexiopt.schedules.registry import GPIPE
 from hexiopt.schedules.schedule import Schedule
 from solvers.proof.kernels import NEVER_S, Groups, Messages, StageSeconds, Tails
 from solvers.proof.stage_times import StageTable
 from solvers.proof.usages import Usages
 
-Floats = NDArray[np.float64]
 Sharding = Literal["all", "machine", "any"]
 KINDS = ((False, False), (True, False), (False, True), (True, True))  # first, last: inner, first, last, alone
 
@@ -61,7 +59,7 @@ class ProofTables:
     def __init__(self, pricer: PlanPricer, schedule: Schedule) -> None:
         problem = pricer.problem
         self.pricer, self.problem, self.schedule = pricer, problem, schedule
-        self.all_forward_first = schedule == GPIPE
+        self.all_forward_first = schedule.all_forwards_first
         self.devices = list(problem.usable_by_machine.values())
         self.machines = [problem.cluster.machines[m] for m in problem.usable_by_machine]
         self.num_layers, self.batch = problem.model.num_layers, problem.workload.global_batch

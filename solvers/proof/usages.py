@@ -1,16 +1,16 @@
-"""Usages: the number of devices that a pipeline takes of each machine. Equal devices and machines are not told
-apart."""
+"""Usages: the number of devices that a pipeline takes of each machine; and cases: how the pipelines of a plan use the
+machines. Equal devices and machines are not told apart."""
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
-
-Ints = NDArray[np.int64]
+from hexiopt.plan.token_layout import Ints
 
 
 class Lattice:
@@ -81,3 +81,42 @@ class Usages(Lattice):
                     source[m] = other
             found.append(tuple(sorted(tuple(row[m] for m in source) for row in rows)))
         return min(found)
+
+
+class Use(IntEnum):
+    """How the pipelines of a partition use a machine."""
+
+    NONE = 0  # none uses it
+    ALL = 1
+    SOME = 2  # some use it, and some do not
+    WHOLE = 3  # as SOME, and one of them is wholly in it
+
+
+Case = tuple[Use, ...]  # by machine; every partition is of one case
+
+
+def case_of(vectors: Ints) -> Case:
+    """The case of pipelines with the usages `vectors` [pipelines, machines]."""
+    used = vectors > 0
+    alone = used & (used.sum(axis=1) == 1)[:, None]
+    found = np.where(used.any(axis=0), np.where(alone.any(axis=0), Use.WHOLE, Use.SOME), Use.NONE)
+    return tuple(map(Use, np.where(used.all(axis=0), Use.ALL, found).tolist()))
+
+
+def cases(usages: Usages) -> Iterator[Case]:
+    """All cases, one representative for equal machines."""
+    for case in itertools.product(Use, repeat=len(usages.most)):
+        if any(case) and all(case[m] <= case[n] for alike in usages.alike for m, n in itertools.pairwise(alike)):
+            yield case
+
+
+def allowed(case: Case, vectors: Ints) -> NDArray[np.bool_]:
+    """Which of the usages `vectors` [usages, machines] a pipeline may have in a partition of a case."""
+    used = vectors > 0
+    found = np.ones(len(vectors), np.bool_)
+    for m, use in enumerate(case):
+        if use in (Use.ALL, Use.NONE):
+            found &= used[:, m] == (use is Use.ALL)
+        elif use is Use.SOME:
+            found &= ~(used[:, m] & (used.sum(axis=1) == 1))
+    return found

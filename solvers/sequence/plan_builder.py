@@ -8,19 +8,20 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceParallel, TensorParallel, TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding, most_in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.allocation import proportional
 from solvers.completion.batches import split_batch
+from solvers.completion.executors import ExecutorTables
 from solvers.core.zero import LOCKSTEP
 from solvers.sequence.layout_evaluator import StageNeeds
 from solvers.sequence.layout_search import LayoutSearch
 from solvers.sequence.shapes import SequenceShape, ShapePipeline, StageDevices, zero_stages
-from solvers.sequence.stage_tables import RecomputeTable, StageOption, allocate_layers, fastest
+from solvers.sequence.stage_tables import StageOption, allocate_layers, fastest
 from solvers.sequence.token_allocation import RateTable
 
 _ROUNDS = 2  # layouts are searched again with the layers that the previous round's layouts led to
@@ -56,6 +57,9 @@ class PlanBuilder:
     def __init__(self, model: PlanPricer, layouts: LayoutSearch, *, tensor: bool = False) -> None:
         self.model, self.problem, self.layouts, self._tensor = model, model.problem, layouts, tensor
         self.schedule = default_schedule(self.problem.workload)
+        self._tensor_tables: Memo[tuple[str, ...], ExecutorTables] = Memo(
+            lambda policies: ExecutorTables(model, policies, self.problem.space.recompute_per_stage)
+        )
         rates = RateTable(model).of(range(self.problem.cluster.num_devices), "none")
         spec, workload = self.problem.model, self.problem.workload
         self._speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
@@ -172,7 +176,8 @@ class PlanBuilder:
         fitted = self.layouts.best(stage_devices, size, need, blueprint.effort)
         if fitted is not None:
             most = self.problem.model.num_layers
-            yield StageOption(fitted.layout, self.layouts.evaluator.recompute_table(fitted.stage, need, policies, most))
+            table = self.layouts.evaluator.recompute_table(fitted.stage, need, policies, most)
+            yield StageOption(fitted.layout, table.options())
 
     def _may_be_tensor(self, stage_devices: StageDevices) -> bool:
         cluster = self.problem.cluster
@@ -184,26 +189,11 @@ class PlanBuilder:
     def _tensor_option(
         self, stage_devices: StageDevices, size: int, need: StageNeeds, policies: Sequence[str]
     ) -> StageOption:
-        model, tp_group, shards = self.model, self.model.tp_group(stage_devices), need.shards
-        memory = model.stages.memory_model(tp_group, size)
+        works, shards = frozenset((self.model.tp_group(stage_devices),)), need.shards
         if shards.stage:  # only the other pipelines' stages share the states of this one
             shards = StateSharding(shards.stage, max(1.0, shards.num_devices - len(stage_devices) + 1))
-
-        def bytes_of(layers: tuple[str, ...]) -> Floats:
-            return np.array([memory.layered(layers, need.first, need.last, holding(need.held), shards).total])
-
-        return StageOption(
-            stage_devices,
-            RecomputeTable(
-                policies,
-                lambda policy: sum(model.stages.layer_s(tp_group, size, policy)),
-                bytes_of,
-                np.array([tp_group.gpu.usable_memory_bytes]),
-                sum(model.stage_s(tp_group, 0, need.first, need.last, size, policies[0])),
-                self.problem.model.num_layers,
-                mixed=self.problem.space.recompute_per_stage,
-            ),
-        )
+        tables, held = self._tensor_tables[tuple(policies)], holding(need.held)
+        return StageOption(stage_devices, tables.options(works, need.first, need.last, size, held, shards))
 
 
 def _mean_devices(pipeline: ShapePipeline) -> float:
@@ -213,8 +203,8 @@ def _mean_devices(pipeline: ShapePipeline) -> float:
 def _built(allocated: Sequence[tuple[int, StageOption]]) -> _Built:
     stages, seconds, at = [], [], 0
     for n, option in allocated:
-        stages.append(_stage(option.layout, at, at + n, option.recompute_table.policies(n)))
-        seconds.append(float(option.recompute_table.seconds[n - 1]))
+        stages.append(_stage(option.layout, at, at + n, option.options.recompute[n - 1]))
+        seconds.append(option.seconds(n))
         at += n
     return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
 

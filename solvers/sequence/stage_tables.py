@@ -15,9 +15,11 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.token_layout import Floats, Ints
+from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import holding
 from solvers.completion import allocation
 from solvers.completion.allocation import least_bottleneck
+from solvers.completion.executors import StageOptions
 
 _EXACT = 1e-9  # of the limit, for rounding
 
@@ -69,20 +71,31 @@ class RecomputeTable:
         self._faster = np.where(better, faster, self._faster)
         self._num_faster = np.where(better, number, self._num_faster)
 
-    def policies(self, num_layers: int) -> tuple[str, ...]:
-        """The policies of a stage of `num_layers` layers that fit: a single one, or one for each layer."""
+    def options(self) -> StageOptions:
+        """The times and policies of the numbers of layers that fit."""
+        most = int(np.isfinite(self.seconds).sum())
+        return StageOptions(self.seconds[:most].tolist(), [self._recompute(n) for n in range(1, most + 1)])
+
+    def _recompute(self, num_layers: int) -> Recompute:
         at = num_layers - 1
         faster, smaller = self._policies[self._faster[at]], self._policies[self._smaller[at]]
-        number = int(self._num_faster[at])
-        return (faster,) if number == num_layers else (smaller,) * (num_layers - number) + (faster,) * number
+        num_faster = int(self._num_faster[at])
+        if num_faster == num_layers:
+            return (faster,)
+        return recompute_first(smaller, num_layers - num_faster, faster, num_layers)
 
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """An option of a stage: tensor parallelism or a layout, with its times for any number of layers."""
+    """An executor that a stage may have, tensor parallelism or a layout, with its options for any number of layers."""
 
     layout: TokenLayout
-    recompute_table: RecomputeTable
+    options: StageOptions
+
+    def seconds(self, num_layers: int) -> float:
+        """The least time of so many layers; infinite where they do not fit."""
+        times = self.options.times
+        return times[num_layers - 1] if num_layers <= len(times) else np.inf
 
 
 def allocate_layers(
@@ -97,11 +110,10 @@ def allocate_layers(
     slots = list(zip(*lines, strict=True))
     if not all(options for slot in slots for options in slot) or len(slots) > total:
         return None
-    each_s = [
-        np.max([np.min([option.recompute_table.seconds for option in options], axis=0) for options in slot], axis=0)
-        for slot in slots
-    ]
-    times = [seconds[: np.isfinite(seconds).sum()].tolist() for seconds in each_s]  # up to what fits
+    times = []
+    for slot in slots:
+        most = min(max(len(option.options.times) for option in options) for options in slot)
+        times.append([max(fastest(options, n).seconds(n) for options in slot) for n in range(1, most + 1)])
     if not all(times) or sum(map(len, times)) < total:
         return None
     if not even:
@@ -112,7 +124,7 @@ def allocate_layers(
 
 def fastest(options: Sequence[StageOption], layers: int) -> StageOption:
     """The fastest option for that number of layers."""
-    return min(options, key=lambda option: float(option.recompute_table.seconds[layers - 1]))
+    return min(options, key=lambda option: option.seconds(layers))
 
 
 class TensorTable:

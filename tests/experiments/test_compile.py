@@ -12,7 +12,7 @@ from experiments.app import compile as compiling
 from experiments.app.compile import SOURCES, compile_once, missing
 from tests.conftest import ROOT
 
-_COMPILED = re.compile(r"^@numba\.(?:njit|vectorize)\(.*cache=True.*\ndef (\w+)", re.MULTILINE)
+_COMPILED = re.compile(r"^@(?:numba\.(?:njit|vectorize)\(.*cache=True.*|kernel|entry)\ndef (\w+)", re.MULTILINE)
 
 
 def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_and_told(
@@ -29,7 +29,7 @@ def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_an
     assert (len(runs), capsys.readouterr().err.count("hexiopt: compiling once")) == (1, 1)
     for path in (ROOT / source for source in SOURCES):
         for line, text in enumerate(path.read_text().splitlines(), 1):
-            if text.startswith(("@numba.njit", "@numba.vectorize")):
+            if text.startswith(("@numba.njit", "@numba.vectorize", "@kernel", "@entry")):
                 name = path.read_text().splitlines()[line].removeprefix("def ").partition("(")[0]
                 (tmp_path / f"{path.stem}.{name}-{line}.py311.nbi").touch()
     assert not list(missing())

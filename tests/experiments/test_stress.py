@@ -23,7 +23,7 @@ def test_no_violation(first: int) -> None:
         own = [name for name in NAMES if name not in ("portfolio", "cp_sat")[seed % 2 :: 2]]  # both take long
         solvers = [*ORACLES, *own, *rivals, *SEQUENCE[seed % 5 :: 5]]
         bound_s = 0.3 if seed == first else 0.0  # the bound of all plans is raised now and then
-        tallies, wrong = run(seed, solvers, steps=4, proof_s=0.1, exact_s=0.05, bound_s=bound_s)
+        tallies, wrong = run(seed, solvers, steps=4, exact_s=0.05, bound_s=bound_s)
         assert wrong == []
         ran += sum(tally.ended.total() - tally.ended["refused"] for tally in tallies.values())
     assert ran >= 5 * 5
@@ -45,7 +45,7 @@ def plan_of(*policies: str) -> Plan:
     return Plan((Pipeline((Stage(TensorParallel((0,)), ((0, len(policies)),), policies),), 1, 1),))
 
 
-def test_a_stage_of_two_policies_is_held_to_what_exhaustive_proves() -> None:
+def test_a_stage_of_two_policies_is_held_to_what_solvers_prove() -> None:
     """The plan space mixes two policies in a stage; more than two, and stated groups, stand in plan files alone."""
     mixed = plan_of("none", "none", "full")
     assert in_plan_space(plan_of("full", "full"))

@@ -180,7 +180,7 @@ def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
     pytest.importorskip("pymetis")
     ran = hexiopt("plan", *QUICK, "solver=metis", "solver.max_steps=5")
     assert ran.code == 0
-    assert ran.err == "hexiopt: solver: metis is now called hexiscale; the old name goes soon\n"
+    assert ran.err == "hexiopt: solver: metis now means hexiscale; the old name goes soon\n"
     assert "hexiscale" in ran.out
 
 

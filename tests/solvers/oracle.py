@@ -72,11 +72,11 @@ def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> I
     cuts = [
         tuple(layer_ranges(held, chunks))
         for chunks in range(1, layers + 1)
-        for held in _sums(layers, len(line))
+        for held in sums(layers, len(line))
         if min(held) >= chunks
     ]
     for size in problem.space.micro_batch_sizes(batch):
-        deals = [_sums(size, len(stage)) for stage in line]
+        deals = [sums(size, len(stage)) for stage in line]
         for ranges, *given in itertools.product(cuts, *deals):
             each = [_recomputes(problem, sum(end - first for first, end in own)) for own in ranges]
             for chosen in itertools.product(*each):
@@ -98,7 +98,7 @@ def _recomputes(problem: Problem, num_layers: int) -> list[tuple[str, ...]]:
     return found
 
 
-def _sums(total: int, parts: int) -> list[tuple[int, ...]]:
+def sums(total: int, parts: int) -> list[tuple[int, ...]]:
     """All ordered whole numbers from 1 that sum to `total`."""
     cuts = itertools.combinations(range(1, total), parts - 1)
     return [tuple(end - first for first, end in itertools.pairwise((0, *own, total))) for own in cuts]

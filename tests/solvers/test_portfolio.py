@@ -60,12 +60,12 @@ def problem() -> Problem:
 
 @cache
 def floor_s() -> float:
-    """The best of all grids and of what `shapes` gives."""
+    """The best of all grids."""
     search = Search("floor", problem(), Budget(3600.0), 0)
     completer = PlanCompleter(search.pricer)
     grids = itertools.chain(whole_grids(problem()), own_grids(problem(), completer))
     price_fallbacks(search, completer, grids, search.until())
-    return min(search.best_s, make_solver("shapes").solve(problem(), Budget(3600.0, 64)).objective)
+    return search.best_s
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_never_behind_shapes_and_grids() -> None:
+def test_never_behind_grids() -> None:
     result = make_solver("portfolio").solve(problem(), Budget(3600.0, 180))
     assert result.objective <= floor_s() < float("inf")
 
@@ -103,7 +103,7 @@ def test_the_longest_time_limit_is_no_error() -> None:
 
 
 def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
-    """960 GPUs of five types, where the portfolio found none in 10 s, and `shapes` 45.4 s a step after two."""
+    """960 GPUs of five types, where the portfolio once found none in 10 s; 45.4 s is what equal pipelines reach."""
     fleet = read_cluster(ROOT / "conf" / "cluster" / "fleet.yaml")
     model, workload = read_model(MODELS / "llama3_70b.yaml"), Workload(global_batch=2048, seq_len=8192)
     large = Problem(fleet, model, workload, Space(exclude=("v100",)))

@@ -25,12 +25,12 @@ from hexiopt.exports.layout import (
 )
 from hexiopt.exports.settings import StatedSettings, flat, script_notes, unknown_key
 from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
+from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
 from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "Accelerate 1.15"
 FILE = "accelerate.yaml"
@@ -49,7 +49,7 @@ _STRATEGIES = {
 PRESET = EVEN | {
     "space.uneven_layers": (False,),
     "constraints.num_stages": (1,),
-    "workload.schedule": (ONE_F_ONE_B.name, GPIPE.name, INTERLEAVED.name),
+    "workload.schedule": preset_schedules("accelerate"),
     "workload.optimizer_sharding": ("3", "2"),
     "workload.recompute": ("full", "none"),
 }
@@ -66,7 +66,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     for p, pipeline in enumerate(plan.pipelines):
         if len(pipeline.stages) > 1:
             refuse(f"{stage_name(p, 1)} is a second stage", "constraints.num_stages=1")
-    schedule_of(plan, (ONE_F_ONE_B, GPIPE, INTERLEAVED), refuse)  # with one stage all are the same
+    schedule_of(plan, schedules_of("accelerate"), refuse)
     grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
     tp, policy = uniform_tp(problem, grid, divides_model, refuse), uniform_policy(grid, refuse)
     devices = grid.stage_major()

@@ -14,12 +14,12 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusa
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
 from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
-from hexiopt.schedules.registry import ONE_F_ONE_B
 
 TARGET = "DeepSpeed 0.19"
 FILE = "deepspeed.json"
@@ -27,7 +27,7 @@ _FP32_GRADIENTS: dict[str, Any] = {"communication_data_type": "fp32", "data_type
 _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 PRESET = EVEN | {
     "space.uneven_layers": (False,),
-    "workload.schedule": (ONE_F_ONE_B.name,),
+    "workload.schedule": preset_schedules("deepspeed"),
     "workload.optimizer_sharding": ("1", "0"),
     "workload.recompute": ("full", "none"),
 }
@@ -39,7 +39,7 @@ def _takes_tp(problem: Problem, tp: int) -> bool:
 
 def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("deepspeed")
-    schedule_of(plan, (ONE_F_ONE_B,), refuse)
+    schedule_of(plan, schedules_of("deepspeed"), refuse)
     grid, zero = grid_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
     tp, policy = uniform_tp(problem, grid, _takes_tp, refuse), uniform_policy(grid, refuse)
     workload = problem.workload

@@ -30,6 +30,7 @@ from hexiopt.exports.layout import (
 )
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.stated_jobs import imported_layout
+from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
 from hexiopt.exports.trainers.megatron import EVEN, stated_precision, words
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_recompute
@@ -38,7 +39,6 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import JOINED
 from hexiopt.reading import as_mapping, parse
-from hexiopt.schedules.registry import ONE_F_ONE_B
 
 TARGET = "FlagScale 0.8"
 FILE, ARGUMENTS = "flagscale.yaml", "flagscale.sh"
@@ -62,12 +62,12 @@ Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have t
 def _preset(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
     """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
     even = {key: value for key, value in EVEN.items() if key not in _FREE or problem.model.tied_embeddings}
-    return even | {"workload.schedule": (ONE_F_ONE_B.name,), "workload.optimizer_sharding": ("1", "0")}
+    return even | {"workload.schedule": preset_schedules("flagscale"), "workload.optimizer_sharding": ("1", "0")}
 
 
 def _write(problem: Problem, plan: Plan) -> Program:
     refuse = Refusal("flagscale")
-    schedule_of(plan, (ONE_F_ONE_B,), refuse)
+    schedule_of(plan, schedules_of("flagscale"), refuse)
     chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
     _check(problem, chain, refuse)
     system, model = _system(problem, chain, zero), _model(problem, chain)
@@ -243,7 +243,8 @@ def _read(text: str, context: ImportContext) -> ImportedPlan:
     arguments.get("recompute-granularity")  # stages may have their own
     notes += _restated(arguments, chain, tp)
     notes += [f"not read: {', '.join(sections)}"] if sections else []
-    layout = imported_layout(context, model, chain, ONE_F_ONE_B, zero, workload, notes)
+    [schedule] = schedules_of("flagscale")
+    layout = imported_layout(context, model, chain, schedule, zero, workload, notes)
     return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 

@@ -12,11 +12,11 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusa
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
 from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_plan
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES, preset_schedules
 from hexiopt.ledger import Vocabulary
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 
 TARGET = "FlashFlex 5ee1726"
 FILE, ARGUMENTS = "flashflex.json", "flashflex.sh"
@@ -28,7 +28,7 @@ SIZES = {
     (80, 8192, 64): "llama-70b",
 }
 SEQ_LEN = 4096
-_SCHEDULES = {ONE_F_ONE_B: "1F1B", GPIPE: "Gpipe"}
+_SCHEDULES = TRAINER_SCHEDULES["flashflex"]
 _OWN = "hexiopt"  # a key of the JSON that FlashFlex does not read
 PRESET = {
     "space.replicas": (False,),
@@ -36,7 +36,7 @@ PRESET = {
     "space.recompute_per_layer": (False,),
     "space.sequence": (False,),
     "space.tp_degrees": ("powers_of_two",),
-    "workload.schedule": (ONE_F_ONE_B.name, GPIPE.name),
+    "workload.schedule": preset_schedules("flashflex"),
     "workload.optimizer_sharding": ("0",),
     "workload.recompute": ("full", "none"),
 }

@@ -18,19 +18,19 @@ from hexiopt.exports.formats import (
 from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
 from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_layout
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES, preset_schedules
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.ledger import Reason, Vocabulary
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 
 TARGET = "Galvatron cea12ff"
 FILE = "galvatron.json"
-_SCHEDULES = {ONE_F_ONE_B: "pipedream_flush", GPIPE: "gpipe"}
+_SCHEDULES = TRAINER_SCHEDULES["galvatron"]
 _ZERO = {0: "ddp", 2: "zero2", 3: "zero3"}
 PRESET = EVEN | {
-    "workload.schedule": (ONE_F_ONE_B.name, GPIPE.name),
+    "workload.schedule": preset_schedules("galvatron"),
     "workload.optimizer_sharding": ("2", "3", "0"),
     "workload.recompute": ("full", "none"),
 }

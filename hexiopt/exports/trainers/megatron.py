@@ -22,13 +22,13 @@ from hexiopt.exports.layout import (
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_parts, stated_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
 from hexiopt.exports.trainers.pipeline_layout import layout_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "Megatron-LM with Megatron-Core 0.16 to 0.19"
 FILE = "megatron.sh"
@@ -48,7 +48,7 @@ EVEN = {
     "space.sequence": (False,),
 }
 PRESET = EVEN | {
-    "workload.schedule": (ONE_F_ONE_B.name, INTERLEAVED.name),
+    "workload.schedule": preset_schedules("megatron"),
     "workload.optimizer_sharding": ("1", "0"),
 }
 
@@ -58,7 +58,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     refuse = Refusal(trainer)
     grid = grid_of(plan, refuse)
     tp, recompute = uniform_tp(problem, grid, takes_tp, refuse), block_recompute(grid, refuse)
-    schedule = schedule_of(plan, (ONE_F_ONE_B, INTERLEAVED), refuse)
+    schedule = schedule_of(plan, schedules_of("megatron"), refuse)
     zero = zero_stage(plan, (1, 0), refuse)
     if problem.workload.precision not in _PRECISIONS:
         raise InputError(
@@ -75,7 +75,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
         found["sequence-parallel"] = []
     if grid.num_stages > 1:
         found["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
-        assert schedule == INTERLEAVED or grid.num_chunks == 1
+        assert schedule.chunked or grid.num_chunks == 1
     if recompute.block is not None:
         found |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
         found["recompute-num-layers"] = [str(recompute.block)]
@@ -161,6 +161,7 @@ def imported(
     sharding, why = _sharding(arguments, precision)
     if "global-batch-size" not in arguments:
         arguments.by_default("global-batch-size", "a micro-batch of each pipeline")
+    plain, interleaved = schedules_of("megatron")
     job = StatedJob(
         model,
         tp=tp,
@@ -169,7 +170,7 @@ def imported(
         recompute=stated_recompute(arguments),
         micro_batch_size=arguments.whole(_known(arguments, "micro-batch-size", "batch-size"), 1),
         global_batch=arguments.whole("global-batch-size", 0) or None,
-        schedule=INTERLEAVED if len(parts) > stages else ONE_F_ONE_B,
+        schedule=interleaved if len(parts) > stages else plain,
         sharding=sharding,
         pipeline_major=arguments.flag("use-tp-pp-dp-mapping"),
         world=world,

@@ -12,20 +12,20 @@ from typing import Any
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import Program, Refusal, Trainer, divides_model_and_sequence
 from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES, preset_schedules
 from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import LLAMA_FAMILY
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 
 TARGET = "torchtitan 0.3"
 FILE, MODULE = "hexiopt_plan.py", "hexiopt_plan"
-_SCHEDULES = {ONE_F_ONE_B: "1F1B", GPIPE: "GPipe", INTERLEAVED: "Interleaved1F1B"}
+_SCHEDULES = TRAINER_SCHEDULES["torchtitan"]
 _PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 _GRADIENTS = ("gradients are reduced in float32, 4 bytes where the plan was priced with 2",)
 PRESET = EVEN | {
-    "workload.schedule": (ONE_F_ONE_B.name, INTERLEAVED.name, GPIPE.name),
+    "workload.schedule": preset_schedules("torchtitan"),
     "workload.optimizer_sharding": ("2", "3", "0"),
     "workload.recompute": ("full", "none"),
 }

@@ -10,10 +10,10 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
 from hexiopt.exports.settings import StatedSettings, flat
 from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.python_settings import python_settings
 from hexiopt.exports.trainers.torchtitan_vocabulary import VOCABULARY
 from hexiopt.problem.space import Recompute
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
 _DEGREE = "parallel_degree"
@@ -50,7 +50,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     settings, bases = _settings(text, context)
     degrees = _degrees(settings, context)
     stages, sharded = degrees.stages, degrees.shard > 1
-    schedule: Schedule = ONE_F_ONE_B
+    schedule, *_ = TRAINER_SCHEDULES["torchtitan"]
     parts, reshard = [model.num_layers], False
     if stages > 1:
         schedule = _schedule(settings)
@@ -60,7 +60,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if sharded:
         policies = {"default": stages == 1, "always": True, "never": False}
         reshard = settings.word("parallelism.fsdp_reshard_after_forward", policies, "default")
-        if schedule == INTERLEAVED and len(parts) > stages:
+        if schedule.chunked and len(parts) > stages:
             settings.fault("Interleaved1F1B", "is not modelled where parameters are sharded (FSDP); take 1F1B or GPipe")
     mixed = bases is not None or sharded or degrees.tp == stages == 1
     precision, assumed = _precision(settings, mixed)
@@ -174,7 +174,8 @@ def _settings(text: str, context: ImportContext) -> tuple[StatedSettings, list[s
 
 
 def _schedule(settings: StatedSettings) -> Schedule:
-    names = {"1F1B": ONE_F_ONE_B, "GPipe": GPIPE, "Interleaved1F1B": INTERLEAVED, "interleaved_1f1b": INTERLEAVED}
+    names = {word: schedule for schedule, word in TRAINER_SCHEDULES["torchtitan"].items()}
+    names["interleaved_1f1b"] = names["Interleaved1F1B"]
     key = _named(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
     return settings.word(key, names, "1F1B")
 
@@ -190,8 +191,8 @@ def _parts(settings: StatedSettings, num_layers: int, stages: int, schedule: Sch
         return stated
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
     key = _named(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
-    count = stages * (2 if schedule == INTERLEAVED else 1)
-    if key not in settings and schedule == INTERLEAVED:
+    count = stages * (2 if schedule.chunked else 1)
+    if key not in settings and schedule.chunked:
         settings.by_default(key, f"that of {count} stages")
     if key in settings:
         count = -(-(num_layers + sum(ends)) // settings.whole(key))

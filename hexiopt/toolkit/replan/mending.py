@@ -15,7 +15,7 @@ from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies
-from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.toolkit.naming import renumbered
 from hexiopt.toolkit.solution import PlacedPlan
@@ -50,7 +50,7 @@ def mended(before: PlacedPlan, problem: Problem) -> Plan | None:
     if len(_whole(before, left)) == len(before.pipelines):
         return None
     policies, variants = recompute_policies(problem.workload), []
-    for schedule in dict.fromkeys((before.schedule, ONE_F_ONE_B)):
+    for schedule in dict.fromkeys((before.schedule, DEFAULT_SCHEDULE)):
         for leaner in _Leaner if _LEAST_MEMORY in policies else (_Leaner.NOWHERE,):
             one_range = schedule is not before.schedule
             found = (_without_lost(own, problem, left, leaner, one_range) for own in before.pipelines)

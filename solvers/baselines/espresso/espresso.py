@@ -28,7 +28,7 @@ from functools import partial
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
-from solvers.baselines._estimates import AlignedEstimates
+from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import areas
 from solvers.baselines._money import MoneyBaseline
@@ -70,7 +70,7 @@ class Espresso(MoneyBaseline):
         schedule = one_f_one_b(problem)
         if schedule is None:
             return
-        times, objective, best = AlignedEstimates(run.pricer), self.objective_of(problem), BestEstimate()
+        times, objective, best = GridEstimates(run.pricer), self.objective_of(problem), BestEstimate()
         for area in areas(problem):
             planner, best = EspressoPlanner(times, objective, area), BestEstimate(best.seconds)
             expand = partial(_placements, planner, schedule, best)
@@ -106,15 +106,15 @@ def _in_orders(
             least = min(least, candidate.estimate_s)
             yield candidate
             if k < _TRIED and candidate.estimate_s <= _REFINED * best.seconds:
-                yield _candidate(planner, schedule, planner.refined(placement))
+                yield _candidate(planner, schedule, planner.refine(placement))
         if least > _HOPELESS * best.seconds:
             break
 
 
 def _candidate(planner: EspressoPlanner, schedule: Schedule, placement: EspressoPlacement) -> PlanCandidate:
     choice = placement.choice
-    batches, sharding = [choice.count] * choice.dp, Sharding(choice.sharding)
-    whole = (placement.slots, placement.layers, choice.policy, batches, choice.size, schedule, sharding)
+    each = choice.policy, choice.count, choice.size, schedule, Sharding(choice.sharding)
+    whole = (placement.grid.stages, placement.layers, *each)
     neighbours = partial(_neighbours, planner, schedule, placement)
     return PlanCandidate(planner.evaluate(placement), partial(aligned_plan, *whole), neighbours=neighbours)
 

@@ -9,25 +9,24 @@ from itertools import permutations, product
 import numpy as np
 
 from hexiopt.plan.token_layout import Floats, Ints
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import AlignedEstimates
-from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
+from solvers.baselines._estimates import GridEstimates, StageTpGroups
+from solvers.baselines._grids import Area, StageGrid, fill_slots, machine_classes, orders_of
 from solvers.baselines._money import Objective
-from solvers.baselines._plans import dividing_sizes, neighbouring_layers, optimizer_shardings
-from solvers.completion.allocation import least_bottleneck
+from solvers.baselines._plans import (
+    balanced_layers,
+    dividing_sizes,
+    in_flight_of_1f1b,
+    neighbouring_layers,
+    optimizer_shardings,
+)
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
 from solvers.frame.starts import cut
-from solvers.heuristics.device_groups.stage_estimates import StageTpGroups
 
 _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy
 _COUNTS = 200_000_000  # numbers in the table of all allocations: 1.5 GiB
 _MACHINE_ORDERS = 40  # orders of machines that are drawn
-_ALL_SPLITS = 4  # stages up to which layers one off are tried too
-_ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class EspressoPlacement:
 
     choice: EspressoChoice
     order: tuple[int, ...]
-    slots: PipelineStages
+    grid: StageGrid
     layers: tuple[int, ...]
 
 
@@ -73,7 +72,7 @@ def _numbers(most: Sequence[int]) -> list[Ints]:
 class EspressoPlanner:
     """The search in one area. GPU types are numbered, the slowest first."""
 
-    def __init__(self, times: AlignedEstimates, objective: Objective, area: Area) -> None:
+    def __init__(self, times: GridEstimates, objective: Objective, area: Area) -> None:
         self.times, self.objective = times, objective
         self.problem = problem = times.problem
         self.machines: list[list[tuple[int, ...]]] = []
@@ -85,8 +84,8 @@ class EspressoPlanner:
                 self.machines.append([])
             self.machines[names[name]].append(problem.usable_by_machine[m])
         if (prices := objective.prices) is not None:
-            for own in self.machines:
-                own.sort(key=lambda devices: prices[devices[0]])
+            for machines in self.machines:
+                machines.sort(key=lambda devices: prices[devices[0]])
         self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
         self._groups: dict[int, list[list[DeviceGroup]]] = {}
         self._tp_groups: dict[tuple[int, int], StageTpGroups] = {}
@@ -96,14 +95,14 @@ class EspressoPlanner:
         if tp not in self._groups:
             allowed = self.problem.space.allowed_tp
             self._groups[tp] = [
-                [group for own in machines if tp in allowed(len(own)) for group in cut(own, tp)]
+                [group for devices in machines if tp in allowed(len(devices)) for group in cut(devices, tp)]
                 for machines in self.machines
             ]
         return self._groups[tp]
 
     def most_stages(self, choice: EspressoChoice) -> list[int]:
         """The most stages for which each type has TP groups."""
-        return [len(own) // choice.dp for own in self.groups(choice.tp)]
+        return [len(groups) // choice.dp for groups in self.groups(choice.tp)]
 
     def tp_groups(self, tp: int, kind: int) -> StageTpGroups:
         """The TP groups of a type, those that cost the same once."""
@@ -118,7 +117,9 @@ class EspressoPlanner:
     def choices(self, policies: Sequence[str]) -> Iterator[EspressoChoice]:
         """All choices whose pipelines share the global batch equally."""
         problem, batch = self.problem, self.problem.workload.global_batch
-        degrees = {tp for machines in self.machines for own in machines for tp in problem.space.allowed_tp(len(own))}
+        degrees = {
+            tp for machines in self.machines for devices in machines for tp in problem.space.allowed_tp(len(devices))
+        }
         for tp in sorted(degrees):
             for dp in range(1, max(map(len, self.groups(tp))) + 1):
                 if problem.space.num_pipelines not in (None, dp):
@@ -129,7 +130,7 @@ class EspressoPlanner:
 
     def allocations(self, run: Search) -> list[tuple[float, EspressoAllocation]]:
         """Allocations with lower bounds of their objective, the least bound first."""
-        found: list[tuple[float, EspressoAllocation]] = []
+        bounded: list[tuple[float, EspressoAllocation]] = []
         asked, layers = self.problem.space.num_stages, self.problem.model.num_layers
         for choice in self.choices(run.pricer.policies()):
             if not run.should_continue():
@@ -146,16 +147,16 @@ class EspressoPlanner:
             bounds = self._lower_bounds(choice, counts, seconds)
             for k in np.argsort(bounds, kind="stable")[:_ALLOCATIONS]:
                 if bounds[k] < np.inf:
-                    found.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
-        return sorted(found, key=lambda one: one[0])
+                    bounded.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
+        return sorted(bounded, key=lambda pair: pair[0])
 
     def _lower_bounds(self, choice: EspressoChoice, counts: Ints, seconds: Floats) -> Floats:
         """Lower bounds of the objective of allocations [n, types] that take `seconds` [n] or longer."""
         if self.objective.prices is None:
             return seconds
         price = np.zeros(len(counts))
-        for k, own in enumerate(self.groups(choice.tp)):
-            each = [sum(self.objective.prices[d] for d in group) for group in own]
+        for k, groups in enumerate(self.groups(choice.tp)):
+            each = [sum(self.objective.prices[d] for d in group) for group in groups]
             price += np.concatenate([[0.0], np.cumsum(each)])[counts[:, k] * choice.dp]
         return np.where(seconds > self.objective.latest_s, np.inf, price * seconds)
 
@@ -164,25 +165,24 @@ class EspressoPlanner:
         all."""
         count = allocation.stages
         present = [k for k, n in enumerate(count) if n]
-        blocks = permutations(present) if len(present) <= MAX_PERMUTED else iter((present, present[::-1]))
-        found = [self._by_ratio(allocation)]
-        found += [tuple(k for k in order for _ in range(count[k])) for order in blocks]
+        tried = [self._by_ratio(allocation)]
+        tried += [tuple(k for k in order for _ in range(count[k])) for order in orders_of(present)]
         if sum(count) <= _ALL_ORDERS:
-            found += permutations(k for k in present for _ in range(count[k]))
-        return list(dict.fromkeys(found))
+            tried += permutations(k for k in present for _ in range(count[k]))
+        return list(dict.fromkeys(tried))
 
     def machine_orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
         """Some of the orders in which only the stages of a machine stay together."""
         blocks: list[tuple[int, ...]] = []
         for kind, count in enumerate(allocation.stages):
-            groups = max((len(own) for own in self.machines[kind]), default=1) // allocation.choice.tp
+            groups = max((len(devices) for devices in self.machines[kind]), default=1) // allocation.choice.tp
             size = max(1, groups // allocation.choice.dp)
             blocks += [(kind,) * min(size, count - at) for at in range(0, count, size)]
-        rng, found = random.Random(len(blocks)), dict[tuple[int, ...], None]()
+        rng, drawn = random.Random(len(blocks)), dict[tuple[int, ...], None]()
         for _ in range(_MACHINE_ORDERS):
             rng.shuffle(blocks)
-            found[tuple(kind for block in blocks for kind in block)] = None
-        return list(found)
+            drawn[tuple(kind for block in blocks for kind in block)] = None
+        return list(drawn)
 
     def _by_ratio(self, allocation: EspressoAllocation) -> tuple[int, ...]:
         """Types by the ratio of their compute to the layers that fit, the least first: first stages hold most micro-
@@ -196,7 +196,7 @@ class EspressoPlanner:
         return tuple(order)
 
     def _max_layers_of(self, choice: EspressoChoice, kind: int, position: int, stages: int) -> int:
-        held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
+        held = in_flight_of_1f1b(position, stages, choice.count)
         ends = position == 0, position == stages - 1
         shards = choice.dp if choice.sharding else 1
         return self.times.max_layers(self.tp_groups(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
@@ -204,59 +204,52 @@ class EspressoPlanner:
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
         fits."""
-        total, stages, most = self.problem.model.num_layers, len(order), self.max_layers(choice, order)
-        if min(most) < 1 or sum(most) < total:
-            return []
-        seconds = []
-        for s, (kind, top) in enumerate(zip(order, most, strict=True)):
-            tp_group, ends = self.tp_groups(choice.tp, kind), (s == 0, s == stages - 1)
-            seconds.append(
-                [self.times.stage_s(tp_group, n, *ends, choice.size, choice.policy) for n in range(1, top + 1)]
-            )
-        best = tuple(least_bottleneck(seconds, total))
-        return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
+        return balanced_layers(self.times.layer_times_s(*self._stages(choice, order)), self.problem.model.num_layers)
 
     def max_layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[int]:
         """The most layers of each stage."""
-        return [
-            min(self.problem.model.num_layers, self._max_layers_of(choice, k, s, len(order)))
-            for s, k in enumerate(order)
-        ]
+        most = self.times.max_layers_by_stage(*self._stages(choice, order))
+        return [min(self.problem.model.num_layers, n) for n in most]
 
-    def _slots(self, choice: EspressoChoice, order: Sequence[int]) -> list[PipelineStages]:
+    def _stages(self, choice: EspressoChoice, order: Sequence[int]) -> tuple[list[StageTpGroups], int, str, int, int]:
+        """What decides how many layers fit: TP groups by stage, size, policy, micro-batches, holders of states."""
+        tp_groups = [self.tp_groups(choice.tp, kind) for kind in order]
+        return tp_groups, choice.size, choice.policy, choice.count, choice.dp if choice.sharding else 1
+
+    def _grids(self, choice: EspressoChoice, order: Sequence[int]) -> list[StageGrid]:
         """TP groups for the stages: neighbours share a stage or a pipeline; where links differ, also the nearest
         groups."""
         wanted = [[(kind, choice.tp)] for kind in order]
-        found = (
-            filled(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
+        ways = (
+            fill_slots(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
             for along, near in product((False, True), self._near)
         )
-        return [slots for slots in dict.fromkeys(found) if slots is not None]
+        return [grid for grid in dict.fromkeys(ways) if grid is not None]
 
     def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[EspressoPlacement]:
         """All placements of an order; those with neighbouring splits come last."""
-        found = self._slots(choice, order)
+        grids = self._grids(choice, order)
         return (
-            EspressoPlacement(choice, order, slots, layers) for layers in self.layers(choice, order) for slots in found
+            EspressoPlacement(choice, order, grid, layers) for layers in self.layers(choice, order) for grid in grids
         )
 
     def evaluate(self, placement: EspressoPlacement) -> float:
         """The objective of a step, by its estimate."""
-        choice, slots = placement.choice, placement.slots
+        choice, grid = placement.choice, placement.grid
         batches = [choice.count] * choice.dp
-        seconds = self.times.step_s(slots, placement.layers, choice.policy, batches, choice.size, choice.sharding)
-        return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
+        seconds = self.times.step_s(grid, placement.layers, choice.policy, batches, choice.size, choice.sharding)
+        return self.objective.of(grid.devices(), seconds)
 
-    def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
+    def refine(self, placement: EspressoPlacement) -> EspressoPlacement:
         """The placement with layers moved while its estimate falls."""
         choice, most = placement.choice, self.max_layers(placement.choice, placement.order)
         pipelines = choice.policy, choice.count, choice.size
-        return replace(placement, layers=self.times.refined(placement.slots, placement.layers, most, *pipelines))
+        return replace(placement, layers=self.times.refine(placement.grid, placement.layers, most, *pipelines))
 
     def neighbours(self, placement: EspressoPlacement) -> Iterator[EspressoPlacement]:
         """Placements one change away: a layer, two neighbouring stages, the policy, the micro-batch or ZeRO."""
         choice, order = placement.choice, placement.order
-        for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order), _ALL_PAIRS, reach=1):
+        for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order)):
             yield replace(placement, layers=layers)
         for s in range(len(order) - 1):
             if order[s] != order[s + 1]:

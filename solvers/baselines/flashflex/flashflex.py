@@ -115,8 +115,8 @@ class FlashFlex(Baseline):
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """What the published or the released search finds."""
-        found = _released(run, rng) if self.released else _published(run, rng)
-        for plans, pipelines, estimate_s, turn in found:
+        partitions = _released(run, rng) if self.released else _published(run, rng)
+        for plans, pipelines, estimate_s, turn in partitions:
             for choice in plans.choices(len(pipelines)):
                 yield PlanCandidate(estimate_s, partial(plans.plan, pipelines, *choice), turn)
 
@@ -129,7 +129,7 @@ def _published(run: Search, rng: random.Random) -> Iterator[tuple[PartitionPlans
             break
         phases.iterate()
     plans = PublishedPlans(run.problem, run.pricer)
-    for ranked in phases.found():
+    for ranked in phases.best_partitions():
         for turn, (pipelines, estimate_s) in enumerate(ranked):
             yield plans, pipelines, estimate_s, turn
 

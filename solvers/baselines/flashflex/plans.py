@@ -10,17 +10,17 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.schedules.in_flight import holding, in_flight
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import one_f_one_b_s
-from solvers.baselines._plans import optimizer_shardings, pipeline_of, shifted
+from solvers.baselines._plans import optimizer_shardings, pipeline_of, shift_layers
 from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
 from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
 from solvers.baselines.flashflex.released import StageSequence, memory_shares
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 
+_RANKED = next(schedule for schedule in SCHEDULES if schedule.all_forwards_first)  # which its rule ranks plans by
 _SIZES = 3  # micro-batch sizes tried: 1, 2, 4
 _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers
 
@@ -113,7 +113,7 @@ class PublishedPlans(PartitionPlans):
         """Layers per stage of every pipeline; None if they do not fit."""
         shards = StateSharding(sharding, len(partition))
         batches = max(1, self.problem.workload.global_batch // (len(partition) * size))
-        found = []
+        splits = []
         for line in partition:
             key = (line, schedule, size, policy, measured, shards, batches)
             if key not in self._splits:
@@ -121,8 +121,8 @@ class PublishedPlans(PartitionPlans):
             split = self._splits[key]
             if split is None:
                 return None
-            found.append(split)
-        return found
+            splits.append(split)
+        return splits
 
     def _split(
         self,
@@ -145,7 +145,7 @@ class PublishedPlans(PartitionPlans):
         if isinstance(split, int):
             return None
         layers = [count for count, _ in split]
-        if not measured or schedule != ONE_F_ONE_B or not self.problem.space.uneven_layers:
+        if not measured or not schedule.shares_waits or not self.problem.space.uneven_layers:
             return layers
         # Slow messages between two stages hold up 1F1B unless those have fewer layers.
         message_s = [pricer.message_s(a, b, size) + pricer.message_s(b, a, size) for a, b in pairwise(line)]
@@ -161,7 +161,7 @@ class PublishedPlans(PartitionPlans):
         def seconds(trial: Sequence[int]) -> float:
             return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), message_s, batches)
 
-        return list(shifted(layers, most, seconds)[0])
+        return list(shift_layers(layers, most, seconds)[0])
 
     def _stages_s(
         self, line: StageSequence, layers: Sequence[int], size: int, policy: str, measured: bool
@@ -215,7 +215,7 @@ class ReleasedPlans(PartitionPlans):
         if not self.choices(len(partition)) or not all(map(self._fits, partition, layers)):
             return float("inf")
         counts = [RULE_MICRO_BATCHES] * len(partition)
-        return self._pricer.price(plan_of_lines(partition, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
+        return self._pricer.price(plan_of_lines(partition, layers, counts, _RANKED, self._fixed, "full", 0)).step_time_s
 
     def _fits(self, line: StageSequence, layers: Sequence[int]) -> bool:
         """Whether a pipeline fits by FlashFlex's own memory formula."""

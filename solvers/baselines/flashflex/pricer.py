@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory, StateSharding
 from hexiopt.cost.pricer import PricerFeatures
+from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.plan import Pipeline, Plan, unpriced
 from hexiopt.problem.problem import Problem
@@ -68,7 +69,7 @@ GRADIENT_WEIGHT = 1.1  # `overall_cost`; unexplained there
 RULE_MICRO_BATCHES = 8  # N_MB of the stated figures: GLB_B // GLB_MB = 256 // 32
 FORWARD_SHARE = 0.25  # of a layer with full recompute; only the sum is FlashFlex's
 
-_KEPT_PIPELINES = 20_000
+_MAX_PIPELINES = 20_000
 
 
 def published_intra_gb_per_s(gpu: str) -> float:
@@ -144,24 +145,25 @@ class FlashFlexPricer:
         self._last_params = hidden + vocab * hidden
         self._num_layers = layers
         self._eye = np.eye(len(cluster.machines))
-        self._tp_groups: dict[tuple[int, int], FlashFlexTpGroup] = {}
-        self._stages: dict[tuple[FlashFlexTpGroup, int, bool, bool, int], StageCost] = {}
+        self._tp_groups: Memo[tuple[int, int], FlashFlexTpGroup] = Memo(lambda key: self._tp_group(*key))
+        self._stages: Memo[tuple[FlashFlexTpGroup, int, bool, bool, int], StageCost] = Memo(
+            lambda key: self._stage_cost(*key)
+        )
         self._parts: dict[tuple[int, int], _Part] = {}
 
     # What a search asks of one stage.
 
     def tp_group(self, devices: tuple[int, ...]) -> FlashFlexTpGroup:
         """The TP group that devices of one machine form."""
-        key = (self._machine_of[devices[0]], len(devices))
-        found = self._tp_groups.get(key)
-        if found is None:
-            if len({self._machine_of[d] for d in devices}) > 1:
-                raise ValueError(f"devices {devices} are in different machines; a TP group stays inside one")
-            m, tp = key
-            gpu = self.problem.cluster.machines[m].gpu
-            memory_bytes = gpu.memory_bytes * (1.0 - gpu.memory_headroom)
-            found = self._tp_groups[key] = FlashFlexTpGroup(self._flops[m], memory_bytes, tp, self._link_s[m][m])
-        return found
+        machine, *others = {self._machine_of[d] for d in devices}
+        if others:
+            raise ValueError(f"devices {devices} are in different machines; a TP group stays inside one")
+        return self._tp_groups[machine, len(devices)]
+
+    def _tp_group(self, m: int, tp: int) -> FlashFlexTpGroup:
+        gpu = self.problem.cluster.machines[m].gpu
+        memory_bytes = gpu.memory_bytes * (1.0 - gpu.memory_headroom)
+        return FlashFlexTpGroup(self._flops[m], memory_bytes, tp, self._link_s[m][m])
 
     def stage_s(
         self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
@@ -193,8 +195,8 @@ class FlashFlexPricer:
         _only_full(policy)
         limit = tp_group.memory_bytes
         zero = self._memory(tp_group, 0, first, last, micro_batch_size).total
-        one = self._memory(tp_group, 1, first, last, micro_batch_size).total
-        count = int((limit - zero) // (one - zero))
+        single = self._memory(tp_group, 1, first, last, micro_batch_size).total
+        count = int((limit - zero) // (single - zero))
         while count >= 0 and self._memory(tp_group, count, first, last, micro_batch_size).total > limit:
             count -= 1
         while self._memory(tp_group, count + 1, first, last, micro_batch_size).total <= limit:
@@ -274,9 +276,9 @@ class FlashFlexPricer:
         return [self._part(p, RULE_MICRO_BATCHES, max(micro, 1)) for p in plan.pipelines]
 
     def _part(self, pipeline: Pipeline, num_micro_batches: int, size: int) -> _Part:
-        found = self._parts.get((id(pipeline), size))
-        if found is not None and found.pipeline is pipeline:
-            return found
+        before = self._parts.get((id(pipeline), size))
+        if before is not None and before.pipeline is pipeline:
+            return before
         feature = unpriced(pipeline)
         if any(len(stage.replicas) > 1 for stage in pipeline.stages):
             feature = "a replicated stage has no price in FlashFlex's formulas"
@@ -290,7 +292,7 @@ class FlashFlexPricer:
             for policy in set(stage.recompute):
                 self.refuse(policy)
             tp_group = self.tp_group(stage.devices)
-            cost = self._stage_cost(tp_group, stage.num_layers, k == 0, k == count - 1, size)
+            cost = self._stages[tp_group, stage.num_layers, k == 0, k == count - 1, size]
             send_s = 0.0
             if k < count - 1:
                 send_s = self.message_s(stage.devices, pipeline.stages[k + 1].devices, size)
@@ -303,9 +305,9 @@ class FlashFlexPricer:
         ends = stage_ends_s(busy, num_micro_batches)
         message_s = tuple([send_s for send_s in sends for _ in ("forward", "backward")])
         excess = max(stage.excess_bytes for stage in costs)
-        if len(self._parts) >= _KEPT_PIPELINES:
+        if len(self._parts) >= _MAX_PIPELINES:
             self._parts.clear()
-        found = self._parts[id(pipeline), size] = _Part(
+        part = self._parts[id(pipeline), size] = _Part(
             pipeline,
             PipelineCost(tuple(costs), messages_of(((size,),) * count, False), message_s, ends, ends[-1]),
             num_micro_batches * size,
@@ -313,21 +315,15 @@ class FlashFlexPricer:
             self._eye[machines],
             tp,
         )
-        return found
+        return part
 
     def _stage_cost(self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
-        key = (tp_group, num_layers, first, last, size)
-        found = self._stages.get(key)
-        if found is None:
-            forward_s, backward_s = self.stage_s(tp_group, num_layers, first, last, size, "full")
-            found = self._stages[key] = StageCost.of(
-                forward_s,
-                backward_s,
-                self._memory(tp_group, num_layers, first, last, size),
-                tp_group.memory_bytes,
-                self._num_params(tp_group, num_layers, first, last),
-            )
-        return found
+        return StageCost.of(
+            *self.stage_s(tp_group, num_layers, first, last, size, "full"),
+            self._memory(tp_group, num_layers, first, last, size),
+            tp_group.memory_bytes,
+            self._num_params(tp_group, num_layers, first, last),
+        )
 
     def _gradients_s(self, parts: list[_Part]) -> float:
         """Seconds of all layers' gradients, without the factor 1.1.

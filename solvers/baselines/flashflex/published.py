@@ -11,6 +11,7 @@ from typing import Any
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.schedules.in_flight import InFlight
@@ -27,7 +28,7 @@ from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
 SCHEDULES = (ONE_F_ONE_B, GPIPE)  # of its runtime, by preference
-_KEPT = 32  # best partitions kept of each number of pipelines
+_BEST = 32  # best partitions kept of each number of pipelines
 
 Pipelines = tuple[StageSequence, ...]
 
@@ -36,7 +37,7 @@ Pipelines = tuple[StageSequence, ...]
 class _OurTpGroup(FlashFlexTpGroup):
     """A TP group of FlashFlex's formulas, with the same one of our cost model."""
 
-    own: Any = None
+    ours: Any = None
 
 
 class OurMemory(FlashFlexPricer):
@@ -45,16 +46,15 @@ class OurMemory(FlashFlexPricer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
         self._model = PlanPricer(problem)
-        self._places: dict[tuple[int, ...], _OurTpGroup] = {}
+        self._places: Memo[tuple[int, ...], _OurTpGroup] = Memo(self._place)
 
     def tp_group(self, devices: tuple[int, ...]) -> _OurTpGroup:
         """The TP group that these devices form."""
-        found = self._places.get(devices)
-        if found is None:
-            base, own = super().tp_group(devices), self._model.tp_group(devices)
-            found = _OurTpGroup(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
-            self._places[devices] = found
-        return found
+        return self._places[devices]
+
+    def _place(self, devices: tuple[int, ...]) -> _OurTpGroup:
+        base, ours = super().tp_group(devices), self._model.tp_group(devices)
+        return _OurTpGroup(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, ours)
 
     def stage_s(
         self, tp_group: FlashFlexTpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
@@ -74,7 +74,7 @@ class OurMemory(FlashFlexPricer):
     ) -> int:
         """The most layers that fit by our memory."""
         assert isinstance(tp_group, _OurTpGroup), "a TP group of this pricer"
-        return self._model.max_layers(tp_group.own, first, last, micro_batch_size, policy, held, shards)
+        return self._model.max_layers(tp_group.ours, first, last, micro_batch_size, policy, held, shards)
 
     def policies(self) -> tuple[str, ...]:
         """The policies that the workload allows."""
@@ -86,12 +86,12 @@ class OurMemory(FlashFlexPricer):
 
 def intra_gb_per_s(problem: Problem) -> dict[str, float]:
     """GB/s inside machines by GPU type as the cluster states them, the least of several."""
-    found: dict[str, float] = {}
+    least: dict[str, float] = {}
     for machine in problem.cluster.machines:
         if machine.num_gpus > 1:
             rate = machine.intra_bandwidth_bytes_per_s / GB
-            found[machine.gpu.name] = min(rate, found.get(machine.gpu.name, rate))
-    return found
+            least[machine.gpu.name] = min(rate, least.get(machine.gpu.name, rate))
+    return least
 
 
 class _AllDevices(HierarchicalPartition):
@@ -150,7 +150,7 @@ class PublishedSearch:
         if self._phases is not None:
             self._phases.iterate()
 
-    def found(self) -> list[list[tuple[Pipelines, float]]]:
+    def best_partitions(self) -> list[list[tuple[Pipelines, float]]]:
         """For each number of pipelines its best partitions, best first, with the seconds of a step."""
         by_number: dict[int, list[tuple[float, Partition]]] = {}
         if self._phases is not None:
@@ -162,8 +162,8 @@ class PublishedSearch:
                     alike.add(looks)
                     by_number.setdefault(partition.num_pipelines, []).append((seconds, partition))
         return [
-            [(_pipelines(partition), seconds) for seconds, partition in sorted(kept, key=lambda pair: pair[0])[:_KEPT]]
-            for kept in by_number.values()
+            [(_pipelines(partition), seconds) for seconds, partition in sorted(pairs, key=lambda pair: pair[0])[:_BEST]]
+            for pairs in by_number.values()
         ]
 
 

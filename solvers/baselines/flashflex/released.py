@@ -75,31 +75,33 @@ class ReleasedSearch:
         """The TP groups of a pipeline of the GPUs at positions `part`."""
         count = 1 + sum(self.rng.random() < _SECONDARY_CHANCE for _ in range(_SECONDARY_DRAWS))
         graph = self._graph.subset(part)
-        parts = [[part[i] for i in own] for own in partition_graph(graph, count, graph.bandwidth, self._seed())]
+        parts = [
+            [part[i] for i in positions] for positions in partition_graph(graph, count, graph.bandwidth, self._seed())
+        ]
         line: list[DeviceGroup] = []
-        for own in _ordered(parts, self._graph.bandwidth):
-            for block in self._blocks(own):
+        for positions in _order_parts(parts, self._graph.bandwidth):
+            for block in self._blocks(positions):
                 line += _cut(block, self._best_degrees(block))
         return tuple(line)
 
     def _blocks(self, part: Sequence[int]) -> list[DeviceGroup]:
         """The devices of a part by machine, ascending."""
-        found: dict[int, list[int]] = {}
+        by_machine: dict[int, list[int]] = {}
         for i in sorted(part):
             device = self._graph.devices[i]
-            found.setdefault(int(self.problem.cluster.machine_of[device]), []).append(device)
-        return [tuple(own) for _, own in sorted(found.items())]
+            by_machine.setdefault(int(self.problem.cluster.machine_of[device]), []).append(device)
+        return [tuple(devices) for _, devices in sorted(by_machine.items())]
 
     def _best_degrees(self, block: DeviceGroup) -> tuple[int, ...]:
         """The degrees of the table with which a block that holds all layers is fastest."""
-        found = self._degrees.get(block)
-        if found is None:
+        best = self._degrees.get(block)
+        if best is None:
             cluster, count = self.problem.cluster, len(block)
             allowed = self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[block[0]])].num_gpus)
-            table = [own for own in _DEGREES.get(count, ()) if set(own) <= set(allowed)]
+            table = [degrees for degrees in _DEGREES.get(count, ()) if set(degrees) <= set(allowed)]
             choices = table or compositions(count, allowed)
-            found = self._degrees[block] = min(choices, key=lambda degrees: self._block_s(_cut(block, degrees)))
-        return found
+            best = self._degrees[block] = min(choices, key=lambda degrees: self._block_s(_cut(block, degrees)))
+        return best
 
     def _block_s(self, line: StageSequence) -> float:
         """Seconds of TP groups of one machine that hold all layers by their share of devices (`tp_pp_tradeoff`)."""
@@ -117,7 +119,7 @@ def _cut(block: DeviceGroup, degrees: Sequence[int]) -> StageSequence:
     return tuple(block[a:b] for a, b in pairwise([0, *accumulate(degrees)]))
 
 
-def _ordered(parts: list[list[int]], bandwidth: NDArray[np.float64]) -> list[list[int]]:
+def _order_parts(parts: list[list[int]], bandwidth: NDArray[np.float64]) -> list[list[int]]:
     """Parts as the defects order them; of at most three parts, the search meets every path from a start."""
     count = len(parts)
     paths = [[start, *(k for k in reversed(range(count)) if k != start)] for start in range(count)]

@@ -24,11 +24,10 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.registry import INTERLEAVED
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
-from solvers.baselines._grids import StageGrid, follow_machines, machine_orders, processes_per_machine, rank_devices
-from solvers.baselines._plans import aligned_plan, one_f_one_b
+from solvers.baselines._grids import follow_machines, lay_out, machine_orders, processes_per_machine, rank_devices
+from solvers.baselines._plans import RUNS_1F1B, aligned_plan, one_f_one_b
 from solvers.baselines._published_space import (
     POWERS_OF_TWO,
     REPLICATED_STAGES,
@@ -41,7 +40,7 @@ from solvers.core.search import Search
 from solvers.frame.starts import cut
 
 _MAX_ORDERS = 300  # orders of machines
-_KEPT = 60  # choices of a set of machines that are tried in all orders
+_BEST = 60  # choices of a set of machines that are tried in all orders
 _ENUMERATION = 0.4  # share of the time limit for finding candidates
 
 
@@ -124,82 +123,78 @@ class Galvatron(Baseline):
         planner, estimates = StagePlanner(PlanPricer(run.problem)), GridEstimates(run.pricer)
         families: dict[tuple[int, int], list[PlanCandidate]] = {}
         for orders in _ranks_by_set(run.problem):
-            for one in _best_choices(run, planner, estimates, orders[0]):
-                family = families.setdefault((len(one.choice.tps), one.choice.zero), [])
+            for best in _best_choices(run, planner, estimates, orders[0]):
+                family = families.setdefault((len(best.choice.tps), best.choice.zero), [])
                 for order in orders if run.should_continue(_ENUMERATION) else orders[:1]:
-                    seconds = _estimate_s(estimates, order, one.choice, one.split)
-                    scored = _Scored(seconds, one.choice, one.split)
+                    scored = _score(estimates, order, best.choice, best.split)
                     family.append(_candidate(run, planner, estimates, order, orders, scored))
             if not run.should_continue(_ENUMERATION):
                 break
-        found = [
+        in_turns = [
             replace(candidate, turn=turn)
             for family in families.values()
             for turn, candidate in enumerate(sorted(family, key=lambda candidate: candidate.estimate_s))
         ]
-        yield from sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+        yield from sorted(in_turns, key=lambda candidate: (candidate.turn, candidate.estimate_s))
 
 
 def _ranks_by_set(problem: Problem) -> list[list[Ranks]]:
     """Ranks for all orders of machines; those of the same GPUs together, the most GPUs first."""
-    found: dict[tuple[int, ...], dict[Ranks, None]] = {}
+    by_set: dict[tuple[int, ...], dict[Ranks, None]] = {}
     for machines in machine_orders(problem, _MAX_ORDERS, subsets=True):
         for processes in processes_per_machine(problem):
             order = rank_devices(problem, machines, processes)
-            found.setdefault(tuple(sorted(order)), {})[order] = None
-    return [list(found[devices]) for devices in sorted(found, key=lambda devices: (-len(devices), devices))]
+            by_set.setdefault(tuple(sorted(order)), {})[order] = None
+    return [list(by_set[devices]) for devices in sorted(by_set, key=lambda devices: (-len(devices), devices))]
 
 
 def _best_choices(run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks) -> list[_Scored]:
     """The best choices for ranks in one order: equally many for every number of stages and kind of sharding."""
-    found: dict[tuple[int, int], list[_Scored]] = {}
+    families: dict[tuple[int, int], list[_Scored]] = {}
     best_s = float("inf")
     for choice in planner.choices(order):
         if not run.should_continue(_ENUMERATION):
             break
         for split in planner.splits(order, choice):
-            compute_s = choice.num_micro_batches * max(option.forward_s + option.backward_s for option in split)
+            compute_s = choice.num_micro_batches * max(option.seconds for option in split)
             if compute_s < Galvatron.limits.slack * best_s:
-                one = _Scored(_estimate_s(estimates, order, choice, split), choice, split)
-                best_s = min(best_s, one.estimate_s)
-                found.setdefault((len(choice.tps), choice.zero), []).append(one)
-    share = max(1, _KEPT // max(1, len(found)))
-    kept = [one for own in found.values() for one in sorted(own, key=lambda one: one.estimate_s)[:share]]
+                scored = _score(estimates, order, choice, split)
+                best_s = min(best_s, scored.estimate_s)
+                families.setdefault((len(choice.tps), choice.zero), []).append(scored)
+    share = max(1, _BEST // max(1, len(families)))
+    best = [scored for family in families.values() for scored in sorted(family, key=lambda s: s.estimate_s)[:share]]
     tried: set[GalvatronChoice] = set()
-    for one in tuple(kept):
-        for choice in planner.mixed(order, one.choice) if run.should_continue(_ENUMERATION) else ():
+    for scored in tuple(best):
+        for choice in planner.mixed(order, scored.choice) if run.should_continue(_ENUMERATION) else ():
             if choice not in tried:
                 tried.add(choice)
-                for split in planner.splits(order, choice):
-                    kept.append(_Scored(_estimate_s(estimates, order, choice, split), choice, split))
-    return kept
+                best += [_score(estimates, order, choice, split) for split in planner.splits(order, choice)]
+    return best
 
 
 def _candidate(
-    run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks, orders: list[Ranks], one: _Scored
+    run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks, orders: list[Ranks], scored: _Scored
 ) -> PlanCandidate:
     """A candidate whose neighbours have another order, other layers, or one other degree, size or kind of sharding."""
 
     def neighbours() -> Iterator[PlanCandidate]:
         for other in orders:
             if other != order:
-                yield made(other, one.choice, one.split)
+                yield candidate_of(other, scored.choice, scored.split)
         for uniform in planner.choices(order):
             if not run.should_continue():
                 return
-            nearly = replace(uniform, tps=one.choice.tps).differs_in_one(one.choice)  # whatever the degrees
+            nearly = replace(uniform, tps=scored.choice.tps).differs_in_one(scored.choice)  # whatever the degrees
             for choice in (uniform, *planner.mixed(order, uniform)) if nearly else ():
-                if choice.differs_in_one(one.choice):
+                if choice.differs_in_one(scored.choice):
                     for split in planner.splits(order, choice):
-                        yield made(order, choice, split)
+                        yield candidate_of(order, choice, split)
 
-    def made(ranks: Ranks, choice: GalvatronChoice, split: StageSplit) -> PlanCandidate:
-        seconds = _estimate_s(estimates, ranks, choice, split)
-        return _candidate(run, planner, estimates, ranks, orders, _Scored(seconds, choice, split))
+    def candidate_of(ranks: Ranks, choice: GalvatronChoice, split: StageSplit) -> PlanCandidate:
+        return _candidate(run, planner, estimates, ranks, orders, _score(estimates, ranks, choice, split))
 
-    return PlanCandidate(
-        one.estimate_s, partial(plan_of, run.problem, order, one.choice, one.split), neighbours=neighbours
-    )
+    make = partial(plan_of, run.problem, order, scored.choice, scored.split)
+    return PlanCandidate(scored.estimate_s, make, neighbours=neighbours)
 
 
 def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> Plan:
@@ -218,18 +213,21 @@ def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: Stag
         slots,
         [option.num_layers for option in split],
         [option.recompute(choice) for option in split],
-        [choice.num_micro_batches] * choice.pipelines,
+        choice.num_micro_batches,
         choice.micro_batch_size,
-        one_f_one_b(problem) or INTERLEAVED,
+        one_f_one_b(problem) or RUNS_1F1B[-1],
         Sharding(choice.zero),
     )
+
+
+def _score(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> _Scored:
+    return _Scored(_estimate_s(estimates, order, choice, split), choice, split)
 
 
 def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
     """Seconds of a step: 1F1B with rings and messages as if all stages had the TP degree of the first."""
     workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
-    block = len(order) // stages
-    grid = StageGrid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))
+    grid = lay_out(cut(order, tp), stages, along=False)
     layers = [option.num_layers for option in split]
     gradients = estimates.gradient_bytes(layers)
     rings = estimates.rings(grid)
@@ -240,15 +238,9 @@ def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice,
     gather_s = [seconds / 2 for seconds in rings.sync_s([size * ratio for size in gradients])]
     stage_s, once_s = [], 0.0
     for option, gather, scatter, exposed in zip(split, gather_s, scatter_s, exposed_s, strict=True):
-        forward, backward, n = option.forward_s, option.backward_s, option.num_layers
-        if choice.zero == 3:
-            forward, backward = max(forward, gather) + gather / n, max(backward, gather + scatter)
-            backward += (gather + scatter) / n
-        elif choice.zero == 2:
-            backward, once_s = max(backward, scatter) + scatter / n, max(once_s, gather)
-        else:
-            once_s = max(once_s, exposed)
-        stage_s.append(forward + backward)
+        once_s = max(once_s, {0: exposed, 2: gather, 3: 0.0}[choice.zero])
+        each_way = option.forward_s, option.backward_s
+        stage_s.append(sharded_s(choice.zero, *each_way, gather, scatter, option.num_layers))
     samples = choice.sequences / grid.width
     message_s = estimates.messages(grid).seconds(samples * estimates.sequence_bytes)
     step_s = one_f_one_b_s(stage_s, message_s, choice.num_micro_batches)

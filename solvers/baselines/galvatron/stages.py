@@ -6,8 +6,9 @@ number: how many layers recompute, as few as fit. Layers per stage start balance
 the slowest stage until they are balanced by time (Wang et al., arXiv 2307.02031, section 4.3).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -16,11 +17,10 @@ import numpy as np
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.problem.space import recompute_policies, sharding_stages
-from hexiopt.schedules.in_flight import InFlight, in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._plans import dividing_sizes
+from hexiopt.schedules.in_flight import InFlight
+from solvers.baselines._plans import dividing_sizes, in_flight_of_1f1b
 from solvers.baselines._published_space import divides_model
 from solvers.completion.allocation import least_bottleneck
 from solvers.frame.starts import cut
@@ -58,12 +58,21 @@ class GalvatronChoice:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeOption:
-    """Seconds of each direction of a stage of `num_layers`, the first `recomputed` of which recompute."""
+    """Seconds of each direction of a stage of `num_layers`, the first `recomputed` of which recompute.
+
+    `num_bytes` is its memory without recompute, by which stages are balanced.
+    """
 
     num_layers: int
     recomputed: int
     forward_s: float
     backward_s: float
+    num_bytes: float = field(compare=False)  # two GPU types may need unequal memory for the same plan
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of both directions."""
+        return self.forward_s + self.backward_s
 
     def recompute(self, choice: GalvatronChoice) -> tuple[str, ...]:
         """The policies of the layers, one for all where they are alike."""
@@ -73,36 +82,22 @@ class RecomputeOption:
 
 
 StageSplit = tuple[RecomputeOption, ...]  # per stage
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputeOptions:
-    """Options of a stage by its layers: element n − 1 of each list is for n layers.
-
-    `num_bytes` is memory without recompute, by which stages are balanced.
-    """
-
-    recomputed: list[int]
-    forward_s: list[float]
-    backward_s: list[float]
-    seconds: list[float]  # of both directions
-    num_bytes: list[float]
-
-    def of(self, num_layers: int) -> RecomputeOption:
-        """The option of `num_layers`."""
-        k = num_layers - 1
-        return RecomputeOption(num_layers, self.recomputed[k], self.forward_s[k], self.backward_s[k])
+RecomputeOptions = list[RecomputeOption]  # of a stage: of 1, 2, ... layers, as many as fit
 
 
 class StagePlanner:
-    """Choices and layers for ranks of any machines; what is computed is kept."""
+    """Choices and layers for ranks of any machines, computed once each: the order of ranks changes neither."""
 
     def __init__(self, model: PlanPricer) -> None:
         self._model, self._problem = model, model.problem
-        self._options: dict[tuple[Any, ...], RecomputeOptions] = {}
-        self._splits: dict[tuple[Any, ...], list[StageSplit]] = {}
-        self._choices: dict[frozenset[int], list[GalvatronChoice]] = {}
-        self._found_sites: dict[tuple[frozenset[int], int], frozenset[TpGroup]] = {}
+        self._options: Memo[tuple[Any, ...], RecomputeOptions] = Memo(lambda key: self._all_options(*key))
+        self._splits: Memo[tuple[frozenset[int], GalvatronChoice], list[StageSplit]] = Memo(
+            lambda key: self._all_splits(*key), limit=20_000
+        )
+        self._choices: Memo[frozenset[int], list[GalvatronChoice]] = Memo(self._all_choices)
+        self._tp_groups: Memo[tuple[frozenset[int], int], frozenset[TpGroup]] = Memo(
+            lambda key: self._all_tp_groups(*key)
+        )
 
     def policies(self) -> list[tuple[str, str]]:
         """Pairs of (policy of most layers, policy of layers that must save memory)."""
@@ -113,35 +108,28 @@ class StagePlanner:
             return [("none", "full")]
         return [("none", "none"), ("full", "full")]
 
-    def tp_degrees(self, order: Ranks, block: int) -> list[int]:
+    def tp_degrees(self, order: Collection[int], block: int) -> list[int]:
         """Powers of two that divide the ranks of every machine and the blocks of ranks into whole TP groups."""
-        problem, found = self._problem, []
-        used: dict[int, int] = {}
-        for device in order:
-            machine = int(problem.cluster.machine_of[device])
-            used[machine] = used.get(machine, 0) + 1
-        for k in range(block.bit_length()):
-            tp = 1 << k
-            fits = all(
+        problem = self._problem
+        used = Counter(problem.cluster.machine_of[list(order)].tolist())
+
+        def fits(tp: int) -> bool:
+            return all(
                 n % tp == 0 and tp in problem.space.allowed_tp(problem.cluster.machines[m].num_gpus)
                 for m, n in used.items()
             )
-            if block % tp == 0 and fits and divides_model(problem, tp):
-                found.append(tp)
-        return found
+
+        powers = (1 << k for k in range(block.bit_length()))
+        return [tp for tp in powers if block % tp == 0 and fits(tp) and divides_model(problem, tp)]
 
     def choices(self, order: Ranks) -> list[GalvatronChoice]:
         """All degrees, shardings and micro-batches for ranks in any order of machines, with one TP degree for all
         stages."""
-        key = frozenset(order)
-        found = self._choices.get(key)
-        if found is None:
-            found = self._choices[key] = self._all_choices(order)
-        return found
+        return self._choices[frozenset(order)]
 
-    def _all_choices(self, order: Ranks) -> list[GalvatronChoice]:
+    def _all_choices(self, order: frozenset[int]) -> list[GalvatronChoice]:
         problem, space, batch = self._problem, self._problem.space, self._problem.workload.global_batch
-        found = []
+        choices = []
         zeros = [zero for zero in ZEROS if zero in sharding_stages(problem.workload)]
         for stages in (1 << k for k in range(min(len(order), problem.model.num_layers).bit_length())):
             block, rest = divmod(len(order), stages)
@@ -154,8 +142,8 @@ class StagePlanner:
                     continue
                 for size, zero, policies in product(dividing_sizes(problem, pipelines), zeros, self.policies()):
                     count = batch // (pipelines * size)
-                    found.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
-        return found
+                    choices.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
+        return choices
 
     def mixed(self, order: Ranks, uniform: GalvatronChoice) -> list[GalvatronChoice]:
         """The choice in which every stage has its fastest TP degree up to that of `uniform`, if it is another one."""
@@ -168,39 +156,29 @@ class StagePlanner:
             fastest = (float("inf"), widest)
             for tp in degrees:
                 if widest % tp == 0 == uniform.micro_batch_size % (widest // tp):  # replicas share samples equally
-                    options = self._stage_options(order, uniform, s, tp)
+                    options = self._stage_options(frozenset(order), uniform, s, tp)
                     mean = -(-layers // stages)
-                    if len(options.seconds) >= mean:
-                        fastest = min(fastest, (options.seconds[mean - 1], tp))
+                    if len(options) >= mean:
+                        fastest = min(fastest, (options[mean - 1].seconds, tp))
             tps.append(fastest[1])
         if widest not in tps or len(set(tps)) == 1:
             return []
         return [replace(uniform, tps=tuple(tps))]
 
-    def _tp_groups(self, order: Ranks, tp: int) -> frozenset[TpGroup]:
+    def _all_tp_groups(self, devices: frozenset[int], tp: int) -> frozenset[TpGroup]:
         """The TP groups of a degree, those that cost the same once."""
-        key = (frozenset(order), tp)
-        found = self._found_sites.get(key)
-        if found is None:
-            by_machine: dict[int, list[int]] = {}
-            for device in sorted(order):
-                by_machine.setdefault(int(self._problem.cluster.machine_of[device]), []).append(device)
-            groups = (group for own in by_machine.values() for group in cut(own, tp))
-            found = self._found_sites[key] = frozenset(map(self._model.tp_group, groups))
-        return found
+        by_machine: dict[int, list[int]] = {}
+        for device in sorted(devices):
+            by_machine.setdefault(int(self._problem.cluster.machine_of[device]), []).append(device)
+        return frozenset(self._model.tp_group(group) for ranks in by_machine.values() for group in cut(ranks, tp))
 
-    def _stage_options(self, order: Ranks, choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
+    def _stage_options(self, devices: frozenset[int], choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
         """The options of stage `s` with TP degree `tp`."""
-        stages = len(choice.tps)
-        holders = len(order) // stages // tp
-        tp_groups = self._tp_groups(order, tp)
-        held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
+        num_stages = len(choice.tps)
+        holders = len(devices) // num_stages // tp
         spread, samples = StateSharding(choice.zero, holders), choice.sequences // holders
-        key = (tp_groups, s == 0, s == stages - 1, samples, held, spread, choice.policies)
-        found = self._options.get(key)
-        if found is None:
-            found = self._options[key] = self._all_options(*key)
-        return found
+        tp_groups, held = self._tp_groups[devices, tp], in_flight_of_1f1b(s, num_stages, choice.num_micro_batches)
+        return self._options[tp_groups, s == 0, s == num_stages - 1, samples, held, spread, choice.policies]
 
     def _all_options(
         self,
@@ -212,7 +190,8 @@ class StagePlanner:
         spread: StateSharding,
         policies: tuple[str, str],
     ) -> RecomputeOptions:
-        """Memory and seconds are linear in the layers (from the third layer on, which ZeRO-3 no longer holds whole)."""
+        """The options of a stage, whose memory and seconds are linear in the layers (from the third on, which ZeRO-3 no
+        longer holds whole)."""
         model, (fast, smaller) = self._model, policies
         limit = min(tp_group.gpu.usable_memory_bytes for tp_group in tp_groups) * (1 - _ROUNDING)
         n = np.arange(1, self._problem.model.num_layers + 1)
@@ -222,10 +201,11 @@ class StagePlanner:
         }.values():
             few = [memory.stage(k, first, last, fast, held, spread).total for k in (1, 2, 3, 4)]
             plain = np.where(n < 3, np.take(few, n - 1, mode="clip"), few[2] + (n - 3) * (few[3] - few[2]))
-            one, two = (
+            after_1, after_2 = (
                 memory.stage_of_ranges(({smaller: k, fast: 3 - k},), first, last, held, spread).total for k in (1, 2)
             )
-            saved, working = one - two, 2 * one - two - few[2]  # by each layer that recomputes; by the first of them
+            # By each layer that recomputes; by the first of them.
+            saved, working = after_1 - after_2, 2 * after_1 - after_2 - few[2]
             over = plain - limit
             if saved > 0:
                 needed = np.where(over > 0, np.ceil((over + working) / saved), 0)
@@ -246,39 +226,34 @@ class StagePlanner:
             )
             forward_s = np.maximum(forward_s, ends[0] + n * each[0] + recomputed * (again[0] - each[0]))
             backward_s = np.maximum(backward_s, ends[1] + n * each[1] + recomputed * (again[1] - each[1]))
-        seconds = forward_s + backward_s
-        rows = (forward_s, backward_s, seconds, num_bytes[:room])
-        return RecomputeOptions(recomputed.tolist(), *(row.tolist() for row in rows))
+        columns = (n, recomputed, forward_s, backward_s, num_bytes[:room])
+        return [RecomputeOption(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
         """Splits of the layers from balanced by memory to balanced by time; none if nothing fits."""
-        key = (frozenset(order), choice)
-        found = self._splits.get(key)
-        if found is None:
-            if len(self._splits) > 20_000:
-                self._splits.clear()
-            found = self._splits[key] = self._all_splits(order, choice)
-        return found
+        return self._splits[frozenset(order), choice]
 
-    def _all_splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
+    def _all_splits(self, devices: frozenset[int], choice: GalvatronChoice) -> list[StageSplit]:
         layers = self._problem.model.num_layers
-        tables = [self._stage_options(order, choice, s, tp) for s, tp in enumerate(choice.tps)]
-        times = [table.seconds for table in tables]
+        tables = [self._stage_options(devices, choice, s, tp) for s, tp in enumerate(choice.tps)]
+        times = [[option.seconds for option in table] for table in tables]
         if not all(times) or sum(map(len, times)) < layers:
             return []
         by_time = tuple(least_bottleneck(times, layers))
-        found = [tuple(least_bottleneck([table.num_bytes for table in tables], layers))]
-        while (moved := _moved(found[-1], times)) is not None:
-            found.append(moved)
-        found.append(by_time)
+        splits = [tuple(least_bottleneck([[option.num_bytes for option in table] for table in tables], layers))]
+        while (next_split := _move_a_layer(splits[-1], times)) is not None:
+            splits.append(next_split)
+        splits.append(by_time)
         if not self._problem.space.uneven_layers:
-            found = [counts for counts in found if max(counts) - min(counts) <= 1]
-        return [tuple(table.of(n) for table, n in zip(tables, counts, strict=True)) for counts in dict.fromkeys(found)]
+            splits = [counts for counts in splits if max(counts) - min(counts) <= 1]
+        return [
+            tuple(table[n - 1] for table, n in zip(tables, counts, strict=True)) for counts in dict.fromkeys(splits)
+        ]
 
 
-def _moved(counts: tuple[int, ...], times: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
+def _move_a_layer(counts: tuple[int, ...], times: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
     """`counts` with a layer moved from the slowest stage to the one then fastest; None if that does not help."""
-    now = [own[n - 1] for own, n in zip(times, counts, strict=True)]
+    now = [stage_s[n - 1] for stage_s, n in zip(times, counts, strict=True)]
     slowest = max(range(len(now)), key=now.__getitem__)
     takers = [s for s in range(len(now)) if s != slowest and counts[s] < len(times[s])]
     if counts[slowest] == 1 or not takers:

@@ -13,9 +13,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._plans import StageHolders, aligned_plan
-from solvers.heuristics.device_groups.cutting import Cut
-from solvers.heuristics.device_groups.group_cuts import lanes
-from solvers.heuristics.device_groups.ranked_devices import Batching, Replicas
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.ranked_devices import Batching, Replicas, ReplicaSamples
 
 
 def plan_of_cut(
@@ -27,10 +26,9 @@ def plan_of_cut(
     sharding: int,
 ) -> Plan:
     """The plan of a cut."""
-    stages, size = lanes(problem, batching, cut)
+    stages, size = _lanes(problem, batching, cut)
     slots = [[_devices(shares) for shares in pipelines] for pipelines in stages]
-    batches = [batching.count] * len(slots[0])
-    return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
+    return aligned_plan(slots, layers, batching.policy, batching.count, size, schedule, Sharding(sharding))
 
 
 def _devices(shares: Replicas) -> StageHolders:
@@ -39,14 +37,44 @@ def _devices(shares: Replicas) -> StageHolders:
     return tuple(Replica(devices, samples) for devices, samples in shares)
 
 
+def _lanes(problem: Problem, batching: Batching, cut: Cut) -> tuple[list[list[Replicas]], int]:
+    """The replicas of each pipeline of a cut by stage, and the sequences of a micro-batch.
+
+    Pipelines are halved while their halves are alike, so that plain pipelines result where possible.
+    """
+    stages = [group.pipelines() for group in cut]
+    size = batching.pipeline_size
+    while size % 2 == 0 and problem.space.num_pipelines is None:
+        halves = [[_halves(problem, shares) for shares in pipelines] for pipelines in stages]
+        if any(half is None for pipelines in halves for half in pipelines):
+            break
+        stages = [[part for half in pipelines if half is not None for part in half] for pipelines in halves]
+        size //= 2
+    return stages, size
+
+
+def _halves(problem: Problem, shares: Replicas) -> tuple[Replicas, Replicas] | None:
+    """The replicas in two halves of equal types and samples; None if there are none."""
+    alike: dict[tuple[str, int], list[ReplicaSamples]] = {}
+    for share in shares:
+        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
+    if any(len(members) % 2 for members in alike.values()):
+        return None
+    return (
+        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
+        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
+    )
+
+
 def boundaries_s(
     pipelines: Sequence[Pipeline], hop_of: Callable[[TokenLayout, TokenLayout], Route], sequence_bytes: float
 ) -> list[float]:
-    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
+    """Seconds at each boundary of pipelines of equal structure: the longest message ahead and the longest back of a
+    pipeline, together.
 
     `sequence_bytes` are the hidden states of one sequence.
     """
-    found = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
-    load = total_load(item for own in found for item in network_load(own))
-    each = [round_trips_s(own, len(pipelines[0].stages), load) for own in found]
+    messages = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
+    load = total_load(item for of_pipeline in messages for item in network_load(of_pipeline))
+    each = [round_trips_s(of_pipeline, len(pipelines[0].stages), load) for of_pipeline in messages]
     return [max(trips) for trips in zip(*each, strict=True)]

@@ -1,27 +1,27 @@
 """Metis's planner (see `metis_atc24.py`): cuts of all sequences of ranks, the best improved step by step."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from hexiopt.cost.executors.routes import route
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
-from solvers.baselines._plans import neighbouring_layers, shifted
+from solvers.baselines._frame import climb
+from solvers.baselines._plans import neighbouring_layers, shift_layers
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.group_cuts import GroupCuts, max_layers, quick_s, sequences, split_layers
 from solvers.baselines.metis_atc24.parallel_pipelines import boundaries_s, plan_of_cut
+from solvers.baselines.metis_atc24.ranked_devices import Batching
 from solvers.core.search import Search
-from solvers.heuristics.device_groups.cutting import Cut
-from solvers.heuristics.device_groups.group_cuts import GroupCuts, max_layers, quick_s, sequences, split_layers
-from solvers.heuristics.device_groups.ranked_devices import Batching
 
 _CUTTING, _IMPROVING = 0.4, 0.55  # shares of the time limit by which cuts are found, and improved
 _LAYERED = 1000  # cuts whose layers are split
 _REFINED = 600  # cuts whose messages are estimated too
 _IMPROVED = 8  # of them, how many are improved
-_ALL_SPLITS = 4  # stages up to which layers one off are tried too
-_ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
 _PROMISING = 1.1  # changes whose quick estimate is this much above the present one are left out
 
 
@@ -51,26 +51,27 @@ class MetisPlanner:
         self._group_cuts = GroupCuts(self.estimates, sequences(self.problem), sharded=bool(sharding))
         self.ranked, self.batchings = self._group_cuts.ranked, self._group_cuts.batchings
         self._hop_of = cache(partial(route, self.problem.cluster))
-        self._seconds: dict[MetisChoice, float] = {}
-        self._hops: dict[MetisChoice, list[float]] = {}
+        self._seconds: Memo[MetisChoice, float] = Memo(self._estimate_s)
+        self._messages_s: Memo[MetisChoice, list[float]] = Memo(self._boundaries_s)
 
     def choices(self, rng: random.Random) -> Iterator[tuple[float, MetisChoice]]:
-        """What the search finds, with estimates: the best cuts, and improvements of some."""
+        """The best cuts and improvements of some, each with its estimate."""
         quick: dict[MetisChoice, float] = {}
-        for found in self._group_cuts.found(rng, lambda share: self.run.should_continue(share * _CUTTING))[:_LAYERED]:
-            own = tuple((group.end_rank - group.first_rank, group.tp) for group in found.cut)
-            for layers in self._layers(found.cut):
-                choice = MetisChoice(found.sequence, found.batching, own, layers, self.sharding)
-                quick[choice] = quick_s(found.cut, layers, found.batching)
+        cuts = self._group_cuts.cuts(rng, lambda share: self.run.should_continue(share * _CUTTING))
+        for _, sequence, batching, cut in cuts[:_LAYERED]:
+            groups = tuple((group.end_rank - group.first_rank, group.tp) for group in cut)
+            for layers in split_layers(cut, self.problem.model.num_layers):
+                choice = MetisChoice(sequence, batching, groups, layers, self.sharding)
+                quick[choice] = quick_s(cut, layers, batching)
         estimated = []
         for choice in sorted(quick, key=quick.__getitem__)[:_REFINED]:
-            for each in {choice: None, self._refined(choice): None}:
+            for each in {choice: None, self._refine(choice): None}:
                 estimated.append((self.seconds(each), each))
                 yield estimated[-1]
             if not self.run.should_continue(0.5 * (_CUTTING + _IMPROVING)):
                 break
-        for _, choice in sorted(estimated, key=lambda one: one[0])[:_IMPROVED]:
-            yield from self._improved(choice)
+        for _, choice in sorted(estimated, key=lambda pair: pair[0])[:_IMPROVED]:
+            yield from self._improve(choice)
 
     def plan(self, choice: MetisChoice) -> Plan:
         """The plan of a choice."""
@@ -80,25 +81,13 @@ class MetisPlanner:
 
     def seconds(self, choice: MetisChoice) -> float:
         """The estimate of a step, messages as 1F1B lets them overlap."""
-        found = self._seconds.get(choice)
-        if found is None:
-            cut = self._cut(choice)
-            assert cut is not None, "a choice without devices"
-            stage_s = [group.stage_s(n) for group, n in zip(cut, choice.layers, strict=True)]
-            found = self._seconds[choice] = one_f_one_b_s(stage_s, self._hops_s(choice), choice.batching.count)
-        return found
+        return self._seconds[choice]
 
-    def _hops_s(self, choice: MetisChoice) -> list[float]:
-        """Seconds of the messages at each boundary, both ways; layers do not matter."""
-        key = replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))
-        found = self._hops.get(key)
-        if found is None:
-            pipelines = self.plan(key).pipelines
-            found = self._hops[key] = boundaries_s(pipelines, self._hop_of, self.estimates.sequence_bytes)
-        return found
+    def _estimate_s(self, choice: MetisChoice) -> float:
+        return self._seconds_of_layers(choice)(choice.layers)
 
-    def _refined(self, choice: MetisChoice) -> MetisChoice:
-        """`choice` with layers moved while its estimate falls."""
+    def _seconds_of_layers(self, choice: MetisChoice) -> Callable[[Sequence[int]], float]:
+        """The estimate of `choice` with other layers."""
         cut, message_s = self._cut(choice), self._hops_s(choice)
         assert cut is not None, "a choice without devices"
 
@@ -106,43 +95,43 @@ class MetisPlanner:
             stage_s = [group.stage_s(n) for group, n in zip(cut, layers, strict=True)]
             return one_f_one_b_s(stage_s, message_s, choice.batching.count)
 
-        return replace(choice, layers=shifted(choice.layers, max_layers(cut), seconds)[0])
+        return seconds
+
+    def _hops_s(self, choice: MetisChoice) -> list[float]:
+        """Seconds of the messages at each boundary, both ways; layers do not matter."""
+        return self._messages_s[replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))]
+
+    def _boundaries_s(self, choice: MetisChoice) -> list[float]:
+        return boundaries_s(self.plan(choice).pipelines, self._hop_of, self.estimates.sequence_bytes)
+
+    def _refine(self, choice: MetisChoice) -> MetisChoice:
+        """`choice` with layers moved while its estimate falls."""
+        cut = self._cut(choice)
+        assert cut is not None, "a choice without devices"
+        return replace(choice, layers=shift_layers(choice.layers, max_layers(cut), self._seconds_of_layers(choice))[0])
 
     def _cut(self, choice: MetisChoice) -> Cut | None:
         """The stages of a choice; None if one of them is impossible."""
-        at, found = 0, []
+        at, groups = 0, []
         for size, tp in choice.groups:
             group = self.ranked[choice.sequence].group(at, size, tp, choice.batching)
             if group is None:
                 return None
-            found.append(group)
+            groups.append(group)
             at += size
-        return tuple(found)
+        return tuple(groups)
 
-    def _layers(self, cut: Cut) -> list[tuple[int, ...]]:
-        """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
-        fits."""
-        total = self.problem.model.num_layers
-        best = split_layers(cut, total)
-        if best is None:
-            return []
-        return [best, *neighbouring_layers(best, [min(top, total) for top in max_layers(cut)], _ALL_SPLITS)]
-
-    def _improved(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:
+    def _improve(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:
         """Changes `choice` step by step while its estimate falls."""
-        present_s = self.seconds(choice)
-        while True:
-            started_s = present_s
-            for changed in self.neighbours(choice):
-                if not self.run.should_continue(_IMPROVING):
-                    return
-                seconds = self.seconds(changed)
-                if seconds < present_s:
-                    choice, present_s = changed, seconds
-                    yield present_s, choice
-                    break
-            if present_s == started_s:
-                return
+        best_s = self.seconds(choice)
+
+        def is_faster(changed: MetisChoice) -> bool:
+            nonlocal best_s
+            before_s, best_s = best_s, min(best_s, self.seconds(changed))
+            return best_s < before_s
+
+        faster = climb(choice, self.neighbours, is_faster, lambda: self.run.should_continue(_IMPROVING))
+        return ((self.seconds(better), better) for better in faster)
 
     def neighbours(self, choice: MetisChoice, promising: float = _PROMISING) -> Iterator[MetisChoice]:
         """Choices one change away whose quick estimate is at most `promising` times the present one."""
@@ -158,10 +147,10 @@ class MetisPlanner:
             cut = self._cut(changed)
             if cut is None or len(cut) > self.ranked[0].max_stages:
                 continue
-            for layers in self._layers(cut):
+            for layers in split_layers(cut, self.problem.model.num_layers):
                 if quick_s(cut, layers, changed.batching) <= limit_s:
                     yield replace(changed, layers=layers)
-        for layers in neighbouring_layers(choice.layers, max_layers(present), _ALL_PAIRS, reach=1):
+        for layers in neighbouring_layers(choice.layers, max_layers(present)):
             yield replace(choice, layers=layers)
 
 

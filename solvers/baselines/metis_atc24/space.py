@@ -22,7 +22,7 @@ def _follows_ranks(problem: Problem, plan: Plan) -> bool:
     name_of = {d: problem.cluster.gpu_of(d).name for d in problem.usable_devices}
     machine_of = problem.cluster.machine_of.tolist()
     for name in set(name_of.values()):
-        machines = [own for devices in used if (own := [machine_of[d] for d in devices if name_of[d] == name])]
+        machines = [ordered for devices in used if (ordered := [machine_of[d] for d in devices if name_of[d] == name])]
         if any(max(before) > min(after) for before, after in pairwise(machines)):
             return False
     types = [Counter(name_of[d] for d in devices) for devices in used]
@@ -67,12 +67,12 @@ def _slower(estimates: GridEstimates, pipelines: Sequence[Pipeline], stage: int,
         )
         for pipeline in pipelines
     )
-    found = set()
+    slower = set()
     for machine, devices in problem.usable_by_machine.items():
         name = problem.cluster.machines[machine].gpu.name
         if name in names and len(devices) >= first.tp and layer_s(devices[: first.tp], 1) >= slowest_s:
-            found.add(name)
-    return found
+            slower.add(name)
+    return slower
 
 
 def _are_groups(types: Sequence[Types], idle: Types, slower: Sequence[set[str]], most: Sequence[int]) -> bool:
@@ -81,23 +81,23 @@ def _are_groups(types: Sequence[Types], idle: Types, slower: Sequence[set[str]],
     A stage has at most `most` GPUs: on average a sample for each replica.
     """
     if not idle:
-        powers = all(own.total() & (own.total() - 1) == 0 for own in types)
-        return powers and not _alternate([set(own) for own in types])
-    for s, own in enumerate(types):
+        powers = all(stage.total() & (stage.total() - 1) == 0 for stage in types)
+        return powers and not _alternate([set(stage) for stage in types])
+    for s, stage in enumerate(types):
         for name in slower[s] & set(idle):
             # Either all of them, or as many as make the stage a power of two.
-            sizes = {1 << k for k in range((own.total() + idle[name]).bit_length())}
-            for more in sorted({size - own.total() for size in sizes} | {idle[name]}):
-                if 0 < more <= min(idle[name], most[s] - own.total()):
+            sizes = {1 << k for k in range((stage.total() + idle[name]).bit_length())}
+            for more in sorted({size - stage.total() for size in sizes} | {idle[name]}):
+                if 0 < more <= min(idle[name], most[s] - stage.total()):
                     here = Counter({name: more})
-                    if _are_groups([*types[:s], own + here, *types[s + 1 :]], idle - here, slower, most):
+                    if _are_groups([*types[:s], stage + here, *types[s + 1 :]], idle - here, slower, most):
                         return True
     return False
 
 
 def _alternate(names: Sequence[set[Any]]) -> bool:
     """Whether a name returns after another, or two names share more than one stage, so that neither comes first."""
-    spans = {name: [s for s, own in enumerate(names) if name in own] for own in names for name in own}
+    spans = {name: [s for s, stage in enumerate(names) if name in stage] for stage in names for name in stage}
     if any(span[-1] - span[0] + 1 != len(span) for span in spans.values()):
         return True
     return any(

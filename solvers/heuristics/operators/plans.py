@@ -18,9 +18,9 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
-from solvers.completion.layers import ReplicaShare
+from solvers.completion.executors import works_of
 from solvers.completion.pricing import PricedPlan
-from solvers.core.interleaving import may_interleave, multiple_of
+from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Operator
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
@@ -135,12 +135,9 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
         holders += len(stage.replicas) - 1
     shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
-    tp_groups = frozenset(
-        tp_group if samples == size else ReplicaShare(tp_group, samples)
-        for tp_group, samples in zip(map(near.pricer.tp_group, stage.executors), stage.samples(size), strict=True)
-    )
+    works = works_of(map(near.pricer.tp_group, stage.executors), stage.samples(size), size)
     splitter = near.completer.splitter(stage.policy)
-    options = splitter.options(tp_groups, s == 0, s == count - 1, size, held, shards)
+    options = splitter.options(works, s == 0, s == count - 1, size, held, shards)
     if len(options.times) < stage.num_layers:
         return None
     return replace(stage, recompute=options.recompute[stage.num_layers - 1])
@@ -200,7 +197,7 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """Move a micro-batch, or as many as interleaving requires, from the slowest pipeline to another with the same
+    """Move a micro-batch, or as many as the schedule requires, from the slowest pipeline to another with the same
     size.
     """
     plan = priced.plan
@@ -208,7 +205,7 @@ def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     a = max(range(len(ends)), key=ends.__getitem__)
     b = rng.randrange(len(ends))
     giver, taker = plan.pipelines[a], plan.pipelines[b]
-    moved = lcm(multiple_of(giver.stages), multiple_of(taker.stages))
+    moved = lcm(*(plan.schedule.micro_batch_multiple(len(own.stages), own.num_chunks) for own in (giver, taker)))
     if a == b or giver.num_micro_batches <= moved or giver.micro_batch_size != taker.micro_batch_size:
         return None
     pipelines = list(plan.pipelines)

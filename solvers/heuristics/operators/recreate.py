@@ -48,7 +48,7 @@ class Recreation:
             size,
             max(1, self._problem.workload.global_batch // pipelines // size),
             StateSharding(partition.sharding, pipelines if partition.groups == "all" else 1),
-            partition.schedule.saturates_at(1, 1) is None,
+            partition.schedule.plain(),
             None if space.uneven_tp else len(pipeline_groups[0].stages[0][0]),
             self._replicates,
         )

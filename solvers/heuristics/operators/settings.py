@@ -3,8 +3,7 @@
 import random
 from dataclasses import replace
 
-from hexiopt.schedules.registry import INTERLEAVED
-from solvers.core.interleaving import draw_chunks, draw_schedule
+from solvers.core.interleaving import draw_schedule, interleavings
 from solvers.core.partition import Partition
 from solvers.core.zero import draw_sharding_groups, draw_zero_stage
 from solvers.heuristics.operators.neighbourhood import Neighbourhood
@@ -36,10 +35,8 @@ def change_schedule_or_sharding(near: Neighbourhood, partition: Partition, rng: 
 
 def change_chunks(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
     """Interleave the same pipelines, or change their number of layer ranges."""
-    chunks = draw_chunks(near.problem, rng)
-    if (
-        all(len(pipeline_group.stages) == 1 for pipeline_group in partition.pipeline_groups)
-        or chunks == partition.chunks
-    ):
+    schedule, chunks = rng.choice(list(interleavings(near.problem)))
+    alone = all(len(pipeline_group.stages) == 1 for pipeline_group in partition.pipeline_groups)
+    if alone or (schedule, chunks) == (partition.schedule, partition.chunks):
         return None
-    return replace(partition, schedule=INTERLEAVED, chunks=chunks)
+    return replace(partition, schedule=schedule, chunks=chunks)

@@ -116,7 +116,7 @@ def test_the_best_plan_of_equal_chunks_is_not_the_best() -> None:
     assert pricer.price(plan_of([1, 1, 3, 3, 3, 1], count=2)).step_time_s < 0.99 * min(equal_s)
 
 
-@pytest.mark.parametrize("name", ["exact", "exhaustive", "cp_sat"])
+@pytest.mark.parametrize("name", ["exact", "cp_sat"])
 def test_oracles_decline(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} proves nothing about chunks of uneven length; take space.uneven"):
         make_solver(name).solve(UNEVEN, Budget(5, 10))

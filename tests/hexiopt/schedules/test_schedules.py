@@ -22,7 +22,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict
 from hexiopt.reading import Section
 from hexiopt.schedules import registry
-from hexiopt.schedules.in_flight import in_flight, largest
+from hexiopt.schedules.in_flight import in_flight, largest, most_in_flight, room
 from hexiopt.schedules.registry import (
     GPIPE,
     INTERLEAVED,
@@ -46,6 +46,7 @@ from hexiopt.schedules.schedule import (
     Turn,
     forwards_ahead,
     forwards_before_backward,
+    largest_cycle_mean_s,
     operations,
 )
 from hexiopt.simulation.engine import simulate
@@ -227,7 +228,7 @@ def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.Mo
     data = plan_to_dict(result.plan, problem.cluster)
     assert plan_from_section(Section(data, "plan"), problem.cluster) == result.plan
     assert 0.0 < lower_bound_s(PlanPricer(problem), 0.05) == compute_bound_s(PlanPricer(problem))
-    for solver in ("exhaustive", "cp_sat"):
+    for solver in ("exact", "cp_sat"):
         with pytest.raises(InputError, match="proves nothing about the eager schedule"):
             make_solver(solver).solve(problem, Budget(1.0))
 
@@ -263,6 +264,63 @@ def test_the_cycle_of_gpipe_is_the_slope_of_its_recurrence(times: Times) -> None
     b, back = ([2 * x for x in one] for one in (f, ahead))
     near, far = (max(chain_ends_s(GPIPE, f, b, ahead, back, count)) for count in (100, 200))
     assert (far - near) / 100 == pytest.approx(GPIPE.cycle_s(stage_s, trip_s, 1), rel=1e-6)
+
+
+# ------------------------------------------------------------------ what searches ask
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+def test_the_room_of_a_stage_is_the_most_of_any_with_so_many_behind_it(schedule: Schedule) -> None:
+    for num_after, batches in product(range(5), range(1, 12)):
+        each = [StagePosition(stage, stage + 1 + num_after, batches) for stage in range(5)]
+        assert room(schedule, num_after, batches) == max(most_in_flight(schedule, at) for at in each)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+def test_fewer_micro_batches_stand_for_many(schedule: Schedule) -> None:
+    """Of so many stages each has as much in flight with them, and no schedule asks for more than there are."""
+    for count, batches in product(range(1, 5), range(1, 15)):
+        few = schedule.distinct_micro_batches(batches, count, 1)
+        assert few <= batches
+        for stage in range(count):
+            assert in_flight(schedule, StagePosition(stage, count, few)) == in_flight(
+                schedule, StagePosition(stage, count, batches)
+            )
+    assert schedule.saturates == (schedule.distinct_micro_batches(10**6, 3, 1) < 10**6)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+def test_a_plain_schedule_orders_stages_of_one_range_alike(schedule: Schedule) -> None:
+    plain = schedule.plain()
+    assert not plain.chunked
+    assert plain.plain() == plain
+    for at in positions(schedule):
+        if at.num_chunks == 1:
+            assert operations(plain, at) == operations(schedule, at)
+
+
+def test_which_schedules_run_all_forwards_first() -> None:
+    assert [schedule.all_forwards_first for schedule in (*MEGATRONS, Eager())] == [True, False, False, False]
+
+
+@given(times=step_times(max_stages=5))
+def test_the_cycle_is_the_largest_mean_where_waits_are_shared(times: Times) -> None:
+    f, b, ahead, back = times
+    stage_s, trip_s = ([x + y for x, y in zip(*both, strict=True)] for both in ((f, b), (ahead, back)))
+    shares = [schedule for schedule in (*SCHEDULES, Eager()) if schedule.shares_waits]
+    assert ONE_F_ONE_B in shares
+    for schedule in shares:
+        assert schedule.cycle_s(stage_s, trip_s, 1) == largest_cycle_mean_s(stage_s, trip_s)
+
+
+@pytest.mark.parametrize("schedule", [*MEGATRONS, Eager()], ids=str)
+def test_fill_and_rounds_are_those_of_the_recurrence_where_stages_are_alike(schedule: Schedule) -> None:
+    for count, batches in product(range(1, 6), range(1, 12)):
+        f, b, none = [1.0] * count, [2.0] * count, [0.0] * (count - 1)
+        end_s = max(chain_ends_s(schedule, f, b, none, none, batches))
+        assert schedule.num_rounds(count, batches) * 3.0 == end_s
+        assert schedule.fill_s([3.0] * count, none, 1, 3.0) + 3.0 * batches == end_s
+    assert INTERLEAVED.fill_s([4.0, 4.0], [1.0], 2, 4.0) == 3.0  # a range of the other stage, and the messages
 
 
 # ------------------------------------------------------------------ names

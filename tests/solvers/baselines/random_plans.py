@@ -12,7 +12,7 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules, sharding_stages
 from solvers.baselines import _published_space as columns
-from solvers.baselines._grids import laid_out, rank_devices
+from solvers.baselines._grids import lay_out, rank_devices
 from solvers.baselines._plans import StageHolders, aligned_plan, even_parts, pipeline_of
 from solvers.baselines._published_space import PublishedSpace
 from solvers.core.partition import DeviceGroup
@@ -111,7 +111,7 @@ def _grid(space: PublishedSpace, problem: Problem, rng: random.Random, size: int
     tp, most, devices = _degree(space, problem, rng), _processes(problem, rng), problem.usable_by_machine
     groups = [group for m in _machines(problem, rng) for group in cut(devices[m][:most], tp)]
     stages = _shape(space, problem, rng, len(groups))
-    return laid_out(groups, stages, along=rng.random() < 0.5).stages if stages else None
+    return lay_out(groups, stages, along=rng.random() < 0.5).stages if stages else None
 
 
 def _of_one_type(space: PublishedSpace, problem: Problem, rng: random.Random, size: int) -> Slots | None:
@@ -136,7 +136,7 @@ def _scattered(space: PublishedSpace, problem: Problem, rng: random.Random, size
         rng.shuffle(groups)
     groups = groups[: rng.randint(1, len(groups))]
     stages = _shape(space, problem, rng, len(groups))
-    return laid_out(groups, stages, along=rng.random() < 0.5).stages if stages else None
+    return lay_out(groups, stages, along=rng.random() < 0.5).stages if stages else None
 
 
 def _blocks(space: PublishedSpace, problem: Problem, rng: random.Random, size: int) -> Slots | None:

@@ -11,7 +11,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
 from hexiopt.solving import Budget
-from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first, climb
 from solvers.baselines._published_space import PublishedSpace
 from solvers.core.search import Search
 from tests.solvers import problems
@@ -128,3 +128,22 @@ def test_where_steps_are_counted_a_long_enumeration_leaves_a_plan(monkeypatch: p
         monkeypatch.setattr(Search, "clock", staticmethod(lambda: 0.0))
         result = LateBaseline(listed).solve(problems.easy(problems.ANY), Budget(10.0, steps))
         assert (result.plan, result.steps) == (found, int(found is not None))
+
+
+@pytest.mark.parametrize(("steps", "visited"), [(100, [1, 2, 3]), (2, [1, 2]), (0, [])])
+def test_a_climb_takes_the_first_better_neighbour(steps: int, visited: list[int]) -> None:
+    """From place to place of a ridge, two neighbours each; no neighbour is looked at once the steps are spent."""
+    heights, looked_at = [0.0, 1.0, 2.0, 5.0, 4.0, 9.0], list[int]()
+
+    def is_better(place: int) -> bool:
+        before = visited_or_start[-1]
+        looked_at.append(place)
+        if heights[place] <= heights[before]:
+            return False
+        visited_or_start.append(place)
+        return True
+
+    visited_or_start = [0]
+    places = climb(0, lambda k: (k for k in (k + 1, k - 1) if k >= 0), is_better, lambda: len(looked_at) < steps)
+    assert list(places) == visited
+    assert len(looked_at) <= steps

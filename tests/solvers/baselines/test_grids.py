@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -10,19 +11,19 @@ from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, sharded_s
 from solvers.baselines._grids import (
     StageGrid,
     follows_ranks,
     grids,
-    laid_out,
+    lay_out,
     machine_classes,
     machine_orders,
     processes_per_machine,
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import shifted
+from solvers.baselines._plans import balanced_layers, shift_layers
 from solvers.baselines._published_space import divides_model
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
@@ -59,8 +60,8 @@ def drawn_grids(kind: str, draws: int) -> Iterator[StageGrid]:
 
 
 def test_neighbours_form_a_stage_or_a_pipeline() -> None:
-    assert laid_out(GROUPS, 2, along=False).stages == (((0,), (1,)), ((2,), (3,)))
-    assert laid_out(GROUPS, 2, along=True).stages == (((0,), (2,)), ((1,), (3,)))
+    assert lay_out(GROUPS, 2, along=False).stages == (((0,), (1,)), ((2,), (3,)))
+    assert lay_out(GROUPS, 2, along=True).stages == (((0,), (2,)), ((1,), (3,)))
 
 
 def test_grids_share_the_batch_and_give_every_stage_a_layer() -> None:
@@ -114,7 +115,7 @@ def test_a_grid_follows_its_ranks(kind: str) -> None:
 def test_what_follows_ranks(groups: list[tuple[int, ...]], follows: bool) -> None:
     """Machines a: 0, 1; b: 2, 3; c: 4 to 7, up to two of each."""
     problem = small.easy()
-    plan = plan_of(laid_out(groups, 2, along=False), problem)
+    plan = plan_of(lay_out(groups, 2, along=False), problem)
     assert follows_ranks(problem, plan, [2], both=False) == follows
 
 
@@ -143,7 +144,7 @@ def test_estimated_gradients_are_near_those_of_the_cost_model(kind: str) -> None
     problem = problems.MIXED[kind]()
     groups = rank_groups(problem, problem.usable_by_machine, 1, 8)
     grid = next(
-        laid_out(groups[:n], 1, along=False)
+        lay_out(groups[:n], 1, along=False)
         for n in (8, 4)
         if n <= len(groups) and problem.workload.global_batch % n == 0
     )
@@ -172,5 +173,52 @@ def test_layers_are_shifted_to_faster_stages_within_rooms() -> None:
     def seconds(layers: tuple[int, ...]) -> float:
         return max(n * s for n, s in zip(layers, speeds, strict=True))
 
-    assert shifted((4, 4, 4), (12, 12, 12), seconds) == ((5, 2, 5), 6.0)  # type: ignore[arg-type]
-    assert shifted((4, 4, 4), (12, 12, 4), seconds)[0][2] == 4  # type: ignore[arg-type]
+    assert shift_layers((4, 4, 4), (12, 12, 12), seconds) == ((5, 2, 5), 6.0)  # type: ignore[arg-type]
+    assert shift_layers((4, 4, 4), (12, 12, 4), seconds)[0][2] == 4  # type: ignore[arg-type]
+
+
+def test_balanced_layers_are_the_fastest_that_fit_and_then_their_neighbours() -> None:
+    """Against every split of ten layers over three stages, of times that rise in uneven steps."""
+    rng = random.Random(3)
+    for _ in range(50):
+        times = [sorted(rng.uniform(1, 9) for _ in range(rng.randint(1, 8))) for _ in range(3)]
+        every = [
+            layers for layers in product(*(range(1, len(stage_s) + 1) for stage_s in times)) if sum(layers) == 10
+        ]  # all that fit
+
+        def slowest_s(layers: tuple[int, ...], times: list[list[float]] = times) -> float:
+            return max(stage_s[n - 1] for stage_s, n in zip(times, layers, strict=True))
+
+        splits = balanced_layers(times, 10)
+        assert bool(splits) == bool(every)
+        if splits:
+            assert slowest_s(splits[0]) == min(map(slowest_s, every))
+            apart = [layers for layers in every if sum(abs(a - b) for a, b in zip(layers, splits[0], strict=True)) == 2]
+            assert sorted(splits[1:]) == sorted(apart)
+
+
+@pytest.mark.parametrize("kind", problems.MIXED)
+def test_tables_of_layers_end_where_memory_does(kind: str) -> None:
+    """Times of layers are those of stages one by one, for as many layers as the model has and memory allows."""
+    problem = problems.MIXED[kind]()
+    estimates, ends = GridEstimates(PlanPricer(problem)), set()
+    for grid in drawn_grids(kind, 10):
+        tp_groups, last = estimates.tp_groups(grid), len(grid.stages) - 1
+        for policy, shards in product(estimates.pricer.policies(), {1, grid.width}):
+            most = estimates.max_layers_by_stage(tp_groups, 2, policy, 8, shards)
+            tables = estimates.layer_times_s(tp_groups, 2, policy, 8, shards)
+            assert list(map(len, tables)) == [min(n, problem.model.num_layers) for n in most]
+            ends |= {n < problem.model.num_layers for n in most}
+            for s, (groups, table) in enumerate(zip(tp_groups, tables, strict=True)):
+                alone = [estimates.stage_s(groups, n, s == 0, s == last, 2, policy) for n in range(1, len(table) + 1)]
+                assert table == alone
+    assert kind != "tight_memory" or ends == {True, False}
+
+
+def test_of_compute_and_communication_the_longer_counts() -> None:
+    """Of four layers, one layer's gathers and scatter are exposed."""
+    assert sharded_s(0, 2.0, 4.0, 100.0, 100.0, 4) == 6.0
+    assert sharded_s(2, 2.0, 4.0, 100.0, 1.0, 4) == 6.0 + 0.25
+    assert sharded_s(2, 2.0, 4.0, 100.0, 8.0, 4) == 2.0 + 8.0 + 2.0
+    assert sharded_s(3, 2.0, 4.0, 1.0, 2.0, 4) == 6.0 + 1.0
+    assert sharded_s(3, 2.0, 4.0, 3.0, 2.0, 4) == 3.0 + 5.0 + 2.0

@@ -62,12 +62,14 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
     chunks = data.draw(st.sampled_from((1, 1, 2))) if stages > 1 else 1
     num_layers = data.draw(st.integers(stages, 14)) * chunks
     seconds = st.floats(0.1, 5.0)
+    added_s = [0.0] * stages
+    for end in (0, -1):
+        added_s[end] += data.draw(seconds)
     pipeline = _PipelineTimes(
-        tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
-        tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
+        data.draw(st.lists(seconds, min_size=stages, max_size=stages)),
+        data.draw(st.lists(seconds, min_size=stages, max_size=stages)),
         chunks * data.draw(st.integers(0, 4)),
-        data.draw(seconds),
-        data.draw(seconds),
+        added_s,
         data.draw(st.lists(seconds, min_size=stages - 1, max_size=stages - 1)),
         data.draw(st.integers(1, 40)),
         chunks,
@@ -98,18 +100,18 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
     """The most layers that fit where the first of every range recompute."""
     model = PlanPricer(pair())
     times, found = GridEstimates(model), set()
-    for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
-        tp_group = model.tp_group(tuple(range(tp)))
-        held, limit = in_flight(INTERLEAVED, StagePosition(0, 3, 9, chunks)), tp_group.gpu.usable_memory_bytes
+    stages = ((0, 1), (0, 3), (1, 3), (2, 3))  # stage, of how many
+    for tp, size, (stage, count), block in itertools.product((1, 2), (1, 2), stages, (1, 3)):
+        tp_group, at = model.tp_group(tuple(range(tp))), StagePosition(stage, count, 9, chunks)
+        held, limit = in_flight(INTERLEAVED, at), tp_group.gpu.usable_memory_bytes
 
         def needed(length: int) -> float:
             each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
-            return model.stages.memory_model(tp_group, size).layered(each, first, last, held, StateSharding(1, 2)).total  # noqa: B023
+            memory = model.stages.memory_model(tp_group, size)  # noqa: B023
+            return memory.layered(each, at.first, at.last, held, StateSharding(1, 2)).total  # noqa: B023
 
         scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
-        room = times.max_layers_of_block(
-            frozenset([tp_group]), first, last, size, ("full", block, "none"), chunks, held, 2
-        )
+        room = times.max_layers_by_stage([frozenset([tp_group])] * count, size, "full", 9, 2, chunks, block)[stage]
         assert room == scan * chunks
         found.add(room)
     assert len(found) > 3

@@ -9,12 +9,13 @@ import pytest
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Status
 from hexiopt.solving import Budget
-from solvers.baselines._money import MoneyBaseline, Objective, money, prices_per_s
+from solvers.baselines._money import MoneyBaseline, Objective, prices_per_s
 from solvers.baselines._published_space import PublishedSpace
 from solvers.registry import make_solver, solver_class
 from tests.solvers import problems as small
@@ -22,6 +23,11 @@ from tests.solvers.baselines.random_plans import random_plans
 
 EACH = pytest.mark.parametrize("name", ["espresso", "sailor"])
 PRICES = {"a": 8.0, "b": 8.0, "c": 2.0}  # an hour of two fast, two fast, four slow GPUs
+
+
+def money(prices: tuple[float, ...], plan: Plan, step_s: float) -> float:
+    """Money for a step of a plan, by the objective that ranks plans."""
+    return Objective(prices).of(plan.devices(), step_s)
 
 
 def priced(cluster: Cluster) -> Cluster:

@@ -83,6 +83,18 @@ def like_state(rng: random.Random, tables: Tables, problem: Problem) -> SearchSt
     return state
 
 
+def random_step(rng: random.Random, tables: Tables, state: SearchState) -> set[int]:
+    """Move the last stage of a pipeline to the end of another, on other devices; which pipelines that changed."""
+    giver, taker = (rng.randrange(int(state.plan[0]["num_pipelines"])) for _ in range(2))
+    pipeline = state.pipelines[giver]
+    if pipeline["num_stages"] < 2:
+        return {taker} if add_stage(rng, tables, state, taker) else set()
+    pipeline["num_stages"] -= 1
+    stage = state.stages[giver, pipeline["num_stages"]]
+    state.free[stage["machine"]] |= stage["mask"]
+    return {giver, taker} if add_stage(rng, tables, state, taker) else {giver}
+
+
 def assert_free(tables: Tables, state: SearchState) -> None:
     """No device is in two stages, and `free` has those of none."""
     used = np.zeros(len(tables.machines), np.int64)

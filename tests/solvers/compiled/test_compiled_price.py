@@ -1,66 +1,194 @@
 """The compiled cost model is the pricer's: random candidates of random problems, priced by both."""
 
-import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments.app.configurations import named_cluster, named_model
+from hexiopt.calibration.frameworks import frameworks
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from solvers.compiled.plans import plan_of
-from solvers.compiled.state import SearchState, new_work
-from solvers.compiled.step import FAR, refresh
+from solvers.compiled.plans import partition_of, plan_of, state_of
+from solvers.compiled.state import SearchState, forget_touched, new_work, touch
+from solvers.compiled.step import FAR, evaluate, refresh
 from solvers.compiled.support import unsupported
 from solvers.compiled.tables import tables_of
-from tests.solvers.compiled.candidates import assert_free, like_state, random_state
+from tests.solvers.compiled.candidates import assert_free, like_state, random_state, random_step
 from tests.solvers.drawn import drawn_problem
 
-EXACT = 1e-3
+ROUNDING = 1e-9
+UNALIKE = 0.01  # sharded inside machines, pipelines that hold unlike layers: rings between machines are merged by stage
+STALE = 0.03  # messages within 1.2 % of a period, micro-batches within 12 % of those that a pipeline was timed with
+MAKERS: tuple[Callable[..., SearchState], ...] = (random_state, random_state, random_state, like_state)
 
 
-def errors(problem: Problem, number: int, states: int) -> list[float]:
-    """The relative errors of candidates that fit; their own plans are priced as they are."""
-    pricer = PlanPricer(problem)
+def candidates(
+    problem: Problem, number: int, count: int, pricer: PlanPricer | None = None
+) -> list[tuple[Any, Any, float]]:
+    """(plan, its price, the relative error of the compiled one) of random candidates that fit."""
+    pricer = pricer or PlanPricer(problem)
     assert unsupported(problem, pricer) is None
     tables, rng, found = tables_of(pricer), random.Random(number), []
     work = new_work(tables)
-    for k in range(states):
-        state: SearchState = (like_state if k % 4 == 3 else random_state)(rng, tables, problem)
+    for k in range(count):
+        state = MAKERS[k % len(MAKERS)](rng, tables, problem)
         assert_free(tables, state)
         objective = refresh(tables, work, state)
         if not state.plan[0]["num_pipelines"] or objective >= FAR:
             continue
         plan = plan_of(tables, work, state, pricer.policies())
         cost = pricer.price(plan)
-        assert cost.fits, (number, k, cost.excess_bytes)
-        assert sum(p.num_sequences for p in plan.pipelines) == problem.workload.global_batch
-        found.append(float(state.plan[0]["step_s"]) / cost.step_time_s - 1.0)
-        assert math.isfinite(objective)
-        assert objective >= state.plan[0]["step_s"]
+        assert sum(pipeline.num_sequences for pipeline in plan.pipelines) == problem.workload.global_batch
+        assert objective >= state.plan[0]["step_s"] > 0.0
+        found.append((plan, cost, abs(float(state.plan[0]["step_s"]) / cost.step_time_s - 1.0)))
     return found
 
 
-def one_interface(problem: Problem) -> Problem:
-    """The problem with one network interface a machine."""
-    cluster = problem.cluster
-    return replace(
-        problem, cluster=replace(cluster, machines=tuple(replace(m, num_interfaces=1) for m in cluster.machines))
-    )
+def check(problem: Problem, number: int, count: int = 24, pricer: PlanPricer | None = None) -> int:
+    """All candidates cost what the pricer says and fit; how many there were."""
+    found = candidates(problem, number, count, pricer)
+    for plan, cost, error in found:
+        inside = plan.sharding.groups == "machine"
+        assert error < (UNALIKE if inside else ROUNDING), plan
+        assert cost.fits or inside, plan
+    return len(found)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(10))
 def test_candidates_cost_what_the_pricer_says(number: int) -> None:
-    found = errors(drawn_problem(number), number, 24)
-    assert np.abs(found).max(initial=0.0) < EXACT, found
+    assert check(drawn_problem(number), number)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(8, 60))
+@pytest.mark.parametrize("number", range(10, 60))
 def test_many_candidates_cost_what_the_pricer_says(number: int) -> None:
-    found = errors(drawn_problem(number), number, 24)
-    assert np.abs(found).max(initial=0.0) < EXACT, found
+    check(drawn_problem(number), number)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Space(uneven_layers=False),
+        Space(uneven_batch=False),
+        Space(uneven_batch=False, batch_remainder=False),
+        Space(uneven_tp=False),
+        Space(recompute_per_stage=False),
+        Space(recompute_per_layer=False),
+        Space(num_pipelines=2),
+        Space(num_stages=3),
+        Space(max_tp=2, memory_headroom=0.2, max_micro_batch_size=2),
+        Space(tp_degrees="all"),
+    ],
+)
+def test_so_they_do_in_every_plan_space(space: Space) -> None:
+    problem = replace(drawn_problem(6), space=space)
+    found = candidates(problem, 1, 60)
+    assert found
+    for plan, _, error in found:
+        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+        assert error < UNALIKE
+        assert space.uneven_tp or len({stage.tp for stage in stages}) == 1
+        assert space.recompute_per_stage or len({stage.recompute for stage in stages}) == 1
+        assert space.recompute_per_layer or all(len(stage.recompute) == 1 for stage in stages)
+        assert space.num_pipelines in (None, len(plan.pipelines))
+        assert space.num_stages in (None, *{len(pipeline.stages) for pipeline in plan.pipelines})
+        assert max(stage.tp for stage in stages) <= (space.max_tp or 64)
+        for pipeline in plan.pipelines if not space.uneven_layers else ():
+            lengths = [stage.num_layers for stage in pipeline.stages]
+            assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"schedule": "gpipe"},
+        {"recompute": "full"},
+        {"recompute": "selective", "optimizer_sharding": "0"},
+        {"sequence_parallel": False},
+        {"gradient_bytes": 4, "loss_chunk_tokens": 512, "optimizer_sharding": "1"},
+        {"precision": "fp32"},
+    ],
+)
+@pytest.mark.parametrize("number", [5, 8])
+def test_so_they_do_under_every_workload(workload: dict[str, Any], number: int) -> None:
+    problem = drawn_problem(number)
+    check(replace(problem, workload=replace(problem.workload, **workload)), number)
+
+
+@pytest.mark.parametrize("name", ["megatron", "fsdp", "torchtitan"])
+def test_so_they_do_in_every_framework(name: str) -> None:
+    problem = drawn_problem(8)
+    assert check(problem, 3, pricer=PlanPricer(problem, frameworks()[name]))
+
+
+@pytest.mark.parametrize("name", ["small_mixed", "four_machines", "campus", "two_sites"])
+def test_so_they_do_on_named_clusters(name: str) -> None:
+    model = replace(named_model("gpt2_345m"), num_layers=12)
+    assert model.tied_embeddings
+    problem = Problem(named_cluster(name), model, Workload(64, 1024))
+    assert check(problem, 0, 40)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_walk_stays_near_the_pricer(number: int) -> None:
+    problem = drawn_problem(number)
+    pricer, rng = PlanPricer(problem), random.Random(number)
+    tables = tables_of(pricer)
+    work = new_work(tables)
+    state = next(s for s in (random_state(rng, tables, problem) for _ in range(500)) if refresh(tables, work, s) < FAR)
+    errors = []
+    for _ in range(40):
+        forget_touched(work)
+        for p in random_step(rng, tables, state):
+            touch(work, p)
+        if evaluate(tables, work, state, np.inf) < FAR:
+            plan = plan_of(tables, work, state, pricer.policies())
+            errors.append(abs(float(state.plan[0]["step_s"]) / pricer.price(plan).step_time_s - 1.0))
+    assert max(errors, default=0.0) < STALE
+
+
+def test_a_limit_rejects_only_what_is_above_it() -> None:
+    problem = drawn_problem(4)
+    tables, rng = tables_of(PlanPricer(problem)), random.Random(0)
+    work = new_work(tables)
+    for _ in range(30):
+        state = random_state(rng, tables, problem)
+        objective = refresh(tables, work, state)
+        forget_touched(work)
+        if state.plan[0]["num_pipelines"] and objective < FAR:
+            touch(work, 0)
+            assert evaluate(tables, work, state, 1.001 * objective) == pytest.approx(objective, rel=1e-3)
+
+
+def test_a_plan_becomes_a_candidate_and_a_partition() -> None:
+    problem = drawn_problem(4)
+    pricer = PlanPricer(problem)
+    tables = tables_of(pricer)
+    work = new_work(tables)
+    for plan, _, _ in candidates(problem, 2, 12):
+        state = state_of(tables, plan, problem.cluster)
+        assert_free(tables, state)
+        refresh(tables, work, state)
+        again = plan_of(tables, work, state, pricer.policies())
+        assert [p.stages for p in again.pipelines] == [p.stages for p in plan.pipelines]
+        assert partition_of(tables, state).devices() == set(plan.devices())
+
+
+def test_what_the_tables_do_not_speak_for_is_said() -> None:
+    problem = drawn_problem(4)
+
+    class Stranger(PlanPricer):
+        pass
+
+    assert "Stranger" in (unsupported(problem, Stranger(problem)) or "")
+    for space, word in ((Space(sequence=True), "sequence"), (Space(uneven_structure=False), "alike")):
+        other = replace(problem, space=space)
+        assert word in (unsupported(other, PlanPricer(other)) or "")
+    deep = replace(problem, workload=replace(problem.workload, optimizer_sharding="3"))
+    assert "lockstep" in (unsupported(deep, PlanPricer(deep)) or "")

@@ -50,7 +50,7 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     assert violations(problem, result.plan, result.cost) == []
 
 
-@pytest.mark.parametrize("name", ["random", "hexiscale", "shapes", "local_search"])
+@pytest.mark.parametrize("name", ["random", "hexiscale", "portfolio", "local_search"])
 def test_mixed_machines_work_in_lockstep(name: str) -> None:
     """Eight GPUs of two types: several pipelines that hold the same layers."""
     if name == "hexiscale":

@@ -10,11 +10,11 @@ from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
-from hexiopt.result import Status
 from hexiopt.schedules.registry import schedule_named
 from tests.conftest import STRESS
 from tests.slow import slow_but
 from tests.solvers import oracle, problems
+from tests.solvers.brute_force import best_plan
 from tests.solvers.every_solver.contract import (
     ALL,
     EVERY,
@@ -33,23 +33,22 @@ from tests.solvers.every_solver.contract import (
 
 @cache
 def best_step_s(problem: str) -> float:
-    result = solve("exhaustive", problems.TINY_PROBLEMS[problem]())
-    assert result.status is Status.OPTIMAL
-    return result.objective
+    _, step_s = best_plan(problems.TINY_PROBLEMS[problem]())
+    return step_s
 
 
 @cache
 def plain_step_s(problem: str) -> float:
     """The best without replicas and layer ranges."""
     task = problems.TINY_PROBLEMS[problem]()
-    return solve("exhaustive", replace(task, space=replace(task.space, replicas=False, max_chunks=1))).objective
+    return best_plan(replace(task, space=replace(task.space, replicas=False, max_chunks=1)))[1]
 
 
 TINY = list(problems.TINY_PROBLEMS)[:: 1 if STRESS else 2]
 
 
 @pytest.mark.parametrize("kind", slow_but(("slow_network",), TINY))
-def test_exhaustive_equals_the_naive_oracle(kind: str) -> None:
+def test_brute_force_equals_the_naive_oracle(kind: str) -> None:
     """Without replicas and layer ranges; with them it may only find better ones."""
     problem = problems.TINY_PROBLEMS[kind]()
     naive_s = oracle.best_step_s(problem)

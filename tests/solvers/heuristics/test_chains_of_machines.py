@@ -13,6 +13,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.completion.completer import PlanCompleter
 from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import PipelineGroup
@@ -69,7 +70,7 @@ def test_a_chain_is_as_good_as_any(
                 ends[m] += tp * replicas
         if stages:
             best_s = min(best_s, step_s(PipelineGroup.pipeline(stages, size)))
-    terms = ChainTerms(size, 32 // size, StateSharding(1, 1), replicates=True)
+    terms = ChainTerms(size, 32 // size, StateSharding(1, 1), ONE_F_ONE_B, replicates=True)
     chains = [chain_maker.chain(order, devices, 1, terms, rank) for rank in range(3)]
     assert best_s < float("inf")
     assert min(step_s(chain) for chain in chains if chain is not None) <= _AS_GOOD[network_gb_per_s] * best_s
@@ -77,7 +78,11 @@ def test_a_chain_is_as_good_as_any(
 
 def test_small_machines_serve_wide_chains_together() -> None:
     problem = problems.easy()
-    chains, devices, terms = chains_of(problem), problem.usable_by_machine, ChainTerms(1, 4, StateSharding(1, 4))
+    chains, devices, terms = (
+        chains_of(problem),
+        problem.usable_by_machine,
+        ChainTerms(1, 4, StateSharding(1, 4), ONE_F_ONE_B),
+    )
     chain = chains.chain((0, 1), devices, 4, terms)
     assert chain is not None
     assert [sorted(stage_groups) for stage_groups in chain.stages] == [
@@ -91,13 +96,15 @@ def test_chains_of_one_policy_take_the_leanest_where_memory_asks_for_it() -> Non
     workload = replace(problem.workload, seq_len=4096)
     one_policy = replace(problem, workload=workload, space=Space(recompute_per_stage=False))
     completer, devices = PlanCompleter(PlanPricer(one_policy)), problem.usable_by_machine
-    chain = chains_of(one_policy).chain((0, 1), devices, 1, ChainTerms(1, 32, StateSharding(1, 1)))
+    chain = chains_of(one_policy).chain((0, 1), devices, 1, ChainTerms(1, 32, StateSharding(1, 1), ONE_F_ONE_B))
     assert chain is not None
     partition = first_choice(one_policy, (chain,))
     assert completer.complete(partition)
     assert completer.rate(partition, StateSharding(1, 1)) > 0.0
     only_fastest = replace(one_policy, workload=replace(workload, recompute="none"))
-    assert chains_of(only_fastest).chain((0, 1), devices, 1, ChainTerms(1, 32, StateSharding(1, 1))) is None
+    assert (
+        chains_of(only_fastest).chain((0, 1), devices, 1, ChainTerms(1, 32, StateSharding(1, 1), ONE_F_ONE_B)) is None
+    )
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1), st.booleans())

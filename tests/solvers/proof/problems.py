@@ -1,4 +1,4 @@
-"""Random problems that `exhaustive` can search."""
+"""Random problems of which brute force can look at all plans."""
 
 import random
 from dataclasses import replace

@@ -17,9 +17,8 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.solving import Budget
-from solvers.exact.exhaustive import Exhaustive
 from solvers.proof.names import Names
+from tests.solvers.brute_force import best_plan
 from tests.solvers.proof.test_proof import SLOW, agrees, priced_plans
 
 ROUNDING = 1 + 1e-9
@@ -68,7 +67,7 @@ def test_the_best_names_are_found(zero: str) -> None:
     model = replace(named_model("gpt_3b"), num_layers=2)
     problem = Problem(Cluster("slow_ports", machines, rate, 2e-5), model, workload, space)
     assert agrees(problem)
-    best = Exhaustive().solve(problem, Budget(30.0, max_steps=200_000)).plan
+    best, _ = best_plan(problem)
     assert best is not None
     in_order = renamed(best, {0: 1, 1: 0})
     pricer = PlanPricer(problem)

@@ -16,27 +16,27 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.result import Status
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.core.search import Search
-from solvers.exact.exhaustive import Exhaustive
-from solvers.proof.cases import case_of, case_surroundings
 from solvers.proof.combinations import COMBINE, Combinations
 from solvers.proof.gaps import is_provable, num_usages
 from solvers.proof.joint import Lines
 from solvers.proof.kernels import NO, chain_ends
-from solvers.proof.partitions import surroundings
+from solvers.proof.partitions import Packings, PackingTable, case_surroundings, surroundings
 from solvers.proof.pipelines import WHOLE, FoundPipeline, PipelineSearch, stages_of_line
 from solvers.proof.proof import ALONE, Proof
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
+from solvers.proof.usages import case_of
 from tests import strategies
+from tests.solvers.brute_force import TooManyError, best_plan
 from tests.solvers.proof.problems import random_problem
 from tests.stated_pipelines import chain_ends_s
 
 SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
 ROUNDING = 1 + 1e-9
 STEPS = Budget(600.0, max_steps=10**9)  # in one process
+MOST_PRICES = 6_000  # of brute force
 
 
 @given(st.sampled_from((GPIPE, ONE_F_ONE_B)), st.integers(1, 6), st.integers(1, 20), st.randoms(use_true_random=False))
@@ -196,28 +196,37 @@ def test_equal_machines_process_alike(usage: int, sharding: Sharding, rng: rando
         assert (own, len(rows)) == (answer, len(others))
 
 
-def agrees(problem: Problem, budget: Budget = STEPS) -> bool:
-    """Holds that there is no plan below the optimum of `exhaustive` and one at it; false where that gives up."""
-    expected = Exhaustive().solve(problem, Budget(30.0, max_steps=200_000))
-    if expected.status is not Status.OPTIMAL:
+def proof_of(run: Search, packings: type[Packings]) -> Proof:
+    """A proof of the one schedule of a problem."""
+    schedule = GPIPE if run.problem.workload.schedule == "gpipe" else ONE_F_ONE_B
+    return Proof(ProofTables(run.exact_pricer, schedule), run, packings)
+
+
+def agrees(problem: Problem, budget: Budget = STEPS, packings: type[Packings] = PackingTable) -> bool:
+    """Holds that there is no plan below the optimum by brute force and one at it; false where there is too much to
+    price, or no plan."""
+    try:
+        best, optimum_s = best_plan(problem, MOST_PRICES)
+    except TooManyError:
         return False
-    model = PlanPricer(problem)
-    run = Search("test", problem, budget, 0, model)
-    [proof] = [Proof(ProofTables(model, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)]
-    assert proof.answer(expected.objective * (1 - 1e-6), run.until()) == "none"
-    assert run.best_s >= expected.objective * (1 - 1e-9)
-    assert proof.answer(expected.objective * (1 + 1e-6), run.until()) == "found"
+    if best is None:
+        return False
+    run = Search("test", problem, budget, 0)
+    proof = proof_of(run, packings)
+    assert proof.answer(optimum_s * (1 - 1e-6), run.until()) == "none"
+    assert run.best_s >= optimum_s * (1 - 1e-9)
+    assert proof.answer(optimum_s * (1 + 1e-6), run.until()) == "found"
     assert run.plan is not None
     assert not check(problem, run.plan)
-    refutes_ever_shorter_times(problem, expected.objective, budget)
+    refutes_ever_shorter_times(problem, optimum_s, budget, packings)
     return True
 
 
-def refutes_ever_shorter_times(problem: Problem, optimum_s: float, budget: Budget) -> None:
+def refutes_ever_shorter_times(problem: Problem, optimum_s: float, budget: Budget, packings: type[Packings]) -> None:
     """Holds that one proof, asked again below each plan that it finds, remembers what it refuted and ends at the
     optimum."""
     run = Search("test", problem, budget, 0)
-    proof = Proof(ProofTables(run.exact_pricer, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)
+    proof = proof_of(run, packings)
     limit_s, answers = 3 * optimum_s, list[str]()
     while not answers or answers[-1] == "found":
         answers.append(proof.answer(limit_s, run.until()))
@@ -233,7 +242,7 @@ def test_proofs_equal_looking_at_all_plans(seed: int) -> None:
     assert agrees(random_problem(seed))
 
 
-@pytest.mark.parametrize("seed", [3, 5, 9])
+@pytest.mark.parametrize("seed", [3, 5, 11])
 def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: 3)
     for name in ("_MANY_USAGES", "_WORTH_A_PROCESS"):
@@ -243,4 +252,4 @@ def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monke
 
 @pytest.mark.slow
 def test_proofs_equal_looking_at_all_plans_of_many_problems() -> None:
-    assert sum(agrees(random_problem(seed)) for seed in range(8, 208)) >= 190
+    assert sum(agrees(random_problem(seed)) for seed in range(8, 208)) >= 180

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
-from solvers.proof.cases import Use, allowed, case_of, case_surroundings, cases
+from solvers.exact.cp_sat import PackingProgram
 from solvers.proof.joint import JointSeconds, ring_seconds
 from solvers.proof.kernels import least_ends
-from solvers.proof.partitions import Packings, surroundings
+from solvers.proof.partitions import Packings, PackingTable, case_surroundings, surroundings
 from solvers.proof.tables import Sharding
-from solvers.proof.usages import Usages
+from solvers.proof.usages import Usages, Use, allowed, case_of, cases
 from tests.stated_pipelines import chain_ends_s
 
 ROUNDING = 1 - 1e-12
@@ -149,7 +149,8 @@ def test_a_case_knows_no_more_than_its_partitions(sharding: Sharding, count: int
             assert known.crossing[m] <= around.crossing[m]
 
 
-def test_partitions_of_all_cases_are_all_partitions() -> None:
+@pytest.mark.parametrize("packings", [PackingTable, PackingProgram], ids=["table", "program"])
+def test_partitions_of_all_cases_are_all_partitions(packings: type[Packings]) -> None:
     """On three machines of which two are equal, with any N: all multisets of usages that fit and suffice, once each."""
     usages = Usages([2, 2, 1], ["a", "a", "b"])
 
@@ -170,7 +171,7 @@ def test_partitions_of_all_cases_are_all_partitions() -> None:
         usages.canonical(parts)
         for case in cases(usages)
         for k in range(2, 6)
-        for parts in Packings(Tables, np.where(allowed(case, usages.vectors), sequences, 0)).partitions(  # type: ignore[arg-type]
+        for parts in packings(Tables, np.where(allowed(case, usages.vectors), sequences, 0)).partitions(  # type: ignore[arg-type]
             k, case, lambda: None
         )
     ]

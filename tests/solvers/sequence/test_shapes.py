@@ -139,7 +139,7 @@ def test_mixtures_of_two_policies_are_the_best_that_fit(
         if fitting:
             assert ours <= min(fitting) * (1 + 1e-9)
         if np.isfinite(ours):
-            policies = found.policies(n)
+            policies = found.options().recompute[n - 1]
             assert len(policies) in (1, n)
             whole = policies * n if len(policies) == 1 else policies
             x = whole.count("0")
@@ -161,7 +161,10 @@ LINES = st.integers(1, 3).flatmap(
 @given(LINES, st.integers(1, 6))
 def test_layers_are_dealt_as_well_as_in_all_ways(pipelines: list[list[tuple[float, int]]], total: int) -> None:
     ways = [
-        [[StageOption((k,), recompute_table((s,), (0.0,), (1.0,), room, total))] for k, (s, room) in enumerate(stages)]
+        [
+            [StageOption((k,), recompute_table((s,), (0.0,), (1.0,), room, total).options())]
+            for k, (s, room) in enumerate(stages)
+        ]
         for stages in pipelines
     ]
     found = allocate_layers(ways, total)

@@ -12,7 +12,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
-from solvers.baselines._estimates import AlignedEstimates
+from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._money import Objective
 from solvers.baselines.espresso.espresso import Espresso
 from solvers.baselines.espresso.planner import _COUNTS, EspressoAllocation, EspressoPlanner, _numbers
@@ -55,7 +55,7 @@ def test_first_stages_go_to_types_with_room_for_activations() -> None:
     alike = replace(own.machines[1].gpu, flops_bf16=own.machines[0].gpu.flops_bf16, hbm_bytes_per_s=1.5e12)
     machines = (own.machines[0], replace(own.machines[1], gpu=alike))
     problem = Problem(replace(own, machines=machines), small.TINY, Workload(32, 2048, recompute="none"), Space())
-    planner = EspressoPlanner(AlignedEstimates(PlanPricer(problem)), Objective(), frozenset({0, 1}))
+    planner = EspressoPlanner(GridEstimates(PlanPricer(problem)), Objective(), frozenset({0, 1}))
     roomy = [m[0] for m in planner.machines].index((1,))
     choice = next(c for c in planner.choices(("none",)) if (c.tp, c.dp, c.size) == (1, 1, 1))
     assert planner.orders(EspressoAllocation(choice, (1, 1)))[0] == (roomy, 1 - roomy)

@@ -26,7 +26,7 @@ from solvers.baselines.flashflex.flashflex import FlashFlex
 from solvers.baselines.flashflex.plans import ReleasedPlans
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.baselines.flashflex.published import OurMemory, intra_gb_per_s
-from solvers.baselines.flashflex.released import ReleasedSearch, StageSequence, _ordered, memory_shares
+from solvers.baselines.flashflex.released import ReleasedSearch, StageSequence, _order_parts, memory_shares
 from tests.conftest import ROOT
 from tests.slow import slow_but
 from tests.solvers import problems as small
@@ -73,7 +73,7 @@ def test_layers_follow_the_memory_of_stages(line: StageSequence, layers: list[in
 def test_the_released_order_of_parts(weights: list[list[int]], order: list[int]) -> None:
     """`get_stage_order` of `stage_order.py` and `gen_strategy` of `strategy.py`."""
     parts = [[k] for k in range(len(weights))]
-    assert _ordered(parts, np.array(weights, float)) == [[k] for k in order]
+    assert _order_parts(parts, np.array(weights, float)) == [[k] for k in order]
 
 
 @pytest.mark.parametrize(("inside", "between", "weighs"), [(25, 400, [0, 0]), (400, 15, [0, 1]), (5, 1, [2, 9])])

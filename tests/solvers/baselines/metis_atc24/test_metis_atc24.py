@@ -18,12 +18,12 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
+from solvers.baselines.metis_atc24.cutting import cuts
+from solvers.baselines.metis_atc24.group_cuts import batchings, sequences
 from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
 from solvers.baselines.metis_atc24.parallel_pipelines import plan_of_cut
+from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices, StageGroup
 from solvers.completion.allocation import earliest_finish
-from solvers.heuristics.device_groups.cutting import cuts
-from solvers.heuristics.device_groups.group_cuts import batchings, sequences
-from solvers.heuristics.device_groups.ranked_devices import Batching, RankedDevices, StageGroup
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 

@@ -11,10 +11,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Partition, PipelineGroup
-from solvers.exact.assignments import DeviceClasses
 from solvers.frame.starts import first_choice
 from solvers.heuristics.operators.table import PARTITION_OPERATORS, REPLICA_OPERATORS, PartitionProposals
 from tests.solvers import oracle, problems
+from tests.solvers.assignments import DeviceClasses
 from tests.solvers.frame.test_starts import CASES, assert_legal
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.problem.problem import Problem
-from solvers.heuristics.device_groups.ranked_devices import StageGroup
+from solvers.baselines.metis_atc24.ranked_devices import StageGroup
 
 _NO = -(1 << 30)  # layers of what cannot be
 _COARSE, _FINE = 12, 16  # times of the slowest stage that are tried together: first to find it, then to be exact
@@ -30,7 +30,7 @@ def cuts(
     rng: random.Random,
     longest_s: Callable[[int], float],
 ) -> Iterator[tuple[float, Cut]]:
-    """For each number of stages, cuts of the ranks whose slowest stage is about as fast as possible.
+    """Cuts of the ranks into each number of stages, whose slowest stage is about as fast as possible.
 
     `groups[a]` are the stages that may begin at rank a. Each cut comes with a time that its slowest stage does not
     exceed, which is at most `longest_s` of the number of stages.
@@ -40,7 +40,7 @@ def cuts(
     shortest_s = _shortest_s(groups, num_layers)
     if not stages or shortest_s == float("inf") or shortest_s > longest_s(min(stages)):
         return
-    widest_s = _WIDEST * shortest_s + max(group.ends_s + group.waits_s for own in groups for group in own)
+    widest_s = _WIDEST * shortest_s + max(group.ends_s + group.waits_s for offered in groups for group in offered)
     limits = np.geomspace(shortest_s, widest_s, _COARSE)
     good = np.flatnonzero(_Table(groups, num_layers, max(stages), limits).good(stages))
     if len(good):
@@ -52,7 +52,9 @@ def cuts(
 
 def _shortest_s(groups: list[list[StageGroup]], num_layers: int) -> float:
     """Seconds of the slowest stage if every rank were as fast as in its best group."""
-    rate = sum(max((1.0 / (g.layer_s * (g.end_rank - g.first_rank)) for g in own), default=0.0) for own in groups)
+    rate = sum(
+        max((1.0 / (g.layer_s * (g.end_rank - g.first_rank)) for g in offered), default=0.0) for offered in groups
+    )
     return num_layers / rate if rate else float("inf")
 
 
@@ -65,25 +67,25 @@ class _Table:
         self.groups, self.num_layers, self.limits = groups, num_layers, limits
         self.most = np.full((len(groups) + 1, len(limits), max_stages + 1), _NO, np.int64)
         self.most[-1, :, 0] = 0
-        self.ends = [np.array([group.end_rank for group in own], np.int64) for own in groups]
-        self.taken = [self._within(own, max_stages) for own in groups]
+        self.ends = [np.array([group.end_rank for group in offered], np.int64) for offered in groups]
+        self.taken = [self._within(offered, max_stages) for offered in groups]
         for a in range(len(groups) - 1, -1, -1):
             if groups[a]:
                 after = self.most[self.ends[a]][:, :, :-1]
                 self.most[a, :, 1:] = (self.taken[a][:, :, 1:] + after).max(axis=0)
 
     def good(self, stages: Sequence[int]) -> NDArray[np.bool_]:
-        """For each limit, whether all layers fit some of these numbers of stages."""
+        """Whether all layers fit some of these numbers of stages, for each limit."""
         enough: NDArray[np.bool_] = (self.most[0][:, list(stages)] >= self.num_layers).any(axis=1)
         return enough
 
-    def _within(self, own: list[StageGroup], max_stages: int) -> NDArray[np.int64]:
+    def _within(self, offered: list[StageGroup], max_stages: int) -> NDArray[np.int64]:
         """Layers that each group can take within each limit, by stages left [groups, limits, stages + 1]."""
-        if not own:
+        if not offered:
             return np.zeros((0, 0, 0), np.int64)
-        layer_s, ends_s = np.array([g.layer_s for g in own]), np.array([g.ends_s + g.waits_s for g in own])
+        layer_s, ends_s = np.array([g.layer_s for g in offered]), np.array([g.ends_s + g.waits_s for g in offered])
         fast = np.floor((self.limits[None, :] - ends_s[:, None]) / layer_s[:, None] + 1e-9).astype(np.int64)
-        taken = np.minimum(fast[:, :, None], np.stack([g.max_layers[: max_stages + 1] for g in own])[:, None, :])
+        taken = np.minimum(fast[:, :, None], np.stack([g.max_layers[: max_stages + 1] for g in offered])[:, None, :])
         return np.where(taken > 0, np.minimum(taken, self.num_layers), _NO)
 
     def cuts(self, stages: int, rng: random.Random, longest_s: float) -> Iterator[tuple[float, Cut]]:
@@ -95,13 +97,13 @@ class _Table:
                 yield float(self.limits[limit]), cut
 
     def _back(self, limit: int, stages: int, rng: random.Random | None) -> Cut:
-        at, found, needed = 0, list[StageGroup](), self.num_layers
+        at, cut, needed = 0, list[StageGroup](), self.num_layers
         for left in range(stages, 0, -1):
-            own = self.groups[at]
+            offered = self.groups[at]
             taken = self.taken[at][:, limit, left]
             reach = taken + self.most[self.ends[at], limit, left - 1]
             chosen = int(np.argmax(reach)) if rng is None else rng.choice(np.flatnonzero(reach >= needed).tolist())
-            found.append(own[chosen])
+            cut.append(offered[chosen])
             needed -= int(taken[chosen])
-            at = found[-1].end_rank
-        return tuple(found)
+            at = cut[-1].end_rank
+        return tuple(cut)

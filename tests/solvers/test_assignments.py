@@ -11,8 +11,8 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from solvers.exact.assignments import DeviceAssignment, DeviceClasses
 from tests.solvers import oracle, problems
+from tests.solvers.assignments import DeviceAssignment, DeviceClasses
 
 
 def lab(*machines: dict[str, Any], layers: int = 4, batch: int = 4, **more: Any) -> Problem:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.memo import Memo
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.in_flight import holding, room
+from solvers.baselines._estimates import GridEstimates, around
 from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates, around
 
 _MAX_STAGES = 40
 
@@ -64,30 +64,33 @@ class StageGroup:
         return num_layers * self.layer_s + self.ends_s
 
     def pipelines(self) -> list[Replicas]:
-        """For each pipeline the devices and samples of its replicas; replicas without a sample are idle."""
-        found = []
+        """The devices and samples of the replicas of each pipeline; replicas without a sample are idle."""
+        pipelines = []
         for members, counts in self.samples:
             starts = [(self.first_rank + i * self.tp, n) for i, n in zip(members, counts, strict=True) if n]
-            found.append(tuple(sorted((self.ranks[a : a + self.tp], n) for a, n in starts)))
-        return found
+            pipelines.append(tuple(sorted((self.ranks[a : a + self.tp], n) for a, n in starts)))
+        return pipelines
 
 
 class RankedDevices:
     """One sequence of ranks. `ranks` are devices; those of a machine, and of a GPU type, stand together."""
 
-    def __init__(self, estimates: StageEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
-        self.estimates, self.ranks, self._kept = estimates, tuple(ranks), kept
+    def __init__(self, estimates: GridEstimates, ranks: Sequence[int], timed: dict[Any, Any]) -> None:
+        """`timed` is shared with the other sequences of the same devices."""
+        self.estimates, self.ranks, self._timed_stages = estimates, tuple(ranks), timed
         self.problem = problem = estimates.problem
         machine_of = problem.cluster.machine_of
         self._machine = [int(machine_of[d]) for d in ranks]
         self.degrees = sorted(
-            {t for own in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(own))}
+            {t for devices in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(devices))}
         )
         self._tp_groups: dict[int, list[Any]] = {
             tp: [self._tp_group(a, tp) for a in range(len(ranks))] for tp in self.degrees
         }
         self._crossing_s = [self._sequence_s(a) for a in range(len(ranks) + 1)]
-        self._places: dict[tuple[int, int, int], tuple[tuple[Any, ...], float, float]] = {}
+        self._places: Memo[tuple[int, int, int], tuple[tuple[Any, ...], float, float]] = Memo(
+            lambda key: self._place(*key)
+        )
         self.max_stages = min(len(ranks), problem.model.num_layers, _MAX_STAGES)
 
     def _tp_group(self, a: int, tp: int) -> Any:
@@ -108,7 +111,8 @@ class RankedDevices:
         return self.estimates.sequence_bytes / (float(cluster.network.bandwidth[x, y]) * interfaces)
 
     def _waits_s(self, a: int, end: int) -> float:
-        """For one sequence: a cycle of two stages waits for a message, one of three for two (`period_s`)."""
+        """Seconds that a stage waits for messages, for one sequence: a cycle of two stages waits for a message, that of
+        three for two (`period_s`)."""
         inside = max(self._crossing_s[a + 1 : end], default=0.0)
         shorter, longer = sorted(self._side_s(at, inside) for at in (a, end))
         return longer / 2 + shorter / 6
@@ -143,18 +147,14 @@ class RankedDevices:
         """The stage of `size` ranks from rank a with TP degree `tp`; None if there is none."""
         if size % tp or not batching.pipelines <= size // tp <= batching.size:
             return None
-        place = self._places.get((a, size, tp))
-        if place is None:
-            place = self._places[a, size, tp] = self._place(a, size, tp)
-        tp_groups, ring_s, waits_s = place
+        tp_groups, ring_s, waits_s = self._places[a, size, tp]
         if None in tp_groups:
             return None
         first, last = a == 0, a + size == len(self.ranks)
         key = (tp_groups, ring_s, first, last, batching)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._timed(tp_groups, tp, ring_s, first, last, batching)
-        samples, layer_s, ends_s, max_layers = found
+        if key not in self._timed_stages:
+            self._timed_stages[key] = self._time_stage(tp_groups, tp, ring_s, first, last, batching)
+        samples, layer_s, ends_s, max_layers = self._timed_stages[key]
         return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, max_layers)
 
     def _place(self, a: int, size: int, tp: int) -> tuple[tuple[Any, ...], float, float]:
@@ -181,7 +181,7 @@ class RankedDevices:
                 seconds.append(max(1, min(tp, sharing)) / float(cluster.network.bandwidth[x, y]))
         return max(seconds, default=0.0)
 
-    def _timed(
+    def _time_stage(
         self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: Batching
     ) -> Any:
         """The replicas of each pipeline and their samples, stage times, and the most layers that fit."""
@@ -204,10 +204,10 @@ class RankedDevices:
         layer_s += model.layer_params * sync_s
         ends_s += (first * model.embedding_params + last * model.head_params) * sync_s
         shards = copies if batching.sharded else 1
-        total = self.problem.model.num_layers
+        total, schedule = self.problem.model.num_layers, default_schedule(self.problem.workload)
 
         def max_layers(left: int) -> int:
-            held = in_flight(ONE_F_ONE_B, StagePosition(0, left, batching.count))
+            held = holding(room(schedule, left - 1, batching.count))
             return min(
                 total,
                 *(
@@ -216,7 +216,7 @@ class RankedDevices:
                 ),
             )
 
-        return samples, layer_s, ends_s, np.array([0, *_falling(max_layers, 1, self.max_stages)])
+        return samples, layer_s, ends_s, np.array([0, *_falling_values(max_layers, 1, self.max_stages)])
 
     def _layer_s(self, policy: str, tp_group: Any, size: int) -> float:
         return self._stage_s(tp_group, 1, False, False, size, policy)
@@ -238,7 +238,7 @@ def _by_kind(tp_groups: Sequence[Any], pipelines: int) -> list[list[int]]:
     return [sorted(order[pipeline::pipelines]) for pipeline in range(pipelines)]
 
 
-def _falling(function: Callable[[int], int], first: int, last: int) -> list[int]:
+def _falling_values(function: Callable[[int], int], first: int, last: int) -> list[int]:
     """Values from `first` to `last` of a function that never rises; where two agree, so do all between."""
     values = {first: function(first), last: function(last)}
 

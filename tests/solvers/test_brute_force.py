@@ -1,4 +1,4 @@
-"""Looking at all plans cleverly finds what looking at all plans plainly finds."""
+"""Brute force leaves out nothing that counts: it finds what looking at every plan finds, on the smallest problems."""
 
 import itertools
 from dataclasses import replace
@@ -18,24 +18,14 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.result import Result, Status
-from hexiopt.solving import Budget
-from solvers.baselines.flashflex.pricer import FlashFlexPricer
-from solvers.exact.cp_sat import CpSat
-from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
-from solvers.frame.solver import SearchSolver
-from solvers.heuristics.local_search import LocalSearch
 from tests.conftest import STRESS
 from tests.slow import slow_but
 from tests.solvers import oracle, problems
-from tests.timing import within
+from tests.solvers.brute_force import best_plan, earliest
+from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MOST_PLANS = 1500  # that the naive oracle prices of a drawn problem
 MOST_SETS = 10_000  # of pipelines that it puts together
-
-
-def solve(problem: Problem, time_limit_s: float = 3600.0, **more: Any) -> Result:
-    return Exhaustive().solve(problem, Budget(time_limit_s), **more)
 
 
 def machine(name: str, gpu: str, num_gpus: int, **more: Any) -> dict[str, Any]:
@@ -119,18 +109,14 @@ def test_equals_the_naive_oracle(problem: Problem) -> None:
     model = PlanPricer(problem)
     best_s = min((model.price(plan).objective for plan in plans), default=float("inf"))
     assert lower_bound_s(model, 0.2) <= best_s * (1 + 1e-9)
-    result = solve(problem)
-    if best_s == float("inf"):
-        assert result.status is Status.INFEASIBLE
-        assert result.reason
-        assert "\n" not in result.reason
+    plan, step_s = best_plan(problem)
+    if plan is None:
+        assert step_s == best_s == float("inf")
     else:
-        assert result.status is Status.OPTIMAL, result.reason
-        assert result.objective == pytest.approx(best_s, rel=1e-9)
-        assert result.gap == 0.0
-        assert result.plan is not None
-        assert violations(problem, result.plan, result.cost) == []
-        assert model.price(result.plan) == result.cost
+        assert step_s == pytest.approx(best_s, rel=1e-9)
+        cost = model.price(plan)
+        assert cost.step_time_s == step_s
+        assert violations(problem, plan, cost) == []
 
 
 FREE = Workload(4, 512)
@@ -153,7 +139,7 @@ def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
         best_s = min(best_s, model.price(plan).objective)
         kinds.add((plan.schedule, plan.sharding))
     assert len(kinds) >= 15
-    assert solve(problem).objective == pytest.approx(best_s, rel=1e-9)
+    assert best_plan(problem)[1] == pytest.approx(best_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", slow_but(("interleaved",), ("1f1b", "interleaved")))
@@ -167,7 +153,7 @@ def test_recompute_layer_by_layer(schedule: str) -> None:
     for per_layer in (True, False):
         one = replace(problem, space=replace(problem.space, recompute_per_layer=per_layer))
         model = PlanPricer(one)
-        found.append(solve(one).objective)
+        found.append(best_plan(one)[1])
         assert found[-1] == pytest.approx(min(model.price(plan).objective for plan in oracle.every_plan(one)), rel=1e-9)
     assert found[0] < 0.95 * found[1]
 
@@ -177,11 +163,11 @@ def test_a_tied_matrix_is_sharded_between_the_ends_of_one_pipeline() -> None:
     workload = Workload(1, 128, gradient_bytes=4, recompute="none")
     problem = task([machine("a", "fast", 2)], workload, Space(num_stages=2), gib=16.0)
     problem = replace(problem, model=replace(problem.model, tied_embeddings=True))
-    result = solve(problem)
-    assert result.plan is not None
-    assert result.plan.sharding.stage == 1
+    plan, step_s = best_plan(problem)
+    assert plan is not None
+    assert plan.sharding.stage == 1
     model = PlanPricer(problem)
-    assert result.objective == pytest.approx(min(model.price(p).objective for p in oracle.every_plan(problem)))
+    assert step_s == pytest.approx(min(model.price(p).objective for p in oracle.every_plan(problem)))
 
 
 def test_a_model_whose_first_layer_has_no_attention_window() -> None:
@@ -189,19 +175,18 @@ def test_a_model_whose_first_layer_has_no_attention_window() -> None:
     problem = task([machine("a", "fast", 1), machine("b", "slow", 2)], FREE, Space(), layers=2)
     biases = {"mlp_bias": True, "tied_embeddings": True, "activation": "gelu_new"}
     neo = replace(problem.model, architecture="gpt_neo", attention_window=256, **biases)
-    result = solve(replace(problem, model=neo))
-    assert result.status is Status.OPTIMAL
-    assert result.objective == solve(replace(problem, model=replace(neo, attention_window=None))).objective
+    _, step_s = best_plan(replace(problem, model=neo))
+    assert step_s == best_plan(replace(problem, model=replace(neo, attention_window=None)))[1] < float("inf")
 
 
 def test_replicas_can_be_best() -> None:
     """One sequence at a time is too little for TP's overhead to pay: two devices share a micro-batch."""
     problem = problems.TINY_PROBLEMS["three_gpus"]()
-    result = solve(problem)
-    assert result.plan is not None
-    assert any(len(stage.replicas) > 1 for pipeline in result.plan.pipelines for stage in pipeline.stages)
-    without = solve(replace(problem, space=replace(problem.space, replicas=False)))
-    assert without.objective > 1.04 * result.objective
+    plan, step_s = best_plan(problem)
+    assert plan is not None
+    assert any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    _, without_s = best_plan(replace(problem, space=replace(problem.space, replicas=False)))
+    assert without_s > 1.04 * step_s
 
 
 def test_every_plan_counts_what_there_is() -> None:
@@ -223,84 +208,26 @@ def test_every_plan_counts_what_there_is() -> None:
     assert len(several) == 3 * (len(found) + 3 * 2 * 2) + 2
 
 
-# Bad input, budget, listeners.
+def test_too_much_is_said_before_it_is_priced() -> None:
+    problem = problems.TINY_PROBLEMS["slow_network"]()
+    with pytest.raises(oracle.TooManyError):
+        best_plan(problem, 100)
 
 
-def test_refuses_what_is_too_large() -> None:
-    for layers, gpus in ((MOST_LAYERS + 1, 2), (2, MOST_DEVICES + 1)):
-        problem = task([machine("a", "fast", gpus)], FREE, Space(), layers=layers)
-        with pytest.raises(InputError, match=r"at most|more than the 6 devices and 8 layers") as caught:
-            solve(problem)
-        assert "solver=portfolio" in str(caught.value)
-        assert "\n" not in str(caught.value)
-    excluded = Space(exclude=("a:0",))
-    assert solve(task([machine("a", "fast", 7)], Workload(1, 512), excluded, layers=1)).status is Status.OPTIMAL
+# The two facts that it uses.
 
 
-def test_refuses_other_pricers() -> None:
-    problem = task([machine("a", "fast", 2)], FREE, Space())
-    with pytest.raises(InputError, match="cost model"):
-        solve(problem, pricer=FlashFlexPricer(problem))
-
-
-def middling() -> Problem:
-    """Six devices and eight layers: seconds of work."""
-    machines = [machine("a", "fast", 3), machine("b", "slow", 3)]
-    return task(machines, Workload(8, 2048), Space(), layers=8)
-
-
-def test_keeps_the_time_limit_with_a_plan() -> None:
-    result = within(0.5, lambda: solve(middling(), time_limit_s=1.0), after_s=1.0)
-    assert result.status is Status.FEASIBLE
-    assert result.plan is not None
-    assert 0.0 < result.bound_s < result.objective
-
-
-@pytest.mark.parametrize("solver", [Exhaustive(), CpSat()], ids=lambda solver: solver.name)
-def test_no_proof_of_what_no_step_was_left_for(solver: SearchSolver) -> None:
-    """However few the steps, also where they end among the plans of the last assignment."""
-    machines = [machine("a", "fast", 2), machine("b", "slow", 1)]
-    workload = Workload(8, 2048, recompute="full", schedule="interleaved", optimizer_sharding="0")
-    problem = task(machines, workload, Space(replicas=False), layers=1, gib=80.0)
-    best_s = solve(problem).objective
-    for steps in range(1, 30):
-        found = solver.solve(problem, Budget(3600.0, steps))
-        assert found.bound_s <= best_s * (1 + 1e-9), steps
-        assert found.status is not Status.OPTIMAL or found.objective == pytest.approx(best_s, rel=1e-9), steps
-
-
-def test_a_listener_may_stop() -> None:
-    heard = []
-
-    def listen(progress: Any) -> bool:
-        heard.append(progress)
-        return len(heard) < 3
-
-    result = solve(middling(), on_progress=listen)
-    assert len(heard) == 3  # the search at the start tells, and nobody after it has been stopped
-    assert {progress.solver for progress in heard} == {"exhaustive"}
-    assert result.status in (Status.FEASIBLE, Status.NOT_FOUND)
-
-
-def test_same_plan_again() -> None:
-    problem = task([machine("a", "fast", 2), machine("b", "slow", 2)], Workload(4, 512), Space(), layers=3)
-    first, again = solve(problem), solve(problem, seed=5)
-    assert first.plan == again.plan
-    assert first.cost == again.cost
-
-
-def test_a_plan_outside_of_the_plan_space_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar that the local search sets is never the answer: what is not found again is an error."""
-    problem = task([machine("a", "fast", 2)], Workload(2, 512), Space())
-    best = solve(problem)
-    assert best.plan is not None
-    assert best.cost is not None
-    impossible = replace(best.cost, step_time_s=best.cost.step_time_s / 2)
-
-    def start(self: LocalSearch, search: Any, rng: Any) -> None:
-        plan: Plan | None = best.plan
-        search.plan, search.cost = plan, impossible
-
-    monkeypatch.setattr(LocalSearch, "search", start)
-    with pytest.raises(AssertionError, match="outside"):
-        solve(problem)
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.one_of(problems_with_plans(), roomy_problems_with_plans()))
+def test_nothing_that_a_plan_adds_makes_it_faster(drawn: tuple[Problem, Plan]) -> None:
+    """Its pipelines end no earlier than alone, and its step no earlier than if all executors ended so."""
+    problem, plan = drawn
+    model = PlanPricer(problem)
+    alone = [model.pipelines(Plan((pipeline,), plan.schedule))[0] for pipeline in plan.pipelines]
+    together = model.pipelines(plan)
+    for one, inside in zip(alone, together, strict=True):
+        pairs = zip(one.executor_end_s, inside.executor_end_s, strict=True)
+        assert all(alone_s <= inside_s * (1 + 1e-9) for alone_s, inside_s in pairs)
+    if plan.sharding.stage < 2:
+        costs = [earliest([inside, one]) for one, inside in zip(alone, together, strict=True)]
+        assert model.price(plan, costs).step_time_s <= model.price(plan).step_time_s * (1 + 1e-9)

@@ -1,7 +1,6 @@
 """Pipelines as cuts of the ranked devices of a cluster: device groups of uneven sizes and TP degrees, stage by stage.
 
-Metis's plan space (`solvers/baselines/metis_atc24/`), whose search `solver=metis_atc24` goes on from here; the default
-has its best cuts among its fallbacks.
+Metis's plan space, whose best cuts `planner.py` improves.
 """
 
 import random
@@ -11,13 +10,10 @@ from itertools import islice, permutations, product
 from typing import Any, NamedTuple
 
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import default_schedule
-from solvers.completion.allocation import least_bottleneck
-from solvers.core.partition import Partition, PipelineGroup
-from solvers.core.zero import first_stage
-from solvers.heuristics.device_groups.cutting import Cut, cuts
-from solvers.heuristics.device_groups.ranked_devices import Batching, RankedDevices, Replicas, ReplicaSamples
-from solvers.heuristics.device_groups.stage_estimates import StageEstimates
+from solvers.baselines._estimates import GridEstimates
+from solvers.baselines._plans import balanced_layers
+from solvers.baselines.metis_atc24.cutting import Cut, cuts
+from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices
 
 _SEQUENCES = 24  # sequences of GPU types that are tried
 _BATCHINGS = 4  # batchings tried for all sequences: those best for the first two
@@ -25,7 +21,7 @@ _SLACK = 1.5  # cuts whose rough estimate is this much above the best are left o
 _FILL = 0.8  # a stage's time in a fill, over the slowest stage's, roughly
 
 
-class FoundCut(NamedTuple):
+class RankedCut(NamedTuple):
     """A cut with a rough estimate of a step in seconds, the number of its sequence, and its batching."""
 
     rough_s: float
@@ -47,32 +43,32 @@ def sequences(problem: Problem) -> list[tuple[int, ...]]:
 
 def batchings(problem: Problem, policy: str, sharded: bool) -> list[Batching]:
     """Micro-batches that divide the global batch, in as few pipelines as the plan space allows or as it requires."""
-    batch, asked, found = problem.workload.global_batch, problem.space.num_pipelines, []
+    batch, asked, dividing = problem.workload.global_batch, problem.space.num_pipelines, []
     sizes = problem.space.micro_batch_sizes(batch)
     size = asked or 1
     while size <= min(batch, len(problem.usable_devices) * sizes[-1]):
         pipelines = asked or max(1, size // sizes[-1])
         if batch % size == 0 and size // pipelines in sizes:
-            found.append(Batching(batch // size, size, pipelines, policy, sharded))
+            dividing.append(Batching(batch // size, size, pipelines, policy, sharded))
         size *= 2
-    return found
+    return dividing
 
 
 class GroupCuts:
     """Cuts of `sequences` of a cluster's devices under all recompute policies; `sharded` as in ZeRO-1."""
 
-    def __init__(self, estimates: StageEstimates, sequences: Sequence[Sequence[int]], *, sharded: bool) -> None:
+    def __init__(self, estimates: GridEstimates, sequences: Sequence[Sequence[int]], *, sharded: bool) -> None:
         self.problem = estimates.problem
-        kept: dict[Any, Any] = {}
-        self.ranked = [RankedDevices(estimates, ranks, kept) for ranks in sequences]
+        timed: dict[Any, Any] = {}
+        self.ranked = [RankedDevices(estimates, ranks, timed) for ranks in sequences]
         policies = estimates.pricer.policies()
         self.batchings = [batching for policy in policies for batching in batchings(self.problem, policy, sharded)]
 
-    def found(self, rng: random.Random, should_continue: Callable[[float], bool]) -> list[FoundCut]:
-        """Cuts, the best estimate first, found while `should_continue` says so of the share that it is asked for."""
+    def cuts(self, rng: random.Random, should_continue: Callable[[float], bool]) -> list[RankedCut]:
+        """Cuts, the best estimate first, sought while `should_continue` says so of the share that it is asked for."""
         space = self.problem.space
         degrees: list[int | None] = [None] if space.uneven_tp else [*self.ranked[0].degrees]
-        found: list[FoundCut] = []
+        estimated: list[RankedCut] = []
         best_s = dict.fromkeys(self.batchings, float("inf"))
 
         def cut_all(numbers: Iterable[int], chosen: Sequence[Batching]) -> None:
@@ -81,25 +77,25 @@ class GroupCuts:
                     break
                 ranked = self.ranked[k]
                 groups = ranked.groups(batching, tp)
-                aligned = [[group for group in own if ranked.is_aligned(group)] for own in groups]
+                aligned = [[group for group in starting if ranked.is_aligned(group)] for starting in groups]
                 for offered in (aligned, groups):
                     longest_s = partial(_slowest_s, batching, _SLACK * min(best_s.values()))
                     for slowest_s, cut in cuts(self.problem, offered, ranked.max_stages, rng, longest_s):
                         rough_s = slowest_s / _slowest_s(batching, 1.0, len(cut))
                         best_s[batching] = min(best_s[batching], rough_s)
-                        found.append(FoundCut(rough_s, k, batching, cut))
+                        estimated.append(RankedCut(rough_s, k, batching, cut))
 
         # Uniform cuts come first.
         for batching, k in product(self.batchings, range(len(self.ranked))):
             for cut, layers in self._uniform_cuts(batching, self.ranked[k]):
                 rough_s = quick_s(cut, layers, batching)
                 best_s[batching] = min(best_s[batching], rough_s)
-                found.append(FoundCut(rough_s, k, batching, cut))
+                estimated.append(RankedCut(rough_s, k, batching, cut))
             if not should_continue(0.5):
                 break
         cut_all(range(2)[: len(self.ranked)], self.batchings)
         cut_all(range(2, len(self.ranked)), sorted(self.batchings, key=best_s.__getitem__)[:_BATCHINGS])
-        return sorted(found, key=lambda one: one.rough_s)
+        return sorted(estimated, key=lambda estimate: estimate.rough_s)
 
     def _uniform_cuts(self, batching: Batching, ranked: RankedDevices) -> Iterator[tuple[Cut, tuple[int, ...]]]:
         """Cuts into groups of equal size and TP degree in which the layers fit, and the layers of each."""
@@ -110,20 +106,18 @@ class GroupCuts:
                 continue
             for tp in ranked.degrees:
                 cut = [group for k in range(count) if (group := ranked.group(k * size, size, tp, batching)) is not None]
-                layers = split_layers(tuple(cut), self.problem.model.num_layers) if len(cut) == count else None
-                if layers is not None:
+                for layers in split_layers(tuple(cut), self.problem.model.num_layers)[:1] if len(cut) == count else ():
                     yield tuple(cut), layers
 
 
-def split_layers(cut: Cut, total: int) -> tuple[int, ...] | None:
-    """Layers per stage that make the slowest as fast as memory allows; None if they do not fit."""
+def split_layers(cut: Cut, total: int) -> list[tuple[int, ...]]:
+    """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if they do not
+    fit."""
     most = [min(top, total) for top in max_layers(cut)]
-    if min(most) < 1 or sum(most) < total:
-        return None
     times = [
         [group.stage_s(n) + group.waits_s for n in range(1, top + 1)] for group, top in zip(cut, most, strict=True)
     ]
-    return tuple(least_bottleneck(times, total))
+    return balanced_layers(times, total)
 
 
 def max_layers(cut: Cut) -> list[int]:
@@ -140,51 +134,3 @@ def quick_s(cut: Cut, layers: tuple[int, ...], batching: Batching) -> float:
     """A rough estimate of a step, in which every stage waits for its own messages only."""
     stage_s = [group.stage_s(n) + group.waits_s for group, n in zip(cut, layers, strict=True)]
     return (batching.count - 1) * max(stage_s) + sum(stage_s)
-
-
-def lanes(problem: Problem, batching: Batching, cut: Cut) -> tuple[list[list[Replicas]], int]:
-    """By stage, the replicas of each pipeline of a cut, and the sequences of a micro-batch.
-
-    Pipelines are halved while their halves are alike, so that plain pipelines result where possible.
-    """
-    stages = [group.pipelines() for group in cut]
-    size = batching.pipeline_size
-    while size % 2 == 0 and problem.space.num_pipelines is None:
-        halves = [[_halved(problem, shares) for shares in pipelines] for pipelines in stages]
-        if any(half is None for pipelines in halves for half in pipelines):
-            break
-        stages = [[part for half in pipelines if half is not None for part in half] for pipelines in halves]
-        size //= 2
-    return stages, size
-
-
-def _halved(problem: Problem, shares: Replicas) -> tuple[Replicas, Replicas] | None:
-    """The replicas in two halves of equal types and samples; None if there are none."""
-    alike: dict[tuple[str, int], list[ReplicaSamples]] = {}
-    for share in shares:
-        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
-    if any(len(members) % 2 for members in alike.values()):
-        return None
-    return (
-        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
-        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
-    )
-
-
-def cut_partitions(
-    estimates: StageEstimates, rng: random.Random, should_continue: Callable[[float], bool]
-) -> Iterator[Partition]:
-    """The partitions of cuts of two sequences, fastest GPU types first and last, the best estimate first."""
-    problem = estimates.problem
-    zero_stage, schedule = first_stage(problem), default_schedule(problem.workload)
-    seen = set[tuple[PipelineGroup, ...]]()
-    cutter = GroupCuts(estimates, sequences(problem)[:2], sharded=zero_stage > 0)
-    for _, _, batching, cut in cutter.found(rng, should_continue):
-        stages, size = lanes(problem, batching, cut)
-        own = [[tuple(devices for devices, _ in replicas) for replicas in pipelines] for pipelines in stages]
-        groups = tuple(PipelineGroup.pipeline(pipeline, size) for pipeline in zip(*own, strict=True))
-        if not any(group.replicated for group in groups):
-            groups = (PipelineGroup(tuple(tuple(group for (group,) in pipelines) for pipelines in own), size),)
-        if groups not in seen:
-            seen.add(groups)
-            yield Partition(groups, schedule, zero_stage)

@@ -1,0 +1,24 @@
+"""The pipeline schedules that trainers run, the first by preference, each with the trainer's word for it, if any."""
+
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
+
+TRAINER_SCHEDULES: dict[str, dict[Schedule, str]] = {
+    "accelerate": dict.fromkeys((ONE_F_ONE_B, GPIPE, INTERLEAVED), ""),  # with one stage all are the same
+    "deepspeed": {ONE_F_ONE_B: ""},
+    "flagscale": {ONE_F_ONE_B: ""},
+    "flashflex": {ONE_F_ONE_B: "1F1B", GPIPE: "Gpipe"},
+    "galvatron": {ONE_F_ONE_B: "pipedream_flush", GPIPE: "gpipe"},
+    "megatron": {ONE_F_ONE_B: "", INTERLEAVED: ""},
+    "torchtitan": {ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B", GPIPE: "GPipe"},
+}
+
+
+def schedules_of(trainer: str) -> tuple[Schedule, ...]:
+    """The schedules that a trainer runs."""
+    return tuple(TRAINER_SCHEDULES[trainer])
+
+
+def preset_schedules(trainer: str) -> tuple[str, ...]:
+    """What `workload.schedule` may be for a trainer to run every plan."""
+    return tuple(map(str, TRAINER_SCHEDULES[trainer]))
