@@ -25,6 +25,10 @@ from solvers.compiled.layers import policies_of, split
 from solvers.compiled.state import copy_rows, copy_state, forget_touched, new_state, new_work, touch, touch_all
 from solvers.compiled.step import evaluate, refresh
 from solvers.compiled.tables import tables_of
+from solvers.core.search import Search
+from solvers.loop.edits import count_devices, is_group, lowest, pick
+from solvers.loop.search import search_by_loop
+from solvers.loop.settings import LoopSettings
 from solvers.registry import make_solver
 
 SOURCES = (
@@ -38,6 +42,14 @@ SOURCES = (
     "solvers/compiled/rings.py",
     "solvers/compiled/state.py",
     "solvers/compiled/step.py",
+    "solvers/loop/dice.py",
+    "solvers/loop/edits.py",
+    "solvers/loop/pipeline_moves.py",
+    "solvers/loop/rebuild.py",
+    "solvers/loop/stage_moves.py",
+    "solvers/loop/starts.py",
+    "solvers/loop/templates.py",
+    "solvers/loop/walk.py",
     "solvers/heuristics/kernel.py",
     "solvers/proof/joint.py",
     "solvers/proof/kernels.py",
@@ -91,7 +103,7 @@ def main() -> None:
 
 
 def compile_search(problem: Problem) -> None:
-    """Call every compiled function of `solvers/compiled` that Python calls."""
+    """Call every compiled function of `solvers/compiled` and `solvers/loop` that Python calls."""
     tables = tables_of(PlanPricer(problem))
     work, state, other = new_work(tables), new_state(tables), new_state(tables)
     state.plan[0]["num_pipelines"] = state.pipelines[0]["num_stages"] = 1
@@ -105,6 +117,8 @@ def compile_search(problem: Problem) -> None:
     forget_touched(work)
     split(tables, work, state, 0)
     policies_of(tables, state, 0, 0)
+    search_by_loop(Search("compile", problem, Budget(120.0, max_steps=20), 0), LoopSettings())
+    is_group(tables, 0, lowest(1, pick(1, count_devices(1))))
 
 
 if __name__ == "__main__":

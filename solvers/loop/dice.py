@@ -3,8 +3,9 @@
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from solvers.compiled.kernels import entry
 
 _MIX = 0x9E3779B97F4A7C15  # odd, as of splitmix64: unlike seeds for like numbers
 
@@ -15,7 +16,7 @@ def new_dice(seed: int, walk: int) -> Any:
     return np.array([mixed ^ mixed >> 29 or 1], np.uint64)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def roll(dice: Any, sides: int) -> Any:
     """A whole number from 0 to below `sides`."""
     x = dice[0]
@@ -26,7 +27,7 @@ def roll(dice: Any, sides: int) -> Any:
     return np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(33)) % sides
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def chance(dice: Any) -> Any:
     """A number from 0 to below 1."""
     return roll(dice, 1 << 30) / (1 << 30)

@@ -3,12 +3,11 @@
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.state import touch
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def count_devices(mask: int) -> int:
     """How many devices a mask has."""
     count = 0
@@ -18,7 +17,7 @@ def count_devices(mask: int) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def pick(free: int, degree: int) -> int:
     """The mask of `degree` devices of `free`: an aligned run if there is one, else the lowest; 0 where it has fewer."""
     run, at = (1 << degree) - 1, 0
@@ -29,7 +28,7 @@ def pick(free: int, degree: int) -> int:
     return lowest(free, degree)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def lowest(mask: int, count: int) -> int:
     """The lowest `count` devices of a mask; 0 where it has fewer."""
     picked, rest = 0, mask
@@ -42,8 +41,8 @@ def lowest(mask: int, count: int) -> int:
     return picked
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def is_group(tables: Any, m: int, mask: int) -> bool:
+@entry
+def is_group(tables: Any, m: int, mask: int) -> Any:
     """Whether devices `mask` of machine m may form a TP group."""
     machine = tables.machines[m]
     if machine.uneven >= 0:
@@ -52,7 +51,7 @@ def is_group(tables: Any, m: int, mask: int) -> bool:
     return 0 < degree < tables.kind_group.shape[1] and tables.kind_group[machine.kind, degree] >= 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def take(tables: Any, free: Any, m: int, degree: int) -> int:
     """Take a TP group of at most `degree` free devices of machine m; its mask, 0 where there is none."""
     while degree > 0:
@@ -64,7 +63,7 @@ def take(tables: Any, free: Any, m: int, degree: int) -> int:
     return 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def put(work: Any, stages: Any, p: int, s: int, m: int, mask: int) -> None:
     """Stage s of pipeline p is on devices `mask` of machine m from now on."""
     touch(work, p)
@@ -72,7 +71,7 @@ def put(work: Any, stages: Any, p: int, s: int, m: int, mask: int) -> None:
     stages[p, s].mask = mask
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def insert(work: Any, state: Any, p: int, at: int, m: int, mask: int) -> None:
     """A new stage on devices `mask` of machine m, before stage `at` of pipeline p."""
     stages, pipeline = state.stages, state.pipelines[p]
@@ -83,7 +82,7 @@ def insert(work: Any, state: Any, p: int, at: int, m: int, mask: int) -> None:
     pipeline.num_stages += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def drop(work: Any, state: Any, p: int, at: int) -> None:
     """Stage `at` of pipeline p goes; its devices are not freed."""
     touch(work, p)
@@ -94,15 +93,15 @@ def drop(work: Any, state: Any, p: int, at: int) -> None:
     pipeline.num_stages -= 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def release(state: Any, p: int, s: int) -> None:
     """The devices of stage s of pipeline p are free."""
     stage = state.stages[p, s]
     state.free[stage.machine] |= stage.mask
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def add_pipeline(work: Any, state: Any, size: int) -> int:
+@kernel
+def add_pipeline(work: Any, state: Any, size: int) -> Any:
     """A new pipeline without stages, of micro-batches of row `size`; its number."""
     p = state.plan[0].num_pipelines
     touch(work, p)
@@ -112,7 +111,7 @@ def add_pipeline(work: Any, state: Any, size: int) -> int:
     return p
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def remove_pipeline(work: Any, state: Any, p: int) -> None:
     """Pipeline p goes, its devices are not freed; the last one takes its number."""
     last = state.plan[0].num_pipelines - 1
@@ -127,7 +126,7 @@ def remove_pipeline(work: Any, state: Any, p: int) -> None:
     state.plan[0].num_pipelines = last
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def dissolve(work: Any, state: Any, p: int) -> None:
     """Pipeline p goes, and its devices are free."""
     for s in range(state.pipelines[p].num_stages):
@@ -135,7 +134,7 @@ def dissolve(work: Any, state: Any, p: int) -> None:
     remove_pipeline(work, state, p)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def swap(work: Any, state: Any, p: int, s: int, q: int, t: int) -> None:
     """Stage s of pipeline p and stage t of pipeline q change devices."""
     one, other = state.stages[p, s], state.stages[q, t]
@@ -144,7 +143,7 @@ def swap(work: Any, state: Any, p: int, s: int, q: int, t: int) -> None:
     put(work, state.stages, q, t, m, mask)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def shift(work: Any, state: Any, p: int, s: int, t: int) -> None:
     """Stage s of pipeline p becomes its stage t."""
     m, mask = state.stages[p, s].machine, state.stages[p, s].mask
@@ -152,7 +151,7 @@ def shift(work: Any, state: Any, p: int, s: int, t: int) -> None:
     insert(work, state, p, t, m, mask)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def are_alike(tables: Any, state: Any, p: int, q: int) -> bool:
     """Whether two pipelines have micro-batches of one size and, in order, stages of the same kinds and degrees."""
     pipelines, stages, machines = state.pipelines, state.stages, tables.machines
@@ -167,7 +166,7 @@ def are_alike(tables: Any, state: Any, p: int, q: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def list_alike(tables: Any, state: Any, p: int, listed: Any) -> int:
     """The pipelines like p, itself among them, into `listed`; how many."""
     count = 0

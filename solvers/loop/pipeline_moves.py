@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import kernel
 from solvers.compiled.state import touch, touch_all
 from solvers.loop.dice import roll
 from solvers.loop.edits import (
@@ -23,7 +22,7 @@ from solvers.loop.edits import (
 from solvers.loop.stage_moves import cut_at, join_at
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def resize_micro_batches(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """The next larger or smaller micro-batches: in one pipeline, in all like it, or in all."""
     pipelines, dice, count = state.pipelines, kit.dice, state.plan[0].num_pipelines
@@ -42,7 +41,7 @@ def resize_micro_batches(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def change_sharding(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Another ZeRO stage or other sharding groups."""
     plan, mode = state.plan[0], tables.modes[roll(kit.dice, len(tables.modes))]
@@ -53,7 +52,7 @@ def change_sharding(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def cut_pipeline(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A pipeline becomes two: cut between two stages, stages in turns, or half of the devices of each stage."""
     pipelines, stages, dice = state.pipelines, state.stages, kit.dice
@@ -88,7 +87,7 @@ def cut_pipeline(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def join_pipelines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Two pipelines become one: one after the other, in turns, or stage by stage on the same machines."""
     pipelines, stages, dice = state.pipelines, state.stages, kit.dice
@@ -116,7 +115,7 @@ def join_pipelines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def reorder_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage at another place, in all like pipelines."""
     p = roll(kit.dice, state.plan[0].num_pipelines)
@@ -131,7 +130,7 @@ def reorder_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def recut_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage becomes two, or two neighbours one, in all like pipelines."""
     p = roll(kit.dice, state.plan[0].num_pipelines)
@@ -148,7 +147,7 @@ def recut_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return changed
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def swap_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage of all like pipelines and one of all of another sort change places, pair by pair."""
     pipelines, dice, count = state.pipelines, kit.dice, state.plan[0].num_pipelines
@@ -163,7 +162,7 @@ def swap_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def move_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage of each like pipeline into one of another sort, in turns."""
     pipelines, stages, dice, count = state.pipelines, state.stages, kit.dice, state.plan[0].num_pipelines

@@ -2,22 +2,21 @@
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import kernel
 from solvers.loop.dice import chance, roll
 from solvers.loop.edits import add_pipeline, are_alike, count_devices, dissolve, insert, put, take
 
 _MOST_GONE = 3  # pipelines that a ruin takes
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def ruin(work: Any, state: Any, dice: Any, count: int) -> None:
     """`count` pipelines go, or all."""
     for _ in range(min(count, state.plan[0].num_pipelines)):
         dissolve(work, state, roll(dice, state.plan[0].num_pipelines))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def build(tables: Any, work: Any, state: Any, kit: Any, chain: Any, near: int) -> bool:
     """A pipeline on free devices: `chain` is its length, the row of its micro-batch size, and then kind and degree of
     each stage. Machines are those of pipeline `near` (-1: none) where they have room, else that of the stage before,
@@ -53,7 +52,7 @@ def build(tables: Any, work: Any, state: Any, kit: Any, chain: Any, near: int) -
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def read_chain(tables: Any, state: Any, p: int, chain: Any) -> None:
     """The `chain` (see `build`) that pipeline p is."""
     chain[0], chain[1] = state.pipelines[p].num_stages, state.pipelines[p].size
@@ -63,7 +62,7 @@ def read_chain(tables: Any, state: Any, p: int, chain: Any) -> None:
         chain[3 + 2 * s] = count_devices(stage.mask)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def copy_pipelines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Some pipelines give way to others like one that stays, as many as find devices; on its machines or on any."""
     dice = kit.dice
@@ -79,7 +78,7 @@ def copy_pipelines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def deal(tables: Any, work: Any, state: Any, kit: Any, count: int, size: int) -> None:
     """`count` new pipelines share all free devices: machines kind by kind in random order, each kind in TP groups of
     one random degree; the groups of a machine go to one pipeline or to different ones, the shortest first."""
@@ -118,7 +117,7 @@ def deal(tables: Any, work: Any, state: Any, kit: Any, count: int, size: int) ->
     remove_empty(work, state, first)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def remove_empty(work: Any, state: Any, first: int) -> None:
     """Pipelines without stages go, from number `first` on."""
     p = first
@@ -129,7 +128,7 @@ def remove_empty(work: Any, state: Any, first: int) -> None:
             p += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def deal_again(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Some pipelines, sometimes all, give way to about as many on their devices and those that are idle."""
     dice, count = kit.dice, state.plan[0].num_pipelines
@@ -140,8 +139,8 @@ def deal_again(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def build_anew(tables: Any, work: Any, state: Any, kit: Any) -> bool:
+@kernel
+def build_anew(tables: Any, work: Any, state: Any, kit: Any) -> Any:
     """Some pipelines give way to chains of the catalogue, the better ones more often."""
     dice, known = kit.dice, len(kit.catalogue)
     if known == 0:
@@ -158,8 +157,8 @@ def build_anew(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return state.plan[0].num_pipelines > 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def convert_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
+@kernel
+def convert_alike(tables: Any, work: Any, state: Any, kit: Any) -> Any:
     """All pipelines of one sort give way to a chain of the catalogue, as many as find devices."""
     dice, known = kit.dice, len(kit.catalogue)
     if known == 0 or state.plan[0].num_pipelines == 0:
@@ -179,17 +178,3 @@ def convert_alike(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     while build(tables, work, state, kit, chain, state.plan[0].num_pipelines - 1 if roll(dice, 2) else -1):
         pass
     return state.plan[0].num_pipelines > first
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def free_kind(tables: Any, work: Any, state: Any, kind: int) -> None:
-    """All pipelines with a stage on machines of a kind go."""
-    p = 0
-    while p < state.plan[0].num_pipelines:
-        hit = False
-        for s in range(state.pipelines[p].num_stages):
-            hit |= tables.machines[state.stages[p, s].machine].kind == kind
-        if hit:
-            dissolve(work, state, p)
-        else:
-            p += 1

@@ -3,8 +3,7 @@ candidate and touches what it changed; False where it does not apply, and then n
 
 from typing import Any
 
-import numba
-
+from solvers.compiled.kernels import kernel
 from solvers.compiled.state import touch
 from solvers.loop.dice import roll
 from solvers.loop.edits import (
@@ -23,7 +22,7 @@ from solvers.loop.edits import (
 )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def move_stage(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage into another pipeline: as often beside one of its kind as anywhere."""
     pipelines, stages, machines, dice = state.pipelines, state.stages, tables.machines, kit.dice
@@ -48,7 +47,7 @@ def move_stage(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def swap_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Two stages on unlike devices change places."""
     pipelines, stages, dice = state.pipelines, state.stages, kit.dice
@@ -62,7 +61,7 @@ def swap_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def swap_machines_of_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Stages of two pipelines on two machines of one kind change places."""
     pipelines, stages, machines, dice = state.pipelines, state.stages, tables.machines, kit.dice
@@ -81,7 +80,7 @@ def swap_machines_of_stages(tables: Any, work: Any, state: Any, kit: Any) -> boo
     return False
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def reorder_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage at another place of its pipeline."""
     p = roll(kit.dice, state.plan[0].num_pipelines)
@@ -95,7 +94,7 @@ def reorder_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def change_degree(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage gets as many free devices again, or frees half of its own."""
     stages, free, dice = state.stages, state.free, kit.dice
@@ -117,7 +116,7 @@ def change_degree(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def cut_stage(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage becomes two, on half of its devices each."""
     dice = kit.dice
@@ -126,7 +125,7 @@ def cut_stage(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return cut_at(tables, work, state, p, s)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def cut_at(tables: Any, work: Any, state: Any, p: int, s: int) -> bool:
     """Stage s of pipeline p becomes two, on half of its devices each, where it can."""
     stages = state.stages
@@ -142,7 +141,7 @@ def cut_at(tables: Any, work: Any, state: Any, p: int, s: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def join_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Two stages of a pipeline that have equally many devices of one machine become one."""
     dice = kit.dice
@@ -157,7 +156,7 @@ def join_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return False
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def join_at(tables: Any, work: Any, state: Any, p: int, s: int, t: int) -> bool:
     """Stage t > s of pipeline p becomes part of stage s, where they have equally many devices of one machine."""
     stages = state.stages
@@ -170,7 +169,7 @@ def join_at(tables: Any, work: Any, state: Any, p: int, s: int, t: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def use_idle(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage more on free devices of a machine."""
     free, dice = state.free, kit.dice
@@ -189,7 +188,7 @@ def use_idle(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return False
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def leave_idle(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A stage goes, and its devices are free."""
     p = roll(kit.dice, state.plan[0].num_pipelines)
@@ -201,7 +200,7 @@ def leave_idle(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def swap_machines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """All stages on two machines of equally numbered devices change places."""
     machines, stages, free, dice = tables.machines, state.stages, state.free, kit.dice
@@ -221,7 +220,7 @@ def swap_machines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     return changed
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def leave_machines(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """A machine of a stage is left unused, or all of its kind."""
     machines, stages, pipelines, dice = tables.machines, state.stages, state.pipelines, kit.dice

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-import numba
 import numpy as np
 from scipy.optimize import linprog
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from solvers.compiled.kernels import entry
 from solvers.compiled.plans import state_of
 from solvers.compiled.state import SearchState, SearchWork, copy_state, new_state
 from solvers.compiled.step import FAR, refresh
@@ -62,7 +62,8 @@ class Catalogue:
         width = 2 + 2 * state.stages.shape[1]
         book = np.zeros((_MOST_LISTED, width), np.int64), np.zeros(_MOST_LISTED), np.zeros(1, np.int64)
         state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self._mode
-        list_chains(tables, self._work, state, place, value, limits, book)
+        scratch = np.zeros(width, np.int64), np.zeros((kinds, len(tables.degrees)), np.int64)
+        list_chains(tables, self._work, state, (place, value), limits, scratch, book)
         count = int(book[2][0])
         taken: dict[Any, int] = {}
         chosen, seen = [], set()
@@ -154,7 +155,7 @@ class Catalogue:
             state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = stage, by_machine
             found.append((self._assess(kit, state), mode))
         state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self.tables.modes[min(found)[1]]
-        return refresh(self.tables, self._work, state)
+        return float(refresh(self.tables, self._work, state))
 
     def _assess(self, kit: Kit, state: SearchState) -> float:
         """The objective of a candidate, once from nothing: messages and micro-batches may be a little stale."""
@@ -205,7 +206,7 @@ def clear(tables: Tables, state: SearchState) -> None:
     state.free[:] = tables.machines["usable"]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def deal_all(tables: Any, work: Any, state: Any, kit: Any, most: int) -> None:
     """All devices in 1 to `most` pipelines, few as often as many; sometimes a kind of machines is left out."""
     dice = kit.dice
@@ -230,7 +231,7 @@ def deal_out(tables: Tables, work: SearchWork, state: SearchState, kit: Kit) -> 
     clear(tables, state)
     devices = sum(int(mask).bit_count() for mask in tables.machines["usable"])
     deal_all(tables, work, state, kit, min(len(state.pipelines), devices))
-    return refresh(tables, work, state)
+    return float(refresh(tables, work, state))
 
 
 def known_start(tables: Tables, work: SearchWork, plan: Plan, cluster: Cluster) -> tuple[SearchState, float] | None:

@@ -3,7 +3,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +141,9 @@ class Tempering:
             own.kit.tally[:] = 0
 
 
-def _on_each(run: Callable[[int], None], count: int, pool: ThreadPoolExecutor | None) -> Sequence[None]:
+def _on_each(run: Callable[[int], None], count: int, pool: ThreadPoolExecutor | None) -> None:
     if pool is None or count == 1:
-        return [run(number) for number in range(count)]
-    return list(pool.map(run, range(count)))
+        for number in range(count):
+            run(number)
+    else:
+        list(pool.map(run, range(count)))  # raises what one of them raised

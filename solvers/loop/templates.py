@@ -3,9 +3,7 @@ candidates."""
 
 from typing import Any
 
-import numba
-import numpy as np
-
+from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.layers import split
 from solvers.loop.edits import count_devices, dissolve, lowest
 from solvers.loop.rebuild import build
@@ -14,7 +12,7 @@ _HOLDERS, _ROOM = 8, 24  # of states, and for groups that sum gradients, as chai
 _SHARES = (0.25, 0.5, 0.75)  # of what a kind alone takes, in chains of two
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def fill_probe(tables: Any, state: Any, place: Any, chain: Any) -> None:
     """Let pipeline 0 of a scratch candidate be `chain`; `place` [kinds]: a machine of each kind."""
     state.pipelines[0].num_stages, state.pipelines[0].size = chain[0], chain[1]
@@ -23,8 +21,8 @@ def fill_probe(tables: Any, state: Any, place: Any, chain: Any) -> None:
         stage.machine, stage.mask, stage.room = m, lowest(tables.machines[m].usable, chain[3 + 2 * s]), _ROOM
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> float:
+@kernel
+def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> Any:
     """Seconds in which the interfaces of a machine pass the gradients and weights of the layers that it holds: at most
     those of as many stages as have room in it."""
     problem, longest = tables.problem[0], 0.0
@@ -40,7 +38,7 @@ def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> float:
     return longest
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any) -> float:
     """Sequences a second of a chain, gradients included, for the value of its devices, when its share of the batch is
     by value; 0 where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
@@ -66,7 +64,7 @@ def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any
     return batches * size / (step * total)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def set_run(chain: Any, first: int, count: int, kind: int, degree: int) -> None:
     """Let `count` stages of a chain from number `first` on be on a kind of machines, and the chain end with them."""
     for s in range(first, first + count):
@@ -74,8 +72,8 @@ def set_run(chain: Any, first: int, count: int, kind: int, degree: int) -> None:
     chain[0] = first + count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any) -> int:
+@kernel
+def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any) -> Any:
     """The fewest further stages with which a chain fits, of at most `run[3]`; 0 where none do. `run`: stages before,
     kind, degree, most."""
     low, high = 0, 1
@@ -98,7 +96,7 @@ def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: An
     return high
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any, book: Any) -> int:
     """Chains with the fewest further stages and some more, into `book`: chains, their worths, and how many they are."""
     chains, worths, count = book
@@ -117,13 +115,14 @@ def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, ch
     return least
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def list_chains(tables: Any, work: Any, state: Any, place: Any, value: Any, limits: Any, book: Any) -> None:
+@entry
+def list_chains(tables: Any, work: Any, state: Any, values: Any, limits: Any, scratch: Any, book: Any) -> None:
     """All chains of one kind, and of two where each has a quarter to three quarters of what it would take alone, into
-    `book` until that is full. `limits` [kinds + 1]: most groups of a kind at degree 1; sizes that are tried."""
+    `book` until that is full. `values`: place, value (`worth`). `limits` [kinds + 1]: most groups
+    of a kind at degree 1; sizes that are tried. `scratch`: a chain, and stages alone [kinds, degrees]."""
+    place, value = values
     kinds, most_stages = len(place), min(state.stages.shape[1], tables.problem[0].num_layers)
-    chain = np.zeros(book[0].shape[1], np.int64)
-    alone = np.zeros((kinds, len(tables.degrees)), np.int64)
+    chain, alone = scratch
     for size in range(limits[kinds]):
         chain[1] = size
         for a in range(kinds):
@@ -161,7 +160,7 @@ def list_chains(tables: Any, work: Any, state: Any, place: Any, value: Any, limi
                             book[2][0] += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def build_copies(tables: Any, work: Any, state: Any, kit: Any, chain: Any, most: int) -> int:
     """Build a chain up to `most` times, on machines of the copy before where they have room; how many were built."""
     count = 0
@@ -170,7 +169,7 @@ def build_copies(tables: Any, work: Any, state: Any, kit: Any, chain: Any, most:
     return count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def dissolve_last(work: Any, state: Any, count: int) -> None:
     """The last `count` pipelines go, and their devices are free."""
     for _ in range(count):

@@ -3,9 +3,9 @@
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.state import copy_rows, copy_state, forget_touched, touch_all
 from solvers.compiled.step import evaluate
 from solvers.loop import pipeline_moves, rebuild, stage_moves
@@ -59,7 +59,7 @@ class Kit(NamedTuple):
     yields: Any
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def propose_stage_move(tables: Any, work: Any, state: Any, kit: Any, move: int) -> bool:
     """Change the candidate by one of the first moves of `MOVES`."""
     if move == 0:
@@ -85,7 +85,7 @@ def propose_stage_move(tables: Any, work: Any, state: Any, kit: Any, move: int) 
     return stage_moves.leave_machines(tables, work, state, kit)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def propose(tables: Any, work: Any, state: Any, kit: Any, move: int) -> bool:
     """Change the candidate by a move; False where it does not apply."""
     if move < 11:
@@ -115,7 +115,7 @@ def propose(tables: Any, work: Any, state: Any, kit: Any, move: int) -> bool:
     return rebuild.convert_alike(tables, work, state, kit)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@entry
 def walk(tables: Any, work: Any, states: Any, kit: Any, count: int, heat: float, objectives: Any) -> None:
     """Try `count` candidates from `states[0]`, to which `states[1]` is equal; the best that was met is in `states[2]`.
 
