@@ -39,7 +39,7 @@ def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> Any:
 
 
 @kernel
-def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any) -> float:
+def worth(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any) -> Any:
     """Sequences a second of a chain, gradients included, for the value of its devices, when its share of the batch is
     by value; 0 where it does not fit. `value` [kinds + 1] of a device by kind, and of all devices together."""
     fill_probe(tables, state, place, chain)
@@ -97,7 +97,7 @@ def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: An
 
 
 @kernel
-def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any, book: Any) -> int:
+def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any, book: Any) -> Any:
     """Chains with the fewest further stages and some more, into `book`: chains, their worths, and how many they are."""
     chains, worths, count = book
     least = fewest(tables, work, state, place, value, chain, run)

@@ -86,7 +86,7 @@ def propose_stage_move(tables: Any, work: Any, state: Any, kit: Any, move: int) 
 
 
 @kernel
-def propose(tables: Any, work: Any, state: Any, kit: Any, move: int) -> bool:
+def propose(tables: Any, work: Any, state: Any, kit: Any, move: int) -> Any:
     """Change the candidate by a move; False where it does not apply."""
     if move < 11:
         return propose_stage_move(tables, work, state, kit, move)
