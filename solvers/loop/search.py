@@ -28,7 +28,8 @@ _MADE, _DEALT = 12, 16  # candidates that the master makes, and that are dealt o
 _IN_VAIN = 600  # candidates that are dealt out before none is taken to fit
 _TOUCHED = 2  # pipelines that a move changes
 _PRICE = 7  # candidates that are evaluated while one of a stage is priced: measured on 8 to 960 GPUs
-_PRICING = 8  # times as much work between two prices
+_PRICING = 8  # times as much work between two prices, less down to a share `_SOONEST` where they gain over `_WORTH`
+_SOONEST, _WORTH, _LEAST_GAIN = 0.15, 0.005, 1e-4
 _FINISHED = 32  # GPUs up to which the finish has its whole share
 _KNOWN = 0.1  # factor of the hottest temperature where a plan is known
 
@@ -128,8 +129,9 @@ class Loop:
     def _price_if_due(self, tempering: Tempering) -> None:
         best = tempering.best
         stages = int(best.states[2].pipelines["num_stages"][: int(best.states[2].plan[0]["num_pipelines"])].sum())
-        better = best.objectives[1] < self._priced_s * (1 - 1e-4)
-        if better and self._evaluated >= _PRICING * _PRICE * stages:
+        gain = 1.0 - float(best.objectives[1]) / self._priced_s
+        patience = _PRICING * min(1.0, max(_SOONEST, _WORTH / max(gain, 1e-9)))
+        if gain > _LEAST_GAIN and self._evaluated >= patience * _PRICE * stages:
             self._evaluated = 0
             self.price(best.states[2])
 
