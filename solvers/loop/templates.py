@@ -97,9 +97,19 @@ def fewest(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: An
 
 
 @kernel
+def note(chain: Any, found: float, book: Any) -> None:
+    """Write a chain and its worth into `book`, if there is room."""
+    chains, worths, count = book
+    if count[0] < len(worths):
+        for k in range(2 + 2 * chain[0]):
+            chains[count[0], k] = chain[k]
+        worths[count[0]] = found
+        count[0] += 1
+
+
+@kernel
 def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, chain: Any, run: Any, book: Any) -> Any:
     """Chains with the fewest further stages and some more, into `book`: chains, their worths, and how many they are."""
-    chains, worths, count = book
     least = fewest(tables, work, state, place, value, chain, run)
     if least == 0:
         return 0
@@ -108,10 +118,8 @@ def offer_lengths(tables: Any, work: Any, state: Any, place: Any, value: Any, ch
             continue
         set_run(chain, run[0], least + extra, run[1], run[2])
         found = worth(tables, work, state, place, value, chain)
-        if found > 0.0 and count[0] < len(worths):
-            chains[count[0]] = chain
-            worths[count[0]] = found
-            count[0] += 1
+        if found > 0.0:
+            note(chain, found, book)
     return least
 
 
@@ -152,12 +160,9 @@ def list_chains(tables: Any, work: Any, state: Any, values: Any, limits: Any, sc
                             set_run(chain, 0, first, a, tables.degrees[d])
                             run = (first, b, tables.degrees[e], rest)
                             least = fewest(tables, work, state, place, value, chain, run)
-                            if least == 0 or book[2][0] >= len(book[1]):
-                                continue
-                            set_run(chain, first, least, b, tables.degrees[e])
-                            book[0][book[2][0]] = chain
-                            book[1][book[2][0]] = worth(tables, work, state, place, value, chain)
-                            book[2][0] += 1
+                            if least > 0:
+                                set_run(chain, first, least, b, tables.degrees[e])
+                                note(chain, worth(tables, work, state, place, value, chain), book)
 
 
 @entry
