@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solvers.compiled.kernels import entry
+from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.tables import Tables
 
 ONE_F_ONE_B, GPIPE = 0, 1
@@ -230,7 +230,14 @@ def touch_all(work: Any, state: Any) -> None:
         touch(work, p)
 
 
-@entry
+@kernel
+def copy_free(source: Any, target: Any) -> None:
+    """The free devices of `source` into `target` [machines]."""
+    for m in range(len(source)):
+        target[m] = source[m]
+
+
+@kernel
 def copy_pipeline(source: Any, target: Any, p: int) -> None:
     """Pipeline `p` of `source` into `target`."""
     target.pipelines[p] = source.pipelines[p]
@@ -242,7 +249,7 @@ def copy_pipeline(source: Any, target: Any, p: int) -> None:
 def copy_state(source: Any, target: Any) -> None:
     """All of `source` that is in use into `target`."""
     target.plan[0] = source.plan[0]
-    target.free[:] = source.free
+    copy_free(source.free, target.free)
     for p in range(source.plan[0].num_pipelines):
         copy_pipeline(source, target, p)
 
@@ -251,7 +258,7 @@ def copy_state(source: Any, target: Any) -> None:
 def copy_rows(work: Any, source: Any, target: Any) -> None:
     """The touched pipelines of `source` into `target`, which is equal but for them."""
     target.plan[0] = source.plan[0]
-    target.free[:] = source.free
+    copy_free(source.free, target.free)
     listed = work.listed
     for k in range(listed[0]):
         p = listed[1 + k]

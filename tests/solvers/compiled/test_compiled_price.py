@@ -15,7 +15,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from solvers.compiled.plans import partition_of, plan_of, state_of
-from solvers.compiled.state import SearchState, forget_touched, new_work, touch
+from solvers.compiled.state import SearchState, copy_rows, copy_state, forget_touched, new_state, new_work, touch
 from solvers.compiled.step import FAR, evaluate, refresh
 from solvers.compiled.support import unsupported
 from solvers.compiled.tables import tables_of
@@ -178,6 +178,26 @@ def test_a_plan_becomes_a_candidate_and_a_partition() -> None:
         again = plan_of(tables, work, state, pricer.policies())
         assert [p.stages for p in again.pipelines] == [p.stages for p in plan.pipelines]
         assert partition_of(tables, state).devices() == set(plan.devices())
+
+
+def test_a_copy_is_equal_and_its_own() -> None:
+    problem = drawn_problem(4)
+    tables, rng = tables_of(PlanPricer(problem)), random.Random(1)
+    work, state, other = new_work(tables), random_state(rng, tables, problem), new_state(tables)
+    refresh(tables, work, state)
+    copy_state(state, other)
+    assert all((a == b).all() for a, b in zip(state, other, strict=True))
+    forget_touched(work)
+    for p in random_step(rng, tables, other):
+        touch(work, p)
+    assert not (state.free == other.free).all()
+    evaluate(tables, work, other, np.inf)
+    copy_rows(work, other, state)
+    count = int(state.plan[0]["num_pipelines"])
+    for p in range(count):
+        length = int(state.pipelines[p]["num_stages"])
+        assert state.pipelines[p] == other.pipelines[p]
+        assert (state.stages[p, :length] == other.stages[p, :length]).all()
 
 
 def test_what_the_tables_do_not_speak_for_is_said() -> None:
