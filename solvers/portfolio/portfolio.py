@@ -1,13 +1,24 @@
-"""`portfolio`, the default: one loop over the compiled cost model (`loop/`), then the exact price, then a proof.
+"""`portfolio`, the default: several search strategies within one time limit; the best plan of all is the result.
 
-Where the arrays do not speak for a problem (a stranger's pricer, sequence layouts, lockstep alone, like pipelines), or
-the loop finds no candidate that fits, several searches share the budget instead, one for each core, and exchange what
-they find. Up to `MACHINES` GPUs the first, and every second after it, runs HexiScale's partition and anneals its
-results and the rule-based starts; the others try a few chains of whole machines as columns (`columns/`), anneal
-arrangements of such chains (`columns/arrangement_search.py`), and price *fallbacks*: symmetric grids, and a grid for
-each machine kind. On more GPUs all of them search for chains of whole machines. Where a plan is known, they anneal
-arrangements of chains near it (`columns/near_known.py`). Where the plan space has sequence layouts, the first soon
-turns to them (`planning.py`). With a budget in steps nothing depends on the number of cores.
+Members run side by side, one for each core, and exchange what they find. Up to `MACHINES` GPUs the first, and every
+second after it, runs HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based
+starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others try a few chains of whole machines
+as columns (`columns/`), single pipelines through any of the machines, anneal arrangements of such chains
+(`columns/arrangement_search.py`), and then the best of these, the rule-based starts and the best *fallbacks*. These are
+cheap candidates that guarantee a minimum quality: symmetric grids over all machines, a separate grid for each machine
+kind, and on many machines short chains. Those whose estimates promise most are priced first (`frame/ranking.py`), and
+pricing continues past the time limit until there is a plan. On more GPUs all members search for chains of whole
+machines, under different random numbers, and anneal the best; the second first tries chains alone, another ZeRO stage
+and the fallbacks, to which grids belong that leave a kind of machines out or mix TP degrees; or, where the machines are
+copies of a few (`core/like_parts.py`), it first searches one part. Up to `MOST_ANNEALED` GPUs it then searches the
+machines that the best chains use, where these have few GPUs. Where a plan is known, on up to some hundred GPUs, all
+members instead anneal arrangements of chains near it (`columns/near_known.py`), and then the best of these and the plan
+itself. Where the plan space has sequence layouts, the first member soon turns to them and chooses between a layout and
+tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the number of
+cores, so that the plan does not depend on it.
+
+With `loop`, one search over the compiled cost model (`loop/`) replaces the members where its arrays speak for the
+problem (`compiled/support.py`) and it finds a candidate that fits.
 """
 
 import random
@@ -30,18 +41,18 @@ _COUNTED = 2  # members where steps are limited
 
 @dataclass(frozen=True)
 class Portfolio(SearchSolver):
-    """The default: a loop over the compiled cost model, or several searches side by side, and a proof where the problem
-    is small.
+    """The default: several searches side by side, the best plan of all, and a proof where the problem is small.
 
     Members share the steps equally.
 
-    `gap`: stop at a plan proved to be within this fraction of the best; 0 stops at none but a proved optimum. The other
-    parameters are the loop's (`LoopSettings`).
+    `gap`: stop at a plan proved to be within this fraction of the best; 0 stops at none but a proved optimum. `loop`:
+    search by one loop over the compiled cost model instead; the other parameters are that loop's (`LoopSettings`).
     """
 
     name = "portfolio"
     capabilities = Capabilities(sequence="also", cores="all")
     gap: float = 0.0
+    loop: bool = False
     walks: int = LoopSettings.walks
     candidates: int = LoopSettings.candidates
     hot: float = LoopSettings.hot
@@ -68,8 +79,8 @@ class Portfolio(SearchSolver):
             prove(run)
 
     def find(self, run: Search) -> None:
-        """Run the loop, or all members where it does not speak for the problem or finds no plan."""
-        speaks = unsupported(run.problem, run.pricer) is None
+        """Run all members; with `loop` only where the loop does not speak for the problem or finds no plan."""
+        speaks = self.loop and unsupported(run.problem, run.pricer) is None
         if not (speaks and search_by_loop(run, self.loop_settings)):
             self._find_by_members(run)
 
