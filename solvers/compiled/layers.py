@@ -304,7 +304,7 @@ def shape_fault(
 @kernel
 def in_flight(plan: Any, pipeline: Any, s: int) -> Any:
     """Micro-batches in flight in a stage."""
-    return pipeline.in_flight if plan.gpipe else min(pipeline.num_stages - s, pipeline.in_flight)
+    return pipeline.in_flight if plan.forwards_first else min(pipeline.num_stages - s, pipeline.in_flight)
 
 
 @kernel

@@ -239,7 +239,7 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
     pipeline, stages = state.pipelines[p], state.stages
     count, batches = pipeline.num_stages, max(1, pipeline.batches)
     pipeline.timed = batches
-    if state.plan[0].gpipe:
+    if state.plan[0].forwards_first:
         pipeline.period_s = period_gpipe_s(stages, p, count)
         pipeline.end_s = end_gpipe_s(stages, p, count, batches)
         return

@@ -22,6 +22,9 @@ def devices_of(tables: Tables, stage: Any) -> DeviceGroup:
     return tuple(first + k for k in range(mask.bit_length()) if mask >> k & 1)
 
 
+SIMULATED = (ONE_F_ONE_B, GPIPE)  # the schedules whose recurrences are compiled, by `plan[0].forwards_first`
+
+
 def fitting(state: SearchState) -> list[int]:
     """The numbers of the pipelines that fit."""
     return [p for p in range(int(state.plan[0]["num_pipelines"])) if state.pipelines[p]["fits"]]
@@ -29,7 +32,7 @@ def fitting(state: SearchState) -> list[int]:
 
 def schedule_of(state: SearchState) -> Schedule:
     """The schedule of a candidate."""
-    return GPIPE if state.plan[0]["gpipe"] else ONE_F_ONE_B
+    return SIMULATED[int(state.plan[0]["forwards_first"])]
 
 
 def partition_of(tables: Tables, state: SearchState) -> Partition:
@@ -76,7 +79,7 @@ def state_of(tables: Tables, plan: Plan, cluster: Cluster) -> SearchState:
     state = new_state(tables)
     head = state.plan[0]
     head["num_pipelines"], head["zero_stage"] = len(plan.pipelines), plan.sharding.stage
-    head["by_machine"], head["gpipe"] = plan.sharding.groups == "machine", plan.schedule == GPIPE
+    head["by_machine"], head["forwards_first"] = plan.sharding.groups == "machine", plan.schedule == SIMULATED[1]
     for p, pipeline in enumerate(plan.pipelines):
         row = state.pipelines[p]
         row["num_stages"], row["batches"] = len(pipeline.stages), pipeline.num_micro_batches

@@ -7,7 +7,6 @@ import numpy as np
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.tables import Tables
 
-ONE_F_ONE_B, GPIPE = 0, 1
 OPTION_SLOTS = 1 << 13  # stages whose least seconds by layers are remembered: 8 bytes each a layer
 ANY_POLICY = -1
 
@@ -17,7 +16,7 @@ PLAN = np.dtype(
         ("zero_stage", "i8"),
         ("by_machine", "i8"),
         ("policy", "i8"),
-        ("gpipe", "i8"),
+        ("forwards_first", "i8"),
         ("holders", "i8"),
         ("step_s", "f8"),
         ("pipeline_s", "f8"),
@@ -170,7 +169,7 @@ def new_state(tables: Tables) -> SearchState:
     pipelines, stages = int(limits["most_pipelines"]), int(limits["most_stages"])
     plan = np.zeros(1, PLAN)
     plan["zero_stage"], plan["by_machine"] = tables.modes[0]
-    plan["policy"], plan["gpipe"] = limits["policy"], limits["only_gpipe"]
+    plan["policy"], plan["forwards_first"] = limits["policy"], limits["only_forwards_first"]
     return SearchState(
         plan, np.zeros(pipelines, PIPELINE), np.zeros((pipelines, stages), STAGE), tables.machines["usable"].copy()
     )

@@ -332,11 +332,11 @@ def time_touched(tables: Any, work: Any, state: Any, count: int, drift: float) -
 def make_room(groups: Any, work: Any, state: Any, count: int) -> bool:
     """Whether a stage has more groups that sum gradients or micro-batches in flight, or fewer holders, than its layers
     leave room for; then they shall, and its pipeline is touched."""
-    short, by_machine, gpipe = False, state.plan[0].by_machine, state.plan[0].gpipe
+    short, by_machine, forwards_first = False, state.plan[0].by_machine, state.plan[0].forwards_first
     for k in range(count):
         p = work.active[k]
         pipeline, num_stages = state.pipelines[p], state.pipelines[p].num_stages
-        if work.batches[k] > pipeline.in_flight and (gpipe or pipeline.in_flight < num_stages):
+        if work.batches[k] > pipeline.in_flight and (forwards_first or pipeline.in_flight < num_stages):
             pipeline.in_flight = work.batches[k]
             short = True
             touch(work, p)

@@ -4,7 +4,6 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StaticShares
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
-from hexiopt.schedules.registry import GPIPE
 from hexiopt.solving import Pricer
 from solvers.compiled.layers import MOST_GROUPS, MOST_IN_FLIGHT
 from solvers.compiled.tables import MOST_DEVICES, MOST_UNEVEN, devices_alike
@@ -46,7 +45,8 @@ def _too_large(problem: Problem, pricer: PlanPricer) -> str | None:
         return f"the model has more than {_MOST_LAYERS} layers"
     if len(problem.space.micro_batch_sizes(workload.global_batch)) > _MOST_SIZES:
         return f"micro-batches may have more than {_MOST_SIZES} sizes"
-    if schedules(workload) == (GPIPE,) and workload.global_batch > MOST_IN_FLIGHT:
+    all_forwards_first = all(schedule.all_forwards_first for schedule in schedules(workload))
+    if all_forwards_first and workload.global_batch > MOST_IN_FLIGHT:
         return f"GPipe may hold more than {MOST_IN_FLIGHT} micro-batches"
     kinds = {machine.kind: machine for machine in cluster.machines}.values()
     rows = [len(problem.space.allowed_tp(m.num_gpus)) if devices_alike(m) else 1 << m.num_gpus for m in kinds]

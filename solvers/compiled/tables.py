@@ -14,7 +14,6 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.problem.workload import AUTO
-from hexiopt.schedules.registry import GPIPE
 
 MOST_DEVICES = 62  # of a machine: bits of a mask
 MOST_UNEVEN = 8  # devices of a machine whose links or speeds differ: each mask has a row
@@ -37,7 +36,7 @@ PROBLEM = np.dtype(
         ("even_batch", "i8"),
         ("exact_batch", "i8"),  # even batches without a remainder
         ("one_degree", "i8"),
-        ("only_gpipe", "i8"),
+        ("only_forwards_first", "i8"),
         ("divided", "i8"),  # sequence parallelism: messages cross once
         ("sums", "i8"),  # number of `SUMS`
         ("tied", "i8"),
@@ -203,7 +202,7 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "even_batch": not space.uneven_batch,
         "exact_batch": not space.uneven_batch and not space.batch_remainder,
         "one_degree": not space.uneven_tp,
-        "only_gpipe": schedules(workload) == (GPIPE,),
+        "only_forwards_first": all(schedule.all_forwards_first for schedule in schedules(workload)),
         "divided": workload.sequence_parallel,
         "sums": SUMS.index(framework.gradient_sums),
         "tied": model.tied_embeddings,

@@ -11,9 +11,8 @@ from scipy.optimize import linprog
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from solvers.compiled.kernels import entry
-from solvers.compiled.plans import state_of
+from solvers.compiled.plans import SIMULATED, state_of
 from solvers.compiled.state import SearchState, SearchWork, copy_state, new_state
 from solvers.compiled.step import FAR, refresh
 from solvers.compiled.tables import Tables
@@ -237,7 +236,7 @@ def deal_out(tables: Tables, work: SearchWork, state: SearchState, kit: Kit) -> 
 def known_start(tables: Tables, work: SearchWork, plan: Plan, cluster: Cluster) -> tuple[SearchState, float] | None:
     """The candidate of a known plan and its objective; None where it has none."""
     alone = all(len(stage.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
-    plain = plan.schedule in (ONE_F_ONE_B, GPIPE) and plan.sharding.stage < 2
+    plain = plan.schedule in SIMULATED and plan.sharding.stage < 2
     sizes = {pipeline.micro_batch_size for pipeline in plan.pipelines} <= set(tables.sizes.tolist())
     state = new_state(tables)
     longest = max(len(pipeline.stages) for pipeline in plan.pipelines)

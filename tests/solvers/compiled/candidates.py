@@ -39,7 +39,7 @@ def random_state(rng: random.Random, tables: Tables, problem: Problem) -> Search
     state = new_state(tables)
     plan = state.plan[0]
     plan["zero_stage"], plan["by_machine"] = tables.modes[rng.randrange(len(tables.modes))]
-    plan["gpipe"] = int(tables.problem[0]["only_gpipe"])
+    plan["forwards_first"] = int(tables.problem[0]["only_forwards_first"])
     devices = len(problem.usable_devices)
     most = min(len(state.pipelines), problem.workload.global_batch, max(1, devices // 2))
     wanted = problem.space.num_pipelines or rng.choice([1, 2, 3, rng.randint(1, most)])
@@ -66,7 +66,7 @@ def like_state(rng: random.Random, tables: Tables, problem: Problem) -> SearchSt
     state = new_state(tables)
     plan = state.plan[0]
     plan["zero_stage"], plan["by_machine"] = tables.modes[-1]
-    plan["gpipe"] = int(tables.problem[0]["only_gpipe"])
+    plan["forwards_first"] = int(tables.problem[0]["only_forwards_first"])
     degree = int(rng.choice(list(tables.degrees)))
     machines = [m for m in range(len(tables.machines)) if int(tables.machines[m]["usable"]).bit_count() >= degree]
     rng.shuffle(machines)
