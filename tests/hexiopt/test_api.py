@@ -96,7 +96,7 @@ def test_shipped_clusters_and_models_have_names(monkeypatch: pytest.MonkeyPatch,
 
 def test_an_old_name_of_a_solver_is_that_of_the_new_one(problem: hexiopt.Problem) -> None:
     pytest.importorskip("pymetis")
-    with pytest.warns(FutureWarning, match="metis is now called hexiscale") as warned:
+    with pytest.warns(FutureWarning, match="metis now means hexiscale") as warned:
         result = hexiopt.solve(problem, "metis", LONG_S, max_steps=3)
     assert result.solver == "hexiscale"
     assert [Path(one.filename).name for one in warned] == ["test_api.py"]

@@ -24,7 +24,7 @@ def problem() -> hx.Problem:
 @pytest.fixture(scope="module")
 def compared(problem: hx.Problem) -> hx.Comparison:
     solvers = ["random", "local_search"]
-    return hx.compare(problem, solvers, seeds=3, time_limit_s=LONG_S, max_steps=30, bound_time_limit_s=1)
+    return hx.compare(problem, solvers, seeds=3, time_limit_s=LONG_S, max_steps=30, bound_time_limit_s=60)
 
 
 def test_a_row_a_solver_and_seed_the_best_first(problem: hx.Problem, compared: hx.Comparison) -> None:

