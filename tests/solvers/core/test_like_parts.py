@@ -123,5 +123,6 @@ def test_the_default_copies_what_it_finds_for_a_part() -> None:
         assert priced is not None
         assert not check(problem, priced.plan)
         prices.append(priced.cost.step_time_s)
-    found_s = make_solver("portfolio").solve(problem, Budget(3600.0, 200)).objective
+    # A fifth of the steps goes to what is beside the parts.
+    found_s = make_solver("portfolio").solve(problem, Budget(3600.0, 240)).objective
     assert found_s <= min(prices)
