@@ -25,7 +25,7 @@ from solvers.sequence.planning import plan_jointly
 _GENERATED = 0.3  # share for making columns
 _EXPLORED = 0.1  # of a lone member, for pricing fallbacks after that, or for one of the like parts
 _ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
-_COPIED = 0.45  # of the budget, until which one of several like parts is searched, while more columns are made
+COPIED = 0.45  # of the budget, until which one of several like parts is searched, while more columns are made
 _OTHER_COLUMNS = 0.3  # of exploring, for each other search by columns
 _ON_THOSE_USED = 0.65  # of the budget, until which only the machines of the best chains are searched, if few
 _COLUMN_STARTS = 4  # partitions that fallbacks give to columns
@@ -43,7 +43,7 @@ def run_columns(run: Search, members: Sequence[Member], others: Budget) -> None:
         if parts is None
         else partial(of_one_part, parts=parts)
     )
-    made = run.until(members[0].before_layouts if layouts else _GENERATED if parts is None else _COPIED)
+    made = run.until(members[0].before_layouts if layouts else _GENERATED if parts is None else COPIED)
     if len(members) == 1:
         columns.generate(made)
         found = explored(run, allowance=run.until(made.end + _EXPLORED))

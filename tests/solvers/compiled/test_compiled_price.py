@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.calibration.frameworks import frameworks
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -23,7 +25,7 @@ from tests.solvers.compiled.candidates import assert_free, like_state, random_st
 from tests.solvers.drawn import drawn_problem
 
 ROUNDING = 1e-9
-RARE = 1e-5  # of one in 1,200 random candidates (drawn problem 26) the step is 1.9e-6 off, for a reason not known yet
+INTERLEAVED = 1e-5  # TP groups whose devices interleave: the rings of their slices pass a machine in unlike orders
 UNALIKE = 0.01  # sharded inside machines, pipelines that hold unlike layers: rings between machines are merged by stage
 STALE = 0.03  # messages within 1.2 % of a period, micro-batches within 12 % of those that a pipeline was timed with
 MAKERS: tuple[Callable[..., SearchState], ...] = (random_state, random_state, random_state, like_state)
@@ -51,14 +53,24 @@ def candidates(
     return found
 
 
-def check(
-    problem: Problem, number: int, count: int = 24, pricer: PlanPricer | None = None, within: float = ROUNDING
-) -> int:
+def interleave(problem: Problem, plan: Plan) -> bool:
+    """Whether the devices of two TP groups of a machine lie between each other."""
+    by_machine: dict[int, list[tuple[int, int]]] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            machine = int(problem.cluster.machine_of[stage.devices[0]])
+            by_machine.setdefault(machine, []).append((min(stage.devices), max(stage.devices)))
+    runs = (sorted(ranges) for ranges in by_machine.values())
+    return any(low <= high for ranges in runs for (_, high), (low, _) in pairwise(ranges))
+
+
+def check(problem: Problem, number: int, count: int = 24, pricer: PlanPricer | None = None) -> int:
     """All candidates cost what the pricer says and fit; how many there were."""
     found = candidates(problem, number, count, pricer)
     for plan, cost, error in found:
         inside = plan.sharding.groups == "machine"
-        assert error < (UNALIKE if inside else within), plan
+        near = INTERLEAVED if interleave(problem, plan) else ROUNDING
+        assert error < (UNALIKE if inside else near), plan
         assert cost.fits or inside, plan
     return len(found)
 
@@ -71,7 +83,7 @@ def test_candidates_cost_what_the_pricer_says(number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(10, 60))
 def test_many_candidates_cost_what_the_pricer_says(number: int) -> None:
-    check(drawn_problem(number), number, within=RARE)
+    check(drawn_problem(number), number)
 
 
 @pytest.mark.parametrize(

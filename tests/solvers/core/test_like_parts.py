@@ -14,7 +14,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.like_parts import LikeParts, like_parts
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
-from solvers.portfolio.many_gpus import of_one_part
+from solvers.portfolio.many_gpus import COPIED, of_one_part
 from solvers.registry import make_solver
 
 MACHINES = (
@@ -113,8 +113,8 @@ def test_pipelines_are_copied_to_each_part() -> None:
 def test_the_default_copies_what_it_finds_for_a_part() -> None:
     problem = problem_of((30, 30), 300)
     parts, run = parts_of(problem), Search("portfolio", problem, Budget(3600.0, 100), 0)
-    copies, _ = of_one_part(run, parts, run.until(0.6))
-    assert 0 < run.steps <= 61
+    copies, _ = of_one_part(run, parts, run.until(COPIED))
+    assert 0 < run.steps <= 46
     completer = PlanCompleter(run.pricer, replicates=False)
     prices = []
     for partition in copies:
@@ -123,6 +123,5 @@ def test_the_default_copies_what_it_finds_for_a_part() -> None:
         assert priced is not None
         assert not check(problem, priced.plan)
         prices.append(priced.cost.step_time_s)
-    # A fifth of the steps goes to what is beside the parts.
-    found_s = make_solver("portfolio").solve(problem, Budget(3600.0, 240)).objective
+    found_s = make_solver("portfolio").solve(problem, Budget(3600.0, 200)).objective
     assert found_s <= min(prices)

@@ -1,6 +1,7 @@
 """Work shared in turns: each piece by one process at a time, those tried least first."""
 
 import time
+from multiprocessing import get_context
 
 import pytest
 
@@ -58,9 +59,13 @@ def test_processes_share_all_of_it() -> None:
     count = 40
     turns = Turns([0] * count, MOST, shared=True)
 
+    begun = get_context("fork").Barrier(3)
+
     def work(_: Search) -> list[tuple[int, int]]:
-        taken = []
+        taken: list[tuple[int, int]] = []
         while (turn := turns.take(lambda: None)) is not None:
+            if not taken:
+                begun.wait(60)  # on a busy machine the last to start would find nothing left
             time.sleep(0.001)
             taken.append(turn)
             turns.give_back(turn[0], done=turn[0] % 4 > 0)
@@ -69,6 +74,6 @@ def test_processes_share_all_of_it() -> None:
     run = Search("t", easy(), Budget(3600.0), 0)
     with in_parallel(run, work, work) as answers:
         every = [work(run), *answers()]
-    assert sum(map(bool, every)) > 1  # on a busy machine the last to start may find nothing left
+    assert all(every)
     expected = [(number, tries) for number in range(count) for tries in range(MOST if number % 4 == 0 else 1)]
     assert sorted(turn for taken in every for turn in taken) == expected
