@@ -8,7 +8,6 @@ from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.tables import Tables
 
 OPTION_SLOTS = 1 << 13  # stages whose least seconds by layers are remembered: 8 bytes each a layer
-ANY_POLICY = -1
 
 PLAN = np.dtype(
     [

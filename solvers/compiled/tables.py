@@ -13,7 +13,6 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
-from hexiopt.problem.workload import AUTO
 
 MOST_DEVICES = 62  # of a machine: bits of a mask
 MOST_UNEVEN = 8  # devices of a machine whose links or speeds differ: each mask has a row
@@ -390,8 +389,3 @@ def _network(problem: Problem, machines: Any) -> tuple[Any, Any]:
 
 def _way(network: Any, a: int, b: int, same: bool) -> tuple[int, ...]:
     return () if same else tuple(network.route(a, b)[1:-1])
-
-
-def policy_is_free(problem: Problem) -> bool:
-    """Whether stages choose among several recompute policies."""
-    return problem.workload.recompute == AUTO
