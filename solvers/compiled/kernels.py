@@ -3,12 +3,12 @@
 They allocate nothing, so none counts references (`_nrt`), which takes more than half of the time otherwise. Those that
 no Python calls have no wrappers, which take a third of the time to compile.
 
-numba keeps what it compiled until the file of the function changes, not those of the functions that it calls: so a file
-with entries is as new as the newest beside it and here.
+numba keeps what it compiled until the file of the function changes, and does not look at the files of the functions
+that it calls. So what is kept of a folder goes once a file there, or here, is newer.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,26 +21,35 @@ _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"
 _ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-@cache
-def _renew(source: str) -> None:
-    """Make a file as new as those whose kernels it calls."""
-    own = Path(source)
-    with suppress(OSError):  # who cannot write there has not changed anything either
-        newest = max(
-            path.stat().st_mtime_ns for folder in {own.parent, Path(__file__).parent} for path in folder.glob("*.py")
-        )
-        if newest > own.stat().st_mtime_ns:
-            os.utime(own, ns=(newest, newest))
-
-
 def entry(function: Function) -> Function:
     """Compile a function that Python calls."""
-    _renew(function.__code__.co_filename)
-    compiled: Function = numba.njit(**_OPTIONS)(function)
-    return compiled
+    return _compiled(function, _OPTIONS)
 
 
 def kernel(function: Function) -> Function:
     """Compile a function that compiled ones alone call."""
-    compiled: Function = numba.njit(**_OPTIONS, **_ALONE)(function)
+    return _compiled(function, _OPTIONS | _ALONE)
+
+
+def _compiled(function: Function, options: dict[str, Any]) -> Function:
+    _forget_stale(Path(function.__code__.co_filename).parent)
+    compiled: Function = numba.njit(**options)(function)
     return compiled
+
+
+@cache
+def _forget_stale(folder: Path) -> None:
+    """Delete what numba keeps of a folder from before the last change of a file there, or here."""
+    sources = (path for own in {folder, Path(__file__).parent} for path in own.glob("*.py"))
+    changed_s = max(path.stat().st_mtime for path in sources)
+    for path in _cached(folder):
+        with suppress(OSError):  # another process has deleted it, or nobody may
+            if path.stat().st_mtime < changed_s:
+                path.unlink()
+
+
+def _cached(folder: Path) -> Iterator[Path]:
+    """The files that numba keeps of a folder: beside it, or where the environment says."""
+    yield from (folder / "__pycache__").glob("*.nb[ic]")
+    if elsewhere := os.environ.get("NUMBA_CACHE_DIR"):
+        yield from Path(elsewhere).glob(f"{folder.name}_*/*.nb[ic]")
