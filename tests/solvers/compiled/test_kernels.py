@@ -1,0 +1,28 @@
+"""What numba keeps of compiled kernels goes once a file that they may call is newer."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from solvers.compiled import kernels
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_was_compiled_before_a_change_is_forgotten(
+    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "moves"
+    kept = tmp_path / "cache" / "moves_1a2b" if elsewhere else folder / "__pycache__"
+    kept.mkdir(parents=True)
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    changed_s = Path(kernels.__file__).stat().st_mtime + 100
+    for name, made_s in (("callee.py", changed_s), ("caller.py", changed_s - 50)):
+        (folder / name).touch()
+        os.utime(folder / name, (made_s, made_s))
+    for name, made_s in (("caller.walk-1.nbi", changed_s - 1), ("caller.walk-1.1.nbc", changed_s + 1)):
+        (kept / name).touch()
+        os.utime(kept / name, (made_s, made_s))
+    kernels._forget_stale(folder)
+    assert [path.name for path in kept.iterdir()] == ["caller.walk-1.1.nbc"]
