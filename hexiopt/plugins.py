@@ -24,7 +24,7 @@ TABLE_GROUP = "hexiopt.solver_table"
 PRICERS = "hexiopt.pricers"
 OWN_DISTRIBUTION = "hexiopt"
 # Old names of solvers, and solvers that are gone, kept for one release.
-ALIASES: Mapping[str, str] = {"metis": "hexiscale", "shapes": "portfolio"}
+ALIASES: Mapping[str, str] = {"metis": "hexiscale", "shapes": "portfolio", "columns": "portfolio"}
 
 
 class SolverClass(Protocol):

@@ -66,9 +66,8 @@ class Result:
 
     `bound_s` is a step time that no plan of the space can beat (0 where none is known). `steps` counts the
     solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more about
-    the part of the space that it searches states it in `restricted_bound`. `hoped_s` is the step time that its programs
-    still hope for: an estimate that a plan may beat, or never reach (0 where there is none). `operators` counts what
-    each operator did. `overrun_s` is what the search took beyond its time limit, where that is more than tolerated
+    the part of the space that it searches states it in `restricted_bound`. `operators` counts what each operator did.
+    `overrun_s` is what the search took beyond its time limit, where that is more than tolerated
     (`referee`), else 0.
     """
 
@@ -83,7 +82,6 @@ class Result:
     trajectory: tuple[Point, ...] = ()
     reason: str = ""
     restricted_bound: RestrictedBound | None = None
-    hoped_s: float = 0.0
     operators: tuple[OperatorCounts, ...] = ()
     overrun_s: float = 0.0
 

@@ -137,7 +137,6 @@ class Progress:
     steps: int
     best_s: float  # best step time so far, infinite before the first plan
     bound_s: float
-    hoped_s: float = 0.0  # the step time that its programs still hope for; an estimate, no bound; 0 where there is none
 
 
 OnProgress = Callable[[Progress], bool]  # returns False to stop the search

@@ -16,9 +16,8 @@ from hexiopt.solving import Capabilities, PricerMaker
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
-    "columns": "solvers.columns.column_search:ChainColumns",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
-    "portfolio": "solvers.portfolio.portfolio:Portfolio",
+    "portfolio": "solvers.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
     "exact": "solvers.exact.exact:Exact",
     "amp": "solvers.baselines.amp:Amp",

@@ -24,7 +24,6 @@ SOLVERS = (
     "compiled",
     "frame",
     "heuristics",
-    "columns",
     "proof",
     "loop",
     "sequence",
@@ -36,7 +35,6 @@ LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 FURTHER = {
     **{path: {"numba"} for path in ("hexiopt/bounds/box_stages.py", "hexiopt/bounds/kernel.py")},
     "hexiopt/schedules/kernel.py": {"numba"},
-    "solvers/heuristics/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
     "hexiopt/readers/hub.py": {"huggingface_hub"},
     "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},

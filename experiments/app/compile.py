@@ -27,7 +27,7 @@ from solvers.compiled.step import evaluate, refresh
 from solvers.compiled.tables import tables_of
 from solvers.core.search import Search
 from solvers.loop.edits import count_devices, is_group, lowest, pick
-from solvers.loop.search import search_by_loop
+from solvers.loop.search import walk_candidates
 from solvers.loop.settings import LoopSettings
 from solvers.registry import make_solver
 
@@ -50,7 +50,6 @@ SOURCES = (
     "solvers/loop/starts.py",
     "solvers/loop/templates.py",
     "solvers/loop/walk.py",
-    "solvers/heuristics/kernel.py",
     "solvers/proof/joint.py",
     "solvers/proof/kernels.py",
     "solvers/proof/pipeline_search.py",
@@ -94,8 +93,7 @@ def main() -> None:
         workload = Workload(global_batch=8, seq_len=512, schedule=schedule)
         problem = Problem(cluster, model, workload, space)
         lower_bound_s(PlanPricer(problem), 2.0)
-        for solver in ("portfolio", "columns"):
-            make_solver(solver).solve(problem, Budget(120.0, max_steps=60))
+        make_solver("portfolio").solve(problem, Budget(120.0, max_steps=60))
     compile_search(Problem(cluster, model, Workload(global_batch=8, seq_len=512), space))
     workload = Workload(global_batch=8, seq_len=512, schedule=ONE_F_ONE_B.name, optimizer_sharding="1")
     provable = Problem(named_cluster("hexiscale_case_study"), model, workload, space)
@@ -117,7 +115,8 @@ def compile_search(problem: Problem) -> None:
     forget_touched(work)
     split(tables, work, state, 0)
     policies_of(tables, state, 0, 0)
-    search_by_loop(Search("compile", problem, Budget(120.0, max_steps=20), 0), LoopSettings())
+    run = Search("compile", problem, Budget(120.0, max_steps=20), 0)
+    walk_candidates(run, LoopSettings(), run.until())
     is_group(tables, 0, lowest(1, pick(1, count_devices(1))))
 
 

@@ -132,7 +132,6 @@ def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
         "lower_bound_s": result.bound_s,
         "gap": result.gap,
         **beside,
-        **({"hoped_s": result.hoped_s} if result.hoped_s else {}),
         **({"pricer": pricer} if pricer else {}),
     }
 

@@ -107,8 +107,6 @@ class SearchProgress(LiveLine):
             parts += [f"best {seconds(progress.best_s)}", f"{self._tokens / progress.best_s:,.0f} tokens/s"]
             if progress.bound_s > 0:
                 parts.append(f"gap {max(0.0, 1 - progress.bound_s / progress.best_s):.1%}")
-            if 0 < progress.hoped_s < progress.best_s:
-                parts.append(f"hopes for {seconds(progress.hoped_s)}")
         else:
             parts.append("no plan yet")
         return " · ".join(parts)

@@ -169,7 +169,7 @@ def _memory(cost: StageCost, bar: bool) -> Text:
 
 def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None) -> RenderableType:
     """The performance, choices and origin of a plan; `solver` is the plan file's object of that name."""
-    left = [*performance(problem, cost), *bound(cost, solver), *hope(cost, solver)]
+    left = [*performance(problem, cost), *bound(cost, solver)]
     right = [*choices(problem, plan), *origin(solver)]
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False, expand=False)
     for kind in ("label", "value", "label", "value"):
@@ -246,15 +246,6 @@ def bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]
         ("lower bound", f"{seconds(bound_s)} (gap {gap:.1%})")
         for bound_s, gap in known_bound(cost, solver, "lower_bound_s")
     ]
-
-
-def hope(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The step time that the search's programs still hope for, an estimate; empty where that is no less than the
-    plan's."""
-    hoped_s = (solver or {}).get("hoped_s")
-    if not isinstance(hoped_s, int | float) or not 0 < hoped_s < cost.step_time_s:
-        return []
-    return [("hoped for", f"{seconds(hoped_s)} (an estimate, no bound)")]
 
 
 def restricted_bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:

@@ -1,5 +1,7 @@
 """For which problems and pricers the arrays speak."""
 
+from typing import TypeGuard
+
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StaticShares
 from hexiopt.problem.problem import Problem
@@ -17,20 +19,23 @@ _MOST_SIZES = 16
 def unsupported(problem: Problem, pricer: Pricer) -> str | None:
     """Why the tables do not speak for `problem` and `pricer`, in words; None where they do.
 
-    They then price every candidate as the pricer does, but not all plans of the space are candidates: replicas and
-    interleaved stages are not, nor is ZeRO-2 or 3.
+    They then price every candidate as the pricer does, but not all plans of the space are candidates: replicas,
+    interleaved stages and sequence layouts are not, nor is ZeRO-2 or 3.
     """
-    if type(pricer) is not PlanPricer:
-        return f"the pricer is a {type(pricer).__name__}, which has no tables"
-    if not isinstance(pricer.network, StaticShares) or pricer.stages.context is not None:
-        return "messages do not share the network statically, or sequences are cut"
-    if problem.space.sequence:
-        return "stages may have sequence layouts"
+    if not has_tables(pricer):
+        return f"the pricer is a {type(pricer).__name__} of another kind, which has no tables"
     if not problem.space.uneven_structure:
         return "all pipelines must be alike"
     if min(sharding_stages(problem.workload)) >= LOCKSTEP:
         return "every plan works in lockstep"
     return _too_large(problem, pricer)
+
+
+def has_tables(pricer: Pricer) -> TypeGuard[PlanPricer]:
+    """Whether a pricer is ours, messages share the network statically, and sequences are whole."""
+    if type(pricer) is not PlanPricer:
+        return False
+    return isinstance(pricer.network, StaticShares) and pricer.stages.context is None
 
 
 def _too_large(problem: Problem, pricer: PlanPricer) -> str | None:

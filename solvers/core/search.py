@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
 from hexiopt.cost.cost import Cost
@@ -16,14 +16,11 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
-from solvers.core.exchange import IncumbentExchange
 from solvers.core.operators import OperatorStatistics, OperatorTally
 from solvers.core.zero import without_idle_sharding
 
 _TELL_EVERY_S = 0.1
 _IMPROVEMENTS = 6
-_SWAP_EVERY = 20  # steps between exchanges with other searches
-Found = tuple[float, Any]  # step time in seconds, and what the plan was made from
 
 
 class Search:
@@ -58,15 +55,11 @@ class Search:
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
         self.exhausted = False  # the whole space was searched: the plan is optimal, or there is none
         self.restricted_bound: RestrictedBound | None = None
-        self.hoped_s = 0.0  # a step time that its programs estimate, no bound; 0 where there is none
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.enough_gap = 0.0  # the search ends at a plan proved to be within it of the best
         self.operators = OperatorStatistics()
         self.improvements: deque[Plan] = deque(maxlen=_IMPROVEMENTS)  # the last best plans, the best last
-        self.exchange: IncumbentExchange | None = None  # with other searches of this run
-        self._heard: Found | None = None  # the best that it has told, not yet taken
-        self._best_source: Found | None = None  # not yet passed on
         self._trajectory: list[Point] = []
         self.on_progress = on_progress
         self._stopped = False
@@ -88,26 +81,14 @@ class Search:
         other._begun_steps, other._others_steps = self.steps, 0
         other.closest_to_fitting, other._trajectory, other.operators = None, [], OperatorStatistics()
         other.improvements = self.improvements.copy()
-        other.exchange, other._heard, other._best_source = None, None, None
         return other
-
-    def inside(self, problem: Problem, allowance: "Allowance") -> "Search":
-        """A search of another problem by our cost model, within `allowance`; its steps are not counted here."""
-        share = max(1e-9, allowance.end - self.spent)
-        other = Search(self.name, problem, self.budget.part(share), self.seed)
-        other.on_progress = lambda _: self.should_continue(allowance.end if self.budget.max_steps is None else 1.0)
-        return other
-
-    def count_others(self) -> None:
-        """From now on the steps of others count as this search's own."""
-        self.steps, self._others_steps = self.total_steps, 0
 
     def outcome(self) -> "SearchOutcome":
         """What another search for the same run needs to know of this one; picklable."""
         points = tuple(replace(point, steps=point.steps - self._begun_steps) for point in self._trajectory)
         steps = self.total_steps - self._begun_steps
         operators = self.operators.counts()
-        return SearchOutcome(self.plan, self.cost, steps, self.closest_to_fitting, points, operators, self.hoped_s)
+        return SearchOutcome(self.plan, self.cost, steps, self.closest_to_fitting, points, operators)
 
     def absorb(self, outcome: "SearchOutcome") -> None:
         """Merge the outcome of another search for the same run; of plans that do not fit, keep the one closest to
@@ -115,7 +96,6 @@ class Search:
         """
         self._others_steps += outcome.steps
         self.operators.add(outcome.operators)
-        self.hoped_s = min(filter(None, (self.hoped_s, outcome.hoped_s)), default=0.0)
         if outcome.plan is not None:
             self.offer(outcome.plan, outcome.cost)
             self._merge_trajectory(outcome.trajectory)
@@ -162,7 +142,7 @@ class Search:
         now_s, most = self.runtime_s, self.budget.max_steps
         if self.on_progress is not None and not self._stopped and now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
-            found_s = self.best_s, self.bound_s, self._hoped_s
+            found_s = self.best_s, self.bound_s
             self._stopped = not self.on_progress(Progress(self.name, now_s, self._told_limit_s, self.steps, *found_s))
         if self._stopped or (most is not None and self.steps >= most * until):
             return False
@@ -183,10 +163,6 @@ class Search:
         if not self.should_continue():
             return False
         self.steps += 1
-        if self.exchange is not None and self.steps % _SWAP_EVERY == 0:
-            told = self.exchange.swap(self._best_source)
-            self._heard = min(filter(None, (self._heard, *told)), key=lambda found: found[0], default=None)
-            self._best_source = None
         return True
 
     @contextmanager
@@ -201,22 +177,12 @@ class Search:
         tally.accepted = max(tally.accepted, accepted + improved)
         tally.seconds += self.runtime_s - began_s
 
-    def heard(self) -> Any:
-        """What other searches made their best plan from (`offer`), if it is better than the best here; once."""
-        best, self._heard = self._heard, None
-        return best[1] if best is not None and best[0] < self.best_s * (1 - OPTIMALITY_TOLERANCE) else None
-
     # ----------------------------------------------------------------------------- what is found
 
     @property
     def best_s(self) -> float:
         """Best step time so far."""
         return self.cost.step_time_s if self.cost else float("inf")
-
-    @property
-    def _hoped_s(self) -> float:
-        """What it tells others to hope for: programs estimate the prices of our cost model, no other's."""
-        return self.hoped_s if self.our_model is not None else 0.0
 
     def relax(self, seconds: float) -> None:
         """Raise the bound to that of the relaxations (`hexiopt/bounds/`) after so many seconds of the clock."""
@@ -228,11 +194,10 @@ class Search:
         if start is not None:
             self.offer(start)
 
-    def offer(self, plan: Plan, cost: Cost | None = None, source: Any = None) -> Cost:
+    def offer(self, plan: Plan, cost: Cost | None = None) -> Cost:
         """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting.
 
-        A plan that breaks one of the switches by which searches do not steer is priced and not kept. `source` is what
-        another search could make the plan from; picklable.
+        A plan that breaks one of the switches by which searches do not steer is priced and not kept.
         """
         cost = cost or self.pricer.price(plan)
         if coarse_violations(self.problem.space, plan):
@@ -240,7 +205,6 @@ class Search:
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
             self.improvements.append(plan)
-            self._best_source = self._best_source if source is None else (cost.step_time_s, source)
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
         elif not cost.fits:
             self._keep_closest(plan, cost)
@@ -291,15 +255,14 @@ class Search:
             bound_s=self.bound_s,
             trajectory=self.trajectory,
             restricted_bound=self.restricted_bound if found else None,
-            hoped_s=self._hoped_s,
             operators=self.operators.counts(),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What one search reports to another: its best plan, steps, the plan closest to fitting, trajectory, operator
-    counts, and what its programs hope for.
+    """What one search reports to another: its best plan, steps, the plan closest to fitting, trajectory and
+    operator counts.
     """
 
     plan: Plan | None
@@ -308,7 +271,6 @@ class SearchOutcome:
     closest_to_fitting: tuple[Plan, Cost] | None
     trajectory: tuple[Point, ...]
     operators: tuple[OperatorCounts, ...] = ()
-    hoped_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

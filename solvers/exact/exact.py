@@ -7,7 +7,7 @@ from typing import ClassVar
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
-from solvers.portfolio.portfolio import Portfolio
+from solvers.portfolio import Portfolio
 from solvers.proof.gaps import checked_gap, is_provable, prove
 from solvers.proof.partitions import Packings, PackingTable
 
@@ -48,12 +48,10 @@ class Exact(SearchSolver):
 def warm_start(run: Search, share: float) -> bool:
     """Run the portfolio with a share of the budget; False if it was asked to stop."""
     whole = run.budget
-    other = run.child()
     if whole.max_steps is None:
-        other.budget = Budget(whole.time_limit_s * share)
-    elif share < 1.0:  # where steps are counted, the clock has no influence
-        other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
-    Portfolio().find(other)
-    run.absorb(other.outcome())
-    run.count_others()
-    return not other.stopped
+        run.budget = Budget(whole.time_limit_s * share)
+    else:  # where steps are counted, the clock has no influence
+        run.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
+    Portfolio().find(run)
+    run.budget = whole
+    return not run.stopped

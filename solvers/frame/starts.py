@@ -7,14 +7,13 @@ their kind.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import factorial, prod
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, sharding_stages
-from solvers.core.interleaving import interleavings
 from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
@@ -82,21 +81,6 @@ def whole_grids(problem: Problem) -> Iterator[Partition]:
     counts = stage_counts(problem, len(problem.usable_devices))
     for stages, tp in product(counts, problem.space.allowed_tp(max(map(len, devices.values())))):
         yield from _widest_grid(problem, machines, (tp,) * stages)
-
-
-def other_grids(problem: Problem) -> Iterator[Partition]:
-    """Such grids with a kind of machines left out, and over all machines in few stages of two successive TP degrees."""
-    members, devices = kinds(problem), problem.usable_by_machine
-    machines, counts = [m for own in members for m in own], stage_counts(problem, len(problem.usable_devices))
-    allowed = problem.space.allowed_tp(max(map(len, devices.values())))
-    for left_out in members if len(members) > 1 else ():
-        others = [m for m in machines if m not in left_out]
-        for stages, tp in product(counts, allowed):
-            yield from _widest_grid(problem, others, (tp,) * stages)
-    for stages, two in product((n for n in counts if n <= _MOST_MIXED), pairwise(allowed)):
-        for degrees in product(two, repeat=stages) if problem.space.uneven_tp else ():
-            if len({*degrees}) > 1:
-                yield from _widest_grid(problem, machines, degrees)
 
 
 def _widest_grid(problem: Problem, machines: Sequence[int], degrees: Sequence[int]) -> Iterator[Partition]:
@@ -239,77 +223,6 @@ def chain_partitions(problem: Problem) -> Iterator[Partition]:
                         if pipeline_groups and pipeline_groups not in seen:
                             seen.add(pipeline_groups)
                             yield first_choice(problem, pipeline_groups)
-
-
-def short_chain_partitions(problem: Problem) -> Iterator[Partition]:
-    """For many machines: short chains with every mix of kinds, as wide as the machines allow, plain and interleaved.
-
-    Machines are distributed in every order of kinds, so that consecutive machines of an order belong to different
-    chains.
-    """
-    members = kinds(problem)
-    machines = sum(map(len, members))
-    if machines <= _ALL_CHAIN_COUNTS or len(members) > _MOST_PERMUTED:
-        return
-    top = max(map(len, problem.usable_by_machine.values()))
-    width = 1 << (top.bit_length() - 1)
-    for order in permutations(members):
-        for length in _CHAIN_LENGTHS:
-            distribution = distribute(order, machines // length) or []
-            pipeline_groups = tuple(b for part in distribution if (b := chain(problem, part, width, 1)) is not None)
-            if pipeline_groups:
-                plain = first_choice(problem, pipeline_groups)
-                yield plain
-                yield from interleaved(problem, (plain,))
-
-
-def interleaved(problem: Problem, plain: Iterable[Partition]) -> Iterator[Partition]:
-    """The partitions that have stages to interleave, with two layer ranges in each."""
-    variants = list(interleavings(problem, [2]))
-    for partition in plain if variants else ():
-        if partition.sharding < LOCKSTEP and max(len(group.stages) for group in partition.pipeline_groups) > 1:
-            yield from (replace(partition, schedule=schedule, chunks=chunks) for schedule, chunks in variants)
-
-
-def shared_partitions(problem: Problem) -> Iterator[Partition]:
-    """Two parallel chains: every kind of machine serves one of them or, with its machines halved, both."""
-    groups = kinds(problem)
-    if not 2 <= len(groups) <= _MOST_PERMUTED:
-        return
-    devices = problem.usable_by_machine
-    top = max(len(own) for own in devices.values())
-    widths = [1 << k for k in range(top.bit_length() - 1) if 1 << k <= top]
-    seen: set[tuple[PipelineGroup, ...]] = set()
-    for roles in product((0, 1, 2), repeat=len(groups)):
-        sides = [[k for k, role in enumerate(roles) if role in (side, 2)] for side in (0, 1)]
-        if 2 not in roles or not sides[0] or not sides[1] or sides[0] < sides[1]:
-            continue
-        halves: list[dict[int, tuple[int, ...]]] = [{}, {}]
-        for k, members in enumerate(groups):
-            for machine in members:
-                own = devices[machine]
-                middle = (len(own) + 1) // 2
-                parts = (own[:middle], own[middle:]) if roles[k] == 2 else (own, own)
-                for side in (0, 1):
-                    if roles[k] in (side, 2) and parts[side]:
-                        halves[side][machine] = parts[side]
-        for width in widths:
-            for max_tp in problem.space.allowed_tp(top):
-                for both in zip(*(_ways_through(problem, list(half)) for half in halves), strict=True):
-                    found = [chain(problem, way, width, max_tp, half) for way, half in zip(both, halves, strict=True)]
-                    pipeline_groups = tuple(b for b in found if b is not None)
-                    if len(pipeline_groups) == len(halves) and pipeline_groups not in seen:
-                        seen.add(pipeline_groups)
-                        yield first_choice(problem, pipeline_groups)
-
-
-def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
-    """Three orders of `machines`, which are given slowest kind first: that order, its reverse, and that order with the
-    machines of most memory moved to the front, because the first stage holds the activations of most micro-batches.
-    """
-    memory_bytes = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
-    largest = [m for m, own in zip(machines, memory_bytes, strict=True) if own == max(memory_bytes)]
-    return [list(machines), list(machines)[::-1], [*largest, *(m for m in machines if m not in largest)]]
 
 
 def lockstep_partitions(problem: Problem) -> Iterator[Partition]:

@@ -38,7 +38,7 @@ class HillClimber:
                 return
             self._improve(partition, allowance)
 
-    def finish(self, ranked: Iterable[Partition] = ()) -> None:
+    def finish(self, ranked: Iterable[Partition], allowance: Allowance) -> None:
         """Hill-climb the best plan in its best ZeRO stage, and with micro-batches of twice and of half the size.
 
         With few micro-batches another size may win, but only with other layers. While budget is left, the plans of the
@@ -46,7 +46,7 @@ class HillClimber:
         """
         if self.search.plan is None:
             return
-        allowance, plan = self.search.until(), self._resharded(self.search.plan)
+        plan = self._resharded(self.search.plan)
         for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
             if start is not None:
                 self._climb(start, allowance)

@@ -1,4 +1,4 @@
-"""Simulated annealing over partitions, started from rule-based ones.
+"""Simulated annealing over partitions, started from rule-based ones, under any pricer.
 
 Kirkpatrick, Gelatt and Vecchi, Science 220 (1983). The energy is the logarithm of the step time. Partitions that cannot
 be completed have an energy that grows with the number of layers that do not fit, so that the search can climb into
@@ -7,9 +7,9 @@ feasibility.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
@@ -20,23 +20,20 @@ from solvers.core.operators import OperatorTally
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup, partition_of
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, plain_stages, sharding_groups
-from solvers.frame.ranking import in_turns, promising_first
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_partitions,
     first_choice,
-    interleaved,
     kinds,
     lockstep_partitions,
-    shared_partitions,
     single_pipeline_partitions,
     symmetric,
+    whole_grids,
 )
 from solvers.heuristics.annealing import Metropolis, anneal
-from solvers.heuristics.chains import ChainBuilder
 from solvers.heuristics.hill_climbing import HillClimber
-from solvers.heuristics.operators.recreate import Recreation
 from solvers.heuristics.operators.table import PartitionProposals
+from solvers.heuristics.ranking import in_turns, promising_first
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a partition that no plan follows, far above any step time's logarithm
@@ -45,12 +42,11 @@ _POOLS = (48, 16, 5, 2)  # partitions annealed in each round of equal time
 _HOPELESS = 0.3  # starts whose pipelines alone take e^0.3 times the best step are dropped
 _STARTS = 0.4  # most of the budget for pricing starts
 _RANKING = 0.6  # most of that for estimating them
-_CHUNKED = 4  # interleaved chains priced
 _SCHEDULED, _SHARDED = 16, 6  # best starts that are tried in every schedule, and then in every sharding
 _SETTLING = 0.5  # most of what is then left of the budget for that
 _POLISHED = 3  # starts that are hill-climbed first
 _POLISHING = 0.05  # most of the budget for that
-ANNEAL = 0.9  # of the budget: annealing ends here, the rest is hill climbing
+_ANNEALING = 0.9  # of the budget: annealing ends here, the rest is hill climbing
 _TRUST = 0.8  # exponent that damps a neighbour's factor of price over estimate
 _KEPT = 50_000  # partitions remembered
 _ANYWAY = 0.05  # share of partitions priced although their estimate speaks against it
@@ -66,21 +62,11 @@ class EvaluatedPartition:
 
 
 class Annealer:
-    """Anneals partitions of one search; a share `recreate_share` of the moves rebuilds pipeline groups as chains."""
+    """Anneals partitions of one search."""
 
-    def __init__(
-        self, search: Search, completer: PlanCompleter, rng: random.Random, recreate_share: float = 0.0
-    ) -> None:
+    def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random) -> None:
         self.search, self.completer, self.rng = search, completer, rng
-        chains = ChainBuilder(search.pricer, completer.splitters)
-        recreation = Recreation(search.problem, chains, replicates=completer.replicates)
-        self._proposals = PartitionProposals(
-            search.problem,
-            search.operators,
-            replicates=completer.replicates,
-            recreation=recreation,
-            recreate_share=recreate_share,
-        )
+        self._proposals = PartitionProposals(search.problem, search.operators, replicates=completer.replicates)
         self._seen: dict[Partition, EvaluatedPartition] = {}
 
     def evaluate(
@@ -122,7 +108,7 @@ class Annealer:
         if priced is None:
             return None
         tally.priced += 1
-        cost = self.search.offer(priced.plan, priced.cost, (partition, ()))
+        cost = self.search.offer(priced.plan, priced.cost)
         energy = math.log(cost.step_time_s)
         return EvaluatedPartition(
             partition,
@@ -130,9 +116,9 @@ class Annealer:
             max(1.0, cost.step_time_s / completed.estimate_s),
         )
 
-    def anneal(self, start: Partition, hot: float, allowance: Allowance) -> EvaluatedPartition:
-        """The best partition met from `start`, with first temperature `hot`."""
-        [best] = anneal([self._known(start)], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
+    def anneal(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
+        """The best partition met from `start`."""
+        [best] = anneal([self._known(start)], self._propose, self._near, Metropolis(_HOT, _COLD), allowance, self.rng)
         return best
 
     def scheduled(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
@@ -175,8 +161,10 @@ class Annealer:
 
 
 def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
-    """Rule-based partitions: a separate symmetric grid for every kind of machine, chains, and replicas."""
-    yield from in_turns(own_grids(problem, completer), without_grids(problem, completer))
+    """Rule-based partitions: symmetric grids, over all machines and a separate one for every kind, chains, and
+    replicas."""
+    grids = in_turns(own_grids(problem, completer), whole_grids(problem))
+    yield from in_turns(grids, without_grids(problem, completer))
 
 
 def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
@@ -184,27 +172,19 @@ def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partit
     yield from in_turns(
         chain_partitions(problem),
         lockstep_partitions(problem),
-        shared_partitions(problem),
         single_pipeline_partitions(problem, completer.replicates),
     )
 
 
-def own_grids(
-    problem: Problem, completer: PlanCompleter, should_continue: Callable[[], bool] = lambda: True
-) -> Iterator[Partition]:
+def own_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """The best symmetric grid of each machine kind for its share of the batch, side by side, at several micro-batch
-    sizes.
-
-    Stops once `should_continue` returns False.
-    """
+    sizes."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, PipelineGroup] | None = None
                 for pipeline_group in symmetric(problem, members):
-                    if not should_continue():
-                        return
                     sized = PipelineGroup(pipeline_group.stages, size)
                     rate = completer.rate(first_choice(problem, (sized,)), StateSharding(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
@@ -228,28 +208,22 @@ def improve(
     starts: Iterable[Partition],
     more: Iterable[Partition],
     allowance: Allowance,
-    cooling: float = 1.0,
-    recreate_share: float = 0.0,
 ) -> list[Partition]:
     """Price `starts`, in turns with those of `more` that promise most; try the best in every schedule and sharding,
     hill-climb the first few, then anneal the best in rounds with ever fewer partitions and more time each.
 
-    Each round begins at `cooling` times the first temperature of the round before. A share `recreate_share` of the
-    moves rebuilds one or two pipeline groups as chains. Returns the resulting partitions, best first. Successive
-    halving (Jamieson and Talwalkar, 2016): a start soon shows whether it leads anywhere.
+    Starts are priced past `allowance` where only time is limited and there is no plan. Returns the resulting
+    partitions, best first. Successive halving (Jamieson and Talwalkar, 2016): a start soon shows whether it leads
+    anywhere.
     """
     search = climber.search
-    annealer = Annealer(search, climber.completer, climber.rng, recreate_share)
+    annealer = Annealer(search, climber.completer, climber.rng)
     pool: list[tuple[float, int, Partition]] = []
     least, for_starts = math.inf, allowance.part(_STARTS)
     ranking = for_starts.part(_RANKING)
-    chunked = interleaved(search.problem, chain_partitions(search.problem))
-    ranked, also = (
-        promising_first(climber.completer, own, search.budget.max_steps, lambda: bool(ranking))
-        for own in (more, chunked)
-    )
-    for number, start in enumerate(chain(known_partitions(search), in_turns(starts, ranked, islice(also, _CHUNKED)))):
-        if not for_starts or not search.step():
+    ranked = promising_first(climber.completer, more, search.budget.max_steps, lambda: bool(ranking))
+    for number, start in enumerate(chain(known_partitions(search), in_turns(starts, ranked))):
+        if not (for_starts and search.step()) and not _continues_without_plan(search):
             break
         found = annealer.evaluate(start, least + _HOPELESS)
         if found is not None:
@@ -269,21 +243,28 @@ def improve(
     rounds = allowance.rest()
     left_out: list[tuple[float, int, Partition]] = []
     for turn, size in enumerate(_POOLS):
-        heard = search.heard()
-        found = annealer.evaluate(heard[0]) if heard is not None else None
-        if found is not None:
-            pool.append((found.energy, -1, found.partition))
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]
-        hot = _HOT * cooling**turn
         for k, (energy, number, start) in enumerate(pool):
-            found = annealer.anneal(start, hot, rounds.up_to((turn + (k + 1) / len(pool)) / len(_POOLS)))
+            found = annealer.anneal(start, rounds.up_to((turn + (k + 1) / len(pool)) / len(_POOLS)))
             if found.energy < energy:
                 if turn == 0:  # with other layers, the start itself may lead elsewhere
                     left_out.append(pool[k])
                 pool[k] = (found.energy, number, found.partition)
     return [partition for _, _, partition in sorted(pool + left_out, key=lambda item: item[:2])]
+
+
+def _continues_without_plan(search: Search) -> bool:
+    return search.plan is None and search.budget.max_steps is None and not search.stopped
+
+
+def search_partitions(run: Search, rng: random.Random, starts: Iterable[Partition], allowance: Allowance) -> None:
+    """Anneal `starts` and rule-based partitions, then hill-climb, until `allowance` is spent."""
+    completer = PlanCompleter(run.pricer)
+    climber = HillClimber(run, completer, rng)
+    ranked = improve(climber, starts, rule_based(run.problem, completer), allowance.part(_ANNEALING))
+    climber.finish(ranked, allowance.rest())
 
 
 class LocalSearch(SearchSolver):
@@ -297,6 +278,4 @@ class LocalSearch(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Anneal, then hill-climb."""
-        completer = PlanCompleter(run.pricer)
-        climber = HillClimber(run, completer, rng)
-        climber.finish(improve(climber, (), rule_based(run.problem, completer), run.until(ANNEAL)))
+        search_partitions(run, rng, (), run.until())

@@ -66,4 +66,4 @@ def finish(run: Search, candidates: Sequence[Partition], allowance: Allowance) -
         ranked = improve(climber, candidates, without_grids(run.problem, completer), allowance.part(_ANNEALED))
     else:
         ranked = settle(run, completer, candidates, allowance.part(_SETTLED))
-    climber.finish(ranked)
+    climber.finish(ranked, allowance.rest())

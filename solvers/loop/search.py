@@ -5,16 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from hexiopt.cores import usable_cores
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from solvers.compiled.plans import partition_of, plan_of
 from solvers.compiled.state import SearchState, copy_state, new_state, new_work
 from solvers.compiled.step import FAR, refresh
+from solvers.compiled.support import has_tables, unsupported
 from solvers.compiled.tables import tables_of
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import price_plan
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.frame.solver import offer_partition
-from solvers.loop.finish import finish
 from solvers.loop.orders import MOST_DEVICES, every_candidate
 from solvers.loop.settings import LoopSettings
 from solvers.loop.starts import Catalogue, StartPool, deal_out, known_start
@@ -31,15 +33,17 @@ _PRICE = 7  # candidates that are evaluated while one of a stage is priced: meas
 _PRICING = 8  # times as much work between two prices, less down to a share `_SOONEST` where they gain over `_WORTH`
 _SOONEST, _WORTH, _LEAST_GAIN = 0.15, 0.005, 1e-4
 _FINISHED = 32  # GPUs up to which the finish has its whole share
+_FOR_STARTS = 0.2  # of the budget, where the walks only give starts
 _KNOWN = 0.1  # factor of the hottest temperature where a plan is known
 
 
 class Loop:
-    """One search over the candidates of a problem that `solvers.compiled.supports`."""
+    """One search over the candidates of a problem, by the arrays of `pricer`; the search's own prices them exactly."""
 
-    def __init__(self, run: Search, settings: LoopSettings) -> None:
+    def __init__(self, run: Search, settings: LoopSettings, pricer: PlanPricer) -> None:
         self.run, self.settings = run, settings
-        self.tables = tables_of(run.exact_pricer)
+        self.tables = tables_of(pricer)
+        self._policies = pricer.policies()
         self.completer = PlanCompleter(run.pricer, replicates=False)
         self._work = new_work(self.tables)
         self._trial = new_state(self.tables)
@@ -147,25 +151,27 @@ class Loop:
         with run.tallied("price") as tally:
             tally.proposed += 1
             tally.priced += 1
-            plan = plan_of(self.tables, self._work, self._trial, run.exact_pricer.policies())
+            plan = plan_of(self.tables, self._work, self._trial, self._policies)
             priced = price_plan(run.pricer, plan, run.best_s)
             if priced is not None:
                 run.offer(priced.plan, priced.cost)
             offer_partition(run, self.completer, partition_of(self.tables, self._trial), run.best_s)
 
 
-def share_for_finish(run: Search, settings: LoopSettings) -> float:
-    """The share of the budget for replicas, interleaving and deeper sharding (`finish.py`), which the walks do not
-    know: less on more GPUs, where they rarely pay and each price takes longer."""
-    return settings.finish * min(1.0, _FINISHED / len(run.problem.usable_devices))
+def share_for_walks(run: Search, settings: LoopSettings) -> float:
+    """The share of the budget for the walks. The rest is for replicas, interleaving and deeper sharding (`finish.py`),
+    which these do not know: less on more GPUs, where they rarely pay and each price takes longer. Under another pricer
+    than that of the arrays, they only give starts."""
+    if not has_tables(run.pricer):
+        return _FOR_STARTS
+    return 1.0 - settings.finish * min(1.0, _FINISHED / len(run.problem.usable_devices))
 
 
-def search_by_loop(run: Search, settings: LoopSettings) -> bool:
-    """Search to the end of the budget; whether there is a plan. Candidates fit before they are priced, so without one
-    the plan space needs what the arrays do not say."""
-    loop = Loop(run, settings)
-    candidates = loop.search(run.until(1.0 - share_for_finish(run, settings)))
-    if run.plan is None:
-        return False
-    finish(run, candidates, run.until())
-    return True
+def walk_candidates(run: Search, settings: LoopSettings, allowance: Allowance) -> list[Partition]:
+    """The best candidates of the walks within `allowance`, best first; none where the arrays of our cost model do not
+    speak for the problem, or no candidate fits."""
+    try:
+        pricer = run.pricer if has_tables(run.pricer) else PlanPricer(run.problem)
+    except InputError:  # another pricer may take what ours refuses
+        return []
+    return [] if unsupported(run.problem, pricer) else Loop(run, settings, pricer).search(allowance)

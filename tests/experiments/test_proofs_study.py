@@ -8,7 +8,7 @@ from experiments.studies.proofs import GROUPS, ProblemSizes, random_problem
 from hexiopt.readers.plan_file import read_plan, write_plan
 from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.solving import Budget
-from solvers.portfolio.portfolio import Portfolio
+from solvers.portfolio import Portfolio
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.label)

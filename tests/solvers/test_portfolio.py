@@ -5,6 +5,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from solvers.portfolio.fallbacks import price_fallbacks
+from solvers.portfolio.many_gpus import on_those_used
+from solvers.portfolio.members import MACHINES
 
 from hexiopt.cost.cost import violations
 from hexiopt.errors import InputError
@@ -21,10 +24,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.frame.starts import chain, first_choice, kinds, whole_grids
 from solvers.heuristics.local_search import own_grids
-from solvers.portfolio.fallbacks import price_fallbacks
-from solvers.portfolio.many_gpus import on_those_used
-from solvers.portfolio.members import MACHINES
-from solvers.portfolio.portfolio import Portfolio
+from solvers.portfolio import Portfolio
 from solvers.registry import make_solver
 from tests.conftest import ROOT
 from tests.solvers.drawn import drawn_problem

@@ -9,7 +9,7 @@ from hexiopt.problem.space import Space
 from hexiopt.result import Status
 from hexiopt.solving import Budget
 from solvers.core.search import Search
-from solvers.portfolio.portfolio import Portfolio
+from solvers.portfolio import Portfolio
 from solvers.proof.gaps import num_usages, share_for_proof
 from tests.solvers.proof.problems import random_problem
 

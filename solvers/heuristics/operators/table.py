@@ -23,7 +23,6 @@ from solvers.core.operators import Lottery, Operator, OperatorStatistics, Operat
 from solvers.core.partition import Partition
 from solvers.heuristics.operators import exchanges, replicas, settings, stages
 from solvers.heuristics.operators.neighbourhood import Neighbourhood
-from solvers.heuristics.operators.recreate import Recreation
 
 PartitionOperator: TypeAlias = Operator[Neighbourhood, Partition, Partition]
 PARTITION_OPERATORS: tuple[PartitionOperator, ...] = (
@@ -60,35 +59,17 @@ _DEVICES_REPLICATING = 2.0  # divided by the number of devices: that share, if i
 
 
 class PartitionProposals:
-    """Proposes candidates near a partition; with `replicates`, some of the draws concern replicas.
+    """Proposes candidates near a partition; with `replicates`, some of the draws concern replicas."""
 
-    A share `recreate_share` of the candidates comes from `recreation`.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        statistics: OperatorStatistics,
-        *,
-        replicates: bool = False,
-        recreation: Recreation | None = None,
-        recreate_share: float = 0.0,
-    ) -> None:
+    def __init__(self, problem: Problem, statistics: OperatorStatistics, *, replicates: bool = False) -> None:
         near = Neighbourhood(problem)
         self.plain = Lottery(PARTITION_OPERATORS, near, problem, statistics)
         self.replicas = Lottery(REPLICA_OPERATORS, near, problem, statistics)
         # In small clusters replicas often pay; in large ones pipelines do as well and are cheaper to price.
         share = min(_REPLICATE, _DEVICES_REPLICATING / len(problem.usable_devices))
         self._replicate_share = share if replicates else 0.0
-        self._recreate: PartitionOperator | None = None
-        if recreation is not None:
-            recreate = recreation.recreate_as_chains
-            self._recreate = Operator("recreate_as_chains", 1, lambda _, partition, rng: recreate(partition, rng))
-        self._recreate_share = recreate_share
 
     def draw(self, partition: Partition, rng: random.Random) -> tuple[OperatorTally, Partition] | None:
         """A candidate and the tally of its operator; None where a drawn operator gives none."""
-        if self._recreate is not None and self._recreate_share and rng.random() < self._recreate_share:
-            return self.plain.apply(self._recreate, partition, rng)
         replicates = self._replicate_share and rng.random() < self._replicate_share
         return (self.replicas if replicates else self.plain).draw(partition, rng)

@@ -15,7 +15,7 @@ from solvers.core.search import Search
 from solvers.exact.cp_sat import CpSat, PackingModel, PackingProgram
 from solvers.exact.exact import Exact
 from solvers.frame.solver import SearchSolver
-from solvers.portfolio.portfolio import Portfolio
+from solvers.portfolio import Portfolio
 from solvers.proof.partitions import PackingTable
 from solvers.proof.usages import Usages, case_of
 from tests.slow import slow_but

@@ -10,9 +10,9 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import passed_bytes
-from solvers.frame.ranking import estimated_step_s, in_turns, promising_first
 from solvers.frame.starts import first_choice, lockstep_partitions, whole_grids
 from solvers.heuristics.local_search import without_grids
+from solvers.heuristics.ranking import estimated_step_s, in_turns, promising_first
 from tests.solvers.drawn import drawn_problem
 
 FIRST = 40  # places among which the best stands
