@@ -26,6 +26,8 @@ def unsupported(problem: Problem, pricer: Pricer) -> str | None:
         return f"the pricer is a {type(pricer).__name__} of another kind, which has no tables"
     if not problem.space.uneven_structure:
         return "all pipelines must be alike"
+    if all(schedule.chunked for schedule in schedules(problem.workload)):
+        return "every plan is interleaved"
     if min(sharding_stages(problem.workload)) >= LOCKSTEP:
         return "every plan works in lockstep"
     return _too_large(problem, pricer)

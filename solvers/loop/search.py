@@ -150,6 +150,7 @@ class Loop:
             return
         with run.tallied("price") as tally:
             tally.proposed += 1
+            tally.valid += 1
             tally.priced += 1
             plan = plan_of(self.tables, self._work, self._trial, self._policies)
             priced = price_plan(run.pricer, plan, run.best_s)

@@ -5,13 +5,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from solvers.portfolio.fallbacks import price_fallbacks
-from solvers.portfolio.many_gpus import on_those_used
-from solvers.portfolio.members import MACHINES
 
 from hexiopt.cost.cost import violations
 from hexiopt.errors import InputError
-from hexiopt.plan.check import check
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -22,12 +18,12 @@ from hexiopt.reading import Section
 from hexiopt.solving import MAX_TIME_LIMIT_S, Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
-from solvers.frame.starts import chain, first_choice, kinds, whole_grids
+from solvers.frame.solver import offer_partition
+from solvers.frame.starts import whole_grids
 from solvers.heuristics.local_search import own_grids
 from solvers.portfolio import Portfolio
 from solvers.registry import make_solver
 from tests.conftest import ROOT
-from tests.solvers.drawn import drawn_problem
 from tests.solvers.problems import easy
 
 MODELS = ROOT / "conf" / "model"
@@ -63,8 +59,8 @@ def floor_s() -> float:
     """The best of all grids."""
     search = Search("floor", problem(), Budget(3600.0), 0)
     completer = PlanCompleter(search.pricer)
-    grids = itertools.chain(whole_grids(problem()), own_grids(problem(), completer))
-    price_fallbacks(search, completer, grids, search.until())
+    for grid in itertools.chain(whole_grids(problem()), own_grids(problem(), completer)):
+        offer_partition(search, completer, grid, search.best_s)
     return search.best_s
 
 
@@ -80,11 +76,9 @@ def test_never_behind_grids() -> None:
     assert result.objective <= floor_s() < float("inf")
 
 
-@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.usefixtures("time_is_over")
-def test_a_plan_even_without_time(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+def test_a_plan_even_without_time() -> None:
     """Of the first candidates that fit."""
-    monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: cores)
     result = make_solver("portfolio").solve(problem(), Budget(1.0))
     assert result.plan is not None, result.reason
     assert result.objective <= 2 * floor_s()
@@ -114,7 +108,7 @@ def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 5, 60])
-def test_members_take_no_more_steps_than_there_are(steps: int) -> None:
+def test_no_more_steps_than_there_are(steps: int) -> None:
     assert make_solver("portfolio").solve(easy(), Budget(3600.0, steps)).steps <= steps
 
 
@@ -131,29 +125,3 @@ def test_a_proved_gap_ends_the_search() -> None:
 def test_a_gap_is_a_fraction(gap: object) -> None:
     with pytest.raises(InputError, match=r"solver\.gap: .* state a fraction from 0 to below 1"):
         Portfolio(gap=gap)
-
-
-def test_the_machines_that_a_partition_uses_are_searched_alone() -> None:
-    """Two of twenty machines; and none where those used have many GPUs."""
-    large = drawn_problem(154)
-    run = Search("portfolio", large, Budget(3600.0, 80), 0)
-    few, most = ([m for members in kinds(large) for m in members][-count:] for count in (2, 18))
-    start, *others = (chain(large, machines, 4, 8) for machines in (few, *((m,) for m in most)))
-    assert start is not None
-    found = on_those_used(run, first_choice(large, (start,)), run.until(0.5))
-    assert 0 < run.steps <= 40
-    assert found
-    own = {d for m in few for d in large.usable_by_machine[m]}
-    prices = []
-    for partition in found:
-        assert set(partition.devices()) <= own
-        completer = PlanCompleter(run.pricer)
-        completed = completer.complete(partition)
-        priced = completer.price(completed) if completed else None
-        assert priced is not None
-        assert not check(large, priced.plan)
-        prices.append(priced.cost.step_time_s)
-    assert prices == sorted(prices)
-    wide = first_choice(large, tuple(filter(None, others)))
-    assert len(wide.devices()) > MACHINES
-    assert on_those_used(run, wide, run.until(0.9)) == []

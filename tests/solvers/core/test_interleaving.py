@@ -156,7 +156,7 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
     for chunks in (2, 3):
         assert offer_partition(search, completer, partition(2, 2, chunks=chunks)) is not None
     climber = HillClimber(search, completer, random.Random(0))
-    climber.finish()
+    climber.finish((), search.until())
     plan, met = search.plan, set()
     assert plan is not None
     for _ in range(300):

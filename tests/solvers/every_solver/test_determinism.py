@@ -72,7 +72,7 @@ def test_another_process_finds_the_same_plans() -> None:
 
 @pytest.mark.parametrize("name", slow_but(("random", "local_search"), ("random", *GOOD)))
 def test_the_seed_matters(name: str) -> None:
-    steps = 400 if name == "portfolio" else 100  # its floor, which comes first, is the same for all
+    steps = 100 if name == "random" else 400  # rules, which come first, are the same for all
     plans = (solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(5))
     first = next(plans)
     assert any(plan != first for plan in plans)

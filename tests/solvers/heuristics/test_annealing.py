@@ -82,5 +82,5 @@ def test_a_result_says_what_operators_did(name: str) -> None:
         assert 0 <= own.valid <= own.proposed
         assert own.known + own.unfit + own.priced <= own.valid
         assert own.improved <= own.accepted <= own.valid
-    # A fallback takes a step where it is priced; some moves are drawn twice in a step.
-    assert sum(own.priced if own.operator == "fall_back" else own.proposed for own in counts.values()) < 300 + 200
+    if name == "local_search":  # some moves are drawn twice in a step
+        assert sum(own.proposed for own in counts.values()) < 300 + 200

@@ -32,7 +32,7 @@ def test_smaller_micro_batches_stay_even() -> None:
     assert check(problem, plan) == []
     search = Search("test", problem, Budget(3600.0, 200), 0)
     search.offer(plan)
-    HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish()
+    HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish((), search.until())
     assert search.plan is not None
     assert check(problem, search.plan) == []
 
@@ -51,5 +51,5 @@ def test_the_best_plan_is_tried_in_every_zero_stage() -> None:
     search.offer(first)
     least_s = min(cost.step_time_s for plan in others if (cost := search.pricer.price(plan)).fits)
     assert least_s < search.best_s, "else there is nothing to find"
-    HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish()
+    HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish((), search.until())
     assert search.best_s <= least_s

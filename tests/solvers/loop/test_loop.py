@@ -10,8 +10,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.loop.orders import every_candidate
-from solvers.loop.search import Loop, search_by_loop
+from solvers.loop.search import Loop
 from solvers.loop.settings import LoopSettings
+from solvers.portfolio import Portfolio
 from tests.solvers.drawn import drawn_problem
 from tests.solvers.loop.candidates import check_devices
 from tests.solvers.problems import loose
@@ -19,7 +20,7 @@ from tests.solvers.problems import loose
 
 def found_by_loop(problem: Problem, steps: int, seed: int = 0) -> Search:
     run = Search("loop", problem, Budget(3600.0, steps), seed)
-    assert search_by_loop(run, LoopSettings())
+    Portfolio().find(run)
     return run
 
 
@@ -48,7 +49,7 @@ def test_a_first_plan_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is a day later."""
     monkeypatch.setattr(Search, "clock", staticmethod(itertools.count(0.0, 86_400.0).__next__))
     run = Search("loop", drawn_problem(10), Budget(1.0), 0)
-    assert search_by_loop(run, LoopSettings())
+    Portfolio().find(run)
     assert run.plan is not None
 
 
@@ -62,7 +63,7 @@ def test_more_steps_never_give_a_worse_plan_than_the_first() -> None:
 def test_every_order_of_a_few_devices() -> None:
     """Three devices, two of them alike in one machine: 16 candidates, as counted by hand."""
     run = Search("loop", loose(), Budget(3600.0, 10), 0)
-    tables = Loop(run, LoopSettings()).tables
+    tables = Loop(run, LoopSettings(), run.exact_pricer).tables
     shapes = []
     for state in every_candidate(tables):
         check_devices(tables, state)

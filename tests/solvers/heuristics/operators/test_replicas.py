@@ -129,7 +129,7 @@ def test_polishing_shifts_samples() -> None:
     stage = Stage.of_replicas((Replica((0,), 13), Replica((1,), 3)), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
-    HillClimber(search, completer, random.Random(0)).finish()
+    HillClimber(search, completer, random.Random(0)).finish((), search.until())
     assert search.best_s < before_s
     assert search.plan is not None
     (stage,) = search.plan.pipelines[0].stages
