@@ -44,6 +44,7 @@ SOURCES = (
     "solvers/compiled/step.py",
     "solvers/loop/dice.py",
     "solvers/loop/edits.py",
+    "solvers/loop/grids.py",
     "solvers/loop/pipeline_moves.py",
     "solvers/loop/rebuild.py",
     "solvers/loop/stage_moves.py",

@@ -2,6 +2,7 @@
 
 - `starts.py`, `templates.py`, `orders.py`: candidates to begin from: chains of a catalogue, as many of each as lower
   the step or as a linear programme says; devices dealt out at random; a known plan; of a few devices, every order.
+- `grids.py`: symmetric candidates to begin from, searched by the few numbers that say them.
 - `stage_moves.py`, `pipeline_moves.py`, `rebuild.py` (on `edits.py`, `dice.py`): the moves. To add one, write
   `move(tables, work, state, kit) -> changed` as a `@kernel`, and list it in `walk.py`, in `MOVES` and `propose`. The
   tests hold that it uses every device once; what it brings, `hexiopt compare` writes to `operators.csv`.

@@ -17,6 +17,7 @@ from solvers.completion.pricing import price_plan
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.frame.solver import offer_partition
+from solvers.loop.grids import Grids
 from solvers.loop.orders import MOST_DEVICES, every_candidate
 from solvers.loop.settings import LoopSettings
 from solvers.loop.starts import Catalogue, StartPool, deal_out, known_start
@@ -25,7 +26,7 @@ from solvers.loop.tempering import Tempering, new_kit
 _FIRST_TRIES, _TRIES = 32, 8  # chains that the master tries for the first candidate, and for others
 _SKIPPED = 0.6  # chance of a chain to be left out of those
 _STARTING = 0.08  # most of the budget for starts
-_PROGRAMMED = 0.5  # of that for starts by linear programmes
+_PROGRAMMED, _GRIDDED = 0.4, 0.8  # parts of that after which linear programmes, and then grids, end
 _MADE, _DEALT = 12, 16  # candidates that the master makes, and that are dealt out after each of them
 _IN_VAIN = 600  # candidates that are dealt out before none is taken to fit
 _TOUCHED = 2  # pipelines that a move changes
@@ -99,6 +100,13 @@ class Loop:
                 break
             pool.keep(catalogue.fill(kit, self._trial, left_out), self._trial)
             self._count(_TRIES)
+        grids = Grids(self.tables, self._work, run.seed)
+        while allowance.up_to(_GRIDDED):
+            if grids.make(self._trial) < pool.limit(self._trial):
+                pool.keep(float(refresh(self.tables, self._work, self._trial)), self._trial)
+            self._count(1)
+            if pool.states and math.isinf(self._priced_s):
+                self.price(pool.states[0])
         for made in range(_MADE):
             if not allowance:
                 break
@@ -126,7 +134,7 @@ class Loop:
 
     def _count(self, evaluations: int) -> None:
         """Count the work of evaluating `_trial` from nothing so many times as steps."""
-        self._owed += evaluations * int(self._trial.plan[0]["num_pipelines"])
+        self._owed += evaluations * max(1, int(self._trial.plan[0]["num_pipelines"]))
         while self._owed > _TOUCHED * self.settings.candidates and self.run.step():
             self._owed -= _TOUCHED * self.settings.candidates
 

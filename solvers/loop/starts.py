@@ -13,13 +13,13 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from solvers.compiled.kernels import entry
 from solvers.compiled.plans import SIMULATED, state_of
-from solvers.compiled.state import SearchState, SearchWork, copy_state, new_state
-from solvers.compiled.step import FAR, refresh
+from solvers.compiled.state import SearchState, SearchWork, copy_state, forget_touched, new_state, touch_all
+from solvers.compiled.step import FAR, evaluate, refresh
 from solvers.compiled.tables import Tables
 from solvers.loop.dice import chance, roll
 from solvers.loop.rebuild import deal
 from solvers.loop.templates import build_copies, dissolve_last, list_chains
-from solvers.loop.walk import Kit, walk
+from solvers.loop.walk import Kit
 
 _MOST_CHAINS, _PER_MIX = 160, 3  # chains in the catalogue, and with the same kinds and degrees
 _MOST_LISTED = 40_000  # chains that are judged
@@ -107,8 +107,8 @@ class Catalogue:
                 build_copies(self.tables, self._work, state, kit, self.chains[number], copies)
         if not state.plan[0]["num_pipelines"]:
             return math.inf
-        self._add(kit, state, self._assess(kit, state), _TRIES_AFTER, 0.0)
-        return self._in_best_mode(kit, state)
+        self._add(kit, state, estimate(self.tables, self._work, state), _TRIES_AFTER, 0.0)
+        return self._in_best_mode(state)
 
     def make(self, kit: Kit, state: SearchState, tries: int, skip: float) -> float:
         """Make `state` a candidate of chains, in the best sharding mode; its objective. Chains are added while that
@@ -122,7 +122,7 @@ class Catalogue:
         best = math.inf
         while (added := self._add(kit, state, best, tries, skip)) < best * (1.0 - 1e-6):
             best = added
-        return self._in_best_mode(kit, state)
+        return self._in_best_mode(state)
 
     def _add(self, kit: Kit, state: SearchState, least: float, tries: int, skip: float) -> float:
         """Add the copies of a chain that lower the objective most; the objective, `least` where none do."""
@@ -139,7 +139,7 @@ class Catalogue:
             tried += built > 0
             for number in (built, built // 2) if built > 1 else (built,) if built else ():
                 dissolve_last(work, trial, int(trial.plan[0]["num_pipelines"]) - begun - number)
-                objective = self._assess(kit, trial)
+                objective = estimate(self.tables, work, trial)
                 if objective < best:
                     best = objective
                     copy_state(trial, found)
@@ -147,23 +147,14 @@ class Catalogue:
             copy_state(found, state)
         return best
 
-    def _in_best_mode(self, kit: Kit, state: SearchState) -> float:
+    def _in_best_mode(self, state: SearchState) -> float:
         """Leave a candidate in the sharding mode of the least objective, which is returned."""
         found = []
         for mode, (stage, by_machine) in enumerate(self.tables.modes.tolist()):
             state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = stage, by_machine
-            found.append((self._assess(kit, state), mode))
+            found.append((estimate(self.tables, self._work, state), mode))
         state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self.tables.modes[min(found)[1]]
         return float(refresh(self.tables, self._work, state))
-
-    def _assess(self, kit: Kit, state: SearchState) -> float:
-        """The objective of a candidate, once from nothing: messages and micro-batches may be a little stale."""
-        count = int(state.plan[0]["num_pipelines"])
-        state.plan[0]["holders"] = max(1, count)
-        state.stages["room"][:count] = 0
-        objectives = np.zeros(2)
-        walk(self.tables, self._work, (state, state, state), kit, 0, 0.0, objectives)
-        return float(objectives[0])
 
 
 class StartPool:
@@ -177,13 +168,8 @@ class StartPool:
 
     def keep(self, objective: float, state: SearchState) -> None:
         """Keep a copy of a candidate, if it is a plan and better than the worst here."""
-        if objective >= FAR:
-            return
-        number = _about(state)
-        alike = [at for at, other in enumerate(self.states) if _about(other) == number]
-        full = len(self.states) == self._size
-        worst = alike[0] if alike else len(self.states) - 1 if full else -1
-        if worst >= 0 and objective >= self.objectives[worst]:
+        worst = self._worst(state)
+        if objective >= self.limit(state):
             return
         copied = new_state(self._tables) if worst < 0 else self.states.pop(worst)
         if worst >= 0:
@@ -192,6 +178,18 @@ class StartPool:
         at = bisect(self.objectives, objective)
         self.objectives.insert(at, objective)
         self.states.insert(at, copied)
+
+    def limit(self, state: SearchState) -> float:
+        """The objective from which on `keep` would not keep a candidate."""
+        worst = self._worst(state)
+        return FAR if worst < 0 else self.objectives[worst]
+
+    def _worst(self, state: SearchState) -> int:
+        """The place of that which would give way to a candidate; -1 where none would."""
+        number = _about(state)
+        alike = [at for at, other in enumerate(self.states) if _about(other) == number]
+        full = len(self.states) == self._size
+        return alike[0] if alike else len(self.states) - 1 if full else -1
 
 
 def _about(state: SearchState) -> int:
@@ -231,6 +229,18 @@ def deal_out(tables: Tables, work: SearchWork, state: SearchState, kit: Kit) -> 
     devices = sum(int(mask).bit_count() for mask in tables.machines["usable"])
     deal_all(tables, work, state, kit, min(len(state.pipelines), devices))
     return float(refresh(tables, work, state))
+
+
+def estimate(tables: Tables, work: SearchWork, state: SearchState) -> float:
+    """The objective of a candidate, once from nothing: messages and micro-batches may be a little stale."""
+    count = int(state.plan[0]["num_pipelines"])
+    state.plan[0]["holders"] = max(1, count)
+    state.stages["room"][:count] = 0
+    forget_touched(work)
+    touch_all(work, state)
+    objective = float(evaluate(tables, work, state, math.inf))
+    forget_touched(work)
+    return objective
 
 
 def known_start(tables: Tables, work: SearchWork, plan: Plan, cluster: Cluster) -> tuple[SearchState, float] | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solvers.compiled.kernels import entry, kernel
-from solvers.compiled.state import copy_rows, copy_state, forget_touched, touch_all
+from solvers.compiled.state import copy_rows, copy_state, forget_touched
 from solvers.compiled.step import evaluate
 from solvers.loop import pipeline_moves, rebuild, stage_moves
 from solvers.loop.dice import chance
@@ -120,16 +120,11 @@ def walk(tables: Any, work: Any, states: Any, kit: Any, count: int, heat: float,
     """Try `count` candidates from `states[0]`, to which `states[1]` is equal; the best that was met is in `states[2]`.
 
     `heat`: the share by which an objective may rise where one of e draws is accepted. `objectives` [2]: that of the
-    first state and of the best, kept in step. With a `count` of 0, `objectives[0]` becomes that of `states[1]`, all of
-    whose pipelines are new: the compiler takes long over each kernel that evaluates.
+    first state and of the best, kept in step.
     """
     now, trial, best = states
     moves = len(kit.odds)
     forget_touched(work)
-    if count == 0:
-        touch_all(work, trial)
-        objectives[0] = evaluate(tables, work, trial, np.inf)
-        forget_touched(work)
     for _ in range(count):
         drawn, move = chance(kit.dice) * kit.odds[moves - 1], 0
         while kit.odds[move] <= drawn:
