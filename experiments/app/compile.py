@@ -64,9 +64,7 @@ _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot kee
 def compile_once() -> None:
     """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and next(missing(), None) is not None:
-        said = (
-            "compiling once, for two minutes, before the search and its time limit begin (make install does it too)"
-        )
+        said = "compiling once, for two minutes, before the search and its time limit begin (make install does it too)"
         print(f"hexiopt: {said}", file=sys.stderr, flush=True)
         main()
 

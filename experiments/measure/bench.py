@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.app.configurations import named_cluster, named_model
+from experiments.studies.irregular import FLEETS
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
@@ -39,6 +40,9 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.frame.solver import offer_partition
 from solvers.heuristics.local_search import own_grids
+from solvers.loop.search import Loop
+from solvers.loop.settings import LoopSettings
+from solvers.loop.walk import MOVES
 from solvers.registry import make_solver
 
 SETTINGS = (
@@ -240,6 +244,26 @@ def _cut(pipeline: Pipeline, layers: Sequence[tuple[tuple[int, int], ...]]) -> P
     return replace(pipeline, stages=tuple(stages))
 
 
+def candidates(scale: float) -> Iterator[BenchRow]:
+    """Candidates that the default evaluates in a second, beside plans that it completes and prices in one."""
+    tasks = {"hexiscale_setting_1": problem("hexiscale_setting_1", "llama2_7b")}
+    tasks |= {fleet.cluster: fleet.problem() for fleet in FLEETS if fleet.cluster in ("campus", "fleet")}
+    for name, task in tasks.items():
+        search = Search("candidates", task, Budget(10.0 * scale), 0)
+        loop, began_s = Loop(search, LoopSettings(), search.exact_pricer), time.process_time()
+        partitions = loop.search(search.until())
+        rate = sum(search.operators.of(move).proposed for move, _ in MOVES) / (time.process_time() - began_s)
+        completer, priced_s = PlanCompleter(search.pricer, replicates=False), []
+        for met in partitions:
+            began_s = time.process_time()
+            offer_partition(search, completer, met)
+            priced_s.append(time.process_time() - began_s)
+        yield BenchRow("candidates", f"{name}: candidates that the walks evaluate", rate, "per CPU s", "", None)
+        ratio = rate * median(priced_s)
+        what = f"{name}: seconds to complete and price a plan / to evaluate a candidate"
+        yield BenchRow("candidates", what, ratio, "×", "≥ 10", ratio >= 10.0)
+
+
 def large(scale: float) -> Iterator[BenchRow]:
     """Synthetic clusters of four GPU types: time, memory, and the plan against symmetric pipelines per type."""
     for gpus, limit_s, most_s in ((1024, 27.0, 30.0), (10_240, 160.0, 180.0)):
@@ -351,6 +375,7 @@ def saving(scale: float) -> Iterator[BenchRow]:
 BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
     "pricing": pricing,
     "prices": prices,
+    "candidates": candidates,
     "speed": speed,
     "large": large,
     "commands": commands,

@@ -6,8 +6,6 @@ freedom is taken away: more machines and freedoms must not hurt. What they found
 price has changed is seen here.
 """
 
-from typing import Any
-
 import pytest
 
 from hexiopt.readers.problem_file import problem_sha256
@@ -20,20 +18,11 @@ from tests.slow import slow_but
 from tests.solvers.drawn import drawn_problem
 
 BEHIND = 1.03
-# What a search has yet to mend: GPUs, and who is ahead by how much.
-FURTHER_BEHIND = {20: "32, columns alone by 4.1 %: the default leaves them after 60 of its steps"}
 QUICK = (1, 7)
 BEST = best_of_all.read()
 
 
-def cases() -> list[Any]:
-    """Problems by number; what is behind must fail, so that whoever mends it hears of it."""
-    behind = {number: pytest.mark.xfail(reason=why, strict=True) for number, why in FURTHER_BEHIND.items()}
-    listed = slow_but(QUICK, [number for number in BEST if number not in behind])
-    return [*listed, *(pytest.param(n, marks=(pytest.mark.slow, mark)) for n, mark in behind.items())]
-
-
-@pytest.mark.parametrize("number", cases())
+@pytest.mark.parametrize("number", slow_but(QUICK, [*BEST]))
 def test_within_3_percent_of_the_best_of_all(number: int) -> None:
     result = make_solver("portfolio").solve(drawn_problem(number), Budget(NEVER_S, best_of_all.STEPS))
     best = BEST[number]
