@@ -252,7 +252,7 @@ def candidates(scale: float) -> Iterator[BenchRow]:
         search = Search("candidates", task, Budget(10.0 * scale), 0)
         loop, began_s = Loop(search, LoopSettings(), search.exact_pricer), time.process_time()
         partitions = loop.search(search.until())
-        rate = sum(search.operators.of(move).proposed for move, _ in MOVES) / (time.process_time() - began_s)
+        rate = sum(search.operators.of(f"walk.{move}").proposed for move, _ in MOVES) / (time.process_time() - began_s)
         completer, priced_s = PlanCompleter(search.pricer, replicates=False), []
         for met in partitions:
             began_s = time.process_time()
