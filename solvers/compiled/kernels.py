@@ -4,7 +4,7 @@ They allocate nothing, so none counts references (`_nrt`), which takes more than
 no Python calls have no wrappers, which take a third of the time to compile.
 
 numba keeps what it compiled until the file of the function changes, and does not look at the files of the functions
-that it calls. So what is kept of a folder goes once a file there, or here, is newer.
+that it calls. So what is kept of a folder goes once a file with kernels there, or here, is newer.
 """
 
 import os
@@ -39,9 +39,9 @@ def _compiled(function: Function, options: dict[str, Any]) -> Function:
 
 @cache
 def _forget_stale(folder: Path) -> None:
-    """Delete what numba keeps of a folder from before the last change of a file there, or here."""
+    """Delete what numba keeps of a folder from before the last change of a file with kernels there, or here."""
     sources = (path for own in {folder, Path(__file__).parent} for path in own.glob("*.py"))
-    changed_s = max(path.stat().st_mtime for path in sources)
+    changed_s = max((path.stat().st_mtime for path in sources if b"kernel" in path.read_bytes()), default=0.0)
     for path in _cached(folder):
         with suppress(OSError):  # another process has deleted it, or nobody may
             if path.stat().st_mtime < changed_s:

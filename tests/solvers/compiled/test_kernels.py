@@ -19,8 +19,10 @@ def test_what_was_compiled_before_a_change_is_forgotten(
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     changed_s = max(path.stat().st_mtime for path in Path(kernels.__file__).parent.glob("*.py")) + 100
     for name, made_s in (("callee.py", changed_s), ("caller.py", changed_s - 50)):
-        (folder / name).touch()
+        (folder / name).write_text("@kernel")
         os.utime(folder / name, (made_s, made_s))
+    (folder / "without.py").touch()
+    os.utime(folder / "without.py", (changed_s + 50, changed_s + 50))
     for name, made_s in (("caller.walk-1.nbi", changed_s - 1), ("caller.walk-1.1.nbc", changed_s + 1)):
         (kept / name).touch()
         os.utime(kept / name, (made_s, made_s))
