@@ -127,8 +127,8 @@ class Tempering:
             own.kit.odds[:] = np.cumsum(weights)
 
     def tell(self, statistics: OperatorStatistics, seconds: float) -> None:
-        """Add what became of the moves to the counts of a search, as `walk.NAME`, since those on partitions have the same
-        names; `seconds` are shared by draws."""
+        """Add what became of the moves to the counts of a search, as `walk.NAME`: those on partitions have the same
+        names. `seconds` are shared by draws."""
         tally = sum(own.kit.tally for own in self.walks)
         total = max(1, int(tally[:, PROPOSED].sum()))
         for (name, _), row in zip(MOVES, tally.tolist(), strict=True):
