@@ -19,10 +19,8 @@ from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
-_MOST_MIXED = 4  # stages of grids with several TP degrees
 _FEW = 8  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
-_CHAIN_LENGTHS = (2, 4, 3)  # machines in a chain of many
 _ALL_COUNTS = 64  # GPUs up to which every number of stages is tried
 _ALL_CHAIN_COUNTS = 8  # machines up to which every number of chains is tried
 
