@@ -26,7 +26,7 @@ from solvers.loop.tempering import Tempering, new_kit
 _FIRST_TRIES, _TRIES = 32, 8  # chains that the master tries for the first candidate, and for others
 _SKIPPED = 0.6  # chance of a chain to be left out of those
 _STARTING = 0.08  # most of the budget for starts
-_PROGRAMMED, _GRIDDED = 0.4, 0.8  # parts of that after which linear programmes, and then grids, end
+_PROGRAMMED, _GRIDDED = 0.4, 0.6  # parts of that after which linear programmes, and then grids, end
 _MADE, _DEALT = 12, 16  # candidates that the master makes, and that are dealt out after each of them
 _IN_VAIN = 600  # candidates that are dealt out before none is taken to fit
 _TOUCHED = 2  # pipelines that a move changes
