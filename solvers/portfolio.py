@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 
 from hexiopt.solving import Capabilities
-from solvers.core.partition import Partition
+from solvers.compiled.support import has_tables
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import search_partitions
@@ -65,12 +65,12 @@ class Portfolio(SearchSolver):
         """Search to the end of the budget."""
         rng, settings, layouts = random.Random(run.seed), self.loop_settings, run.problem.space.sequence
         share = min(_BEFORE_LAYOUTS, share_for_walks(run, settings)) if layouts else share_for_walks(run, settings)
-        candidates: list[Partition] = walk_candidates(run, settings, run.until(share))
+        candidates = walk_candidates(run, settings, run.until(share))
         if layouts:
             if run.plan is None:
                 search_partitions(run, rng, candidates, run.until(2 * _BEFORE_LAYOUTS))
             plan_jointly(run, rng)
-        elif candidates and run.plan is not None and run.our_model is not None:
+        elif candidates and run.plan is not None and has_tables(run.pricer):
             finish(run, candidates, run.until())
         else:
             search_partitions(run, rng, candidates, run.until())

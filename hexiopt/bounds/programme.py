@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hexiopt.bounds.box_stages import Multipliers
 from hexiopt.bounds.chains import Boxes, Chain, Chains, ScheduleFamily
 from hexiopt.bounds.columns import BoundColumns
-from hexiopt.bounds.stages import StageTypes
+from hexiopt.bounds.stages import OutOfTimeError, StageTypes
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
@@ -66,7 +66,10 @@ def chain_bound(
     proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
     if not proved or clock() >= deadline_s:
         return lower_s, None
-    types, kinds = StageTypes(model), dict[int | None, list[ScheduleFamily]]()
+    try:
+        types, kinds = StageTypes(model, lambda: clock() < deadline_s), dict[int | None, list[ScheduleFamily]]()
+    except OutOfTimeError:
+        return lower_s, None
     for shape in families_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
     # The pipelines of a plan are of one kind, so the lowest bound of all kinds holds: raise the lowest up to the next.

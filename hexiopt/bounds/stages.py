@@ -1,6 +1,6 @@
 """Stage types: least times of a TP group of a machine kind for n layers and x sequences per micro-batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,13 +19,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+class OutOfTimeError(Exception):
+    """The time limit of a bound is over before there is anything to prove it with."""
+
+
 class StageTypes:
     """All stage types of a problem, one array element each; `machines` are those of each kind, `supply` their number.
 
     It has the types of every ZeRO stage; those of ZeRO-2 and 3 are `late`. A plan uses either late types or others.
+    Raises OutOfTimeError once `on_time` says no: there may be thousands of types to judge.
     """
 
-    def __init__(self, model: PlanPricer) -> None:
+    def __init__(self, model: PlanPricer, on_time: Callable[[], bool] = lambda: True) -> None:
         problem = model.problem
         space, workload, devices = problem.space, problem.workload, problem.usable_by_machine
         self.num_layers, self.global_batch = problem.model.num_layers, workload.global_batch
@@ -40,6 +45,7 @@ class StageTypes:
         shares = range(1, sizes[-1] + 1) if space.replicas else sizes
         rows, memory = _undominated(
             model,
+            on_time,
             [
                 _Row(kind, examples[kind], tp_group, share, holders)
                 for kind, same in enumerate(kinds.values())
@@ -223,7 +229,7 @@ class _Row:
         ]
 
 
-def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
+def _undominated(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
     """The rows that are not dominated in time and memory by another that differs only in its holders; and the `bytes`
     of each as an inner stage and as a last one [2, rows, ...].
 
@@ -233,6 +239,8 @@ def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], F
     less_room = np.array([-1, *[1] * (2 + 2 * len(policies))])
     alike: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats]]] = {}
     for row in rows:
+        if not on_time():
+            raise OutOfTimeError
         seconds = np.array([row.layer_s(model, policy) for policy in policies]).ravel()
         memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1

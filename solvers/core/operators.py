@@ -88,10 +88,9 @@ class Lottery(Generic[N, T, C]):
         tickets = self._tickets
         if self._choosy:
             tickets = [operator for operator in tickets if operator.applies(self.near, solution)]
-        return self.apply(rng.choice(tickets), solution, rng) if tickets else None
-
-    def apply(self, operator: Operator[N, T, C], solution: T, rng: Random) -> tuple[OperatorTally, C] | None:
-        """As `draw`, with a given operator."""
+        if not tickets:
+            return None
+        operator = rng.choice(tickets)
         tally = self._statistics.of(operator.name)
         tally.proposed += 1
         candidate = operator.apply(self.near, solution, rng)

@@ -1,7 +1,6 @@
 """One run of a search: its clock, its steps, the best plan so far, and who hears of it."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -20,7 +19,6 @@ from solvers.core.operators import OperatorStatistics, OperatorTally
 from solvers.core.zero import without_idle_sharding
 
 _TELL_EVERY_S = 0.1
-_IMPROVEMENTS = 6
 
 
 class Search:
@@ -59,7 +57,6 @@ class Search:
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.enough_gap = 0.0  # the search ends at a plan proved to be within it of the best
         self.operators = OperatorStatistics()
-        self.improvements: deque[Plan] = deque(maxlen=_IMPROVEMENTS)  # the last best plans, the best last
         self._trajectory: list[Point] = []
         self.on_progress = on_progress
         self._stopped = False
@@ -80,7 +77,6 @@ class Search:
         other = copy(self)
         other._begun_steps, other._others_steps = self.steps, 0
         other.closest_to_fitting, other._trajectory, other.operators = None, [], OperatorStatistics()
-        other.improvements = self.improvements.copy()
         return other
 
     def outcome(self) -> "SearchOutcome":
@@ -204,7 +200,6 @@ class Search:
             return cost
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
-            self.improvements.append(plan)
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
         elif not cost.fits:
             self._keep_closest(plan, cost)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from hexiopt.cores import usable_cores
 from solvers.core.search import Search
@@ -16,13 +16,7 @@ from solvers.core.search import Search
 _GRACE_S = 0.5  # how long another process may take to notice that it shall stop
 _NOTICE_S = 0.02  # how often this one looks whether the others have ended
 ParallelWork = Callable[[Search], Any]
-
-
-class Answers(Protocol):
-    """Waits for the answers of other processes."""
-
-    def __call__(self, at_once: bool = False) -> list[Any]:
-        """The answers, in order."""
+Answers = Callable[[], list[Any]]
 
 
 def can_fork() -> bool:
@@ -40,24 +34,18 @@ def in_parallel(run: Search, *works: ParallelWork) -> Iterator[Answers]:
     """Do each of `works` in a process of its own while the body of the `with` runs in this one.
 
     Each gets a search of its own that knows the best plan so far. Where no process can be forked they are done here,
-    after the body. The body gets a function that waits for the answers, or asks for them `at_once`, and merges what was
-    found into `run`. An answer is None if the run is stopped or its time is over first. It raises the error of another
+    after the body. The body gets a function that waits for the answers, in order, and merges what was found into `run`.
+    An answer is None if the run is stopped or its time is over first. It raises the error of another
     process, if any.
     """
     if not can_fork():
-        yield lambda at_once=False: [_absorbed(run, work) for work in works]
+        yield lambda: [_absorbed(run, work) for work in works]
         return
     others: list[_Other] = []
     try:
         for work in works:
             others.append(_Other(run, work))
-
-        def answers(at_once: bool = False) -> list[Any]:
-            for other in others if at_once else ():
-                other.stop()
-            return [other.answer(run) for other in others]
-
-        yield answers
+        yield lambda: [other.answer(run) for other in others]
     finally:
         for other in others:
             other.end()

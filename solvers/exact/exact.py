@@ -13,8 +13,6 @@ from solvers.proof.partitions import Packings, PackingTable
 
 _WARM_SHARE, _WARM_S = 0.15, 4.0  # share of the time limit for the portfolio's plan, and the most seconds
 
-_LEAST_S = 2.0  # what the relaxations' tables may take, which nothing interrupts
-
 
 @dataclass(frozen=True)
 class Exact(SearchSolver):
@@ -43,7 +41,7 @@ class Exact(SearchSolver):
             return
         if provable:
             prove(run, self.packings)
-        elif run.plan is not None and run.budget.max_steps is None and run.left_s() >= _LEAST_S:  # the clock decides
+        elif run.plan is not None and run.budget.max_steps is None:  # the clock determines the bound
             run.relax(run.left_s())
 
 

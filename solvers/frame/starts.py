@@ -7,7 +7,7 @@ their kind.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import factorial, prod
@@ -109,19 +109,11 @@ def _widest_grid(problem: Problem, machines: Sequence[int], degrees: Sequence[in
         yield first_choice(problem, (PipelineGroup(found),))
 
 
-def chain(
-    problem: Problem,
-    machines: Sequence[int],
-    width: int,
-    max_tp: int,
-    devices: Mapping[int, tuple[int, ...]] | None = None,
-) -> PipelineGroup | None:
-    """One pipeline group of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
-
-    `devices`: the devices to use in each machine; all by default. None where no stage is formed or there are more
-    stages than layers.
+def chain(problem: Problem, machines: Sequence[int], width: int, max_tp: int) -> PipelineGroup | None:
+    """One pipeline group of `width` pipelines through all devices of `machines` in order, with TP degrees up to
+    `max_tp`; None where no stage is formed or there are more stages than layers.
     """
-    devices, cluster = devices or problem.usable_by_machine, problem.cluster
+    devices, cluster = problem.usable_by_machine, problem.cluster
     stages: list[tuple[DeviceGroup, ...]] = []
     waiting: dict[object, list[DeviceGroup]] = defaultdict(list)
     for machine in machines:

@@ -12,7 +12,7 @@ class LoopSettings:
     `walks`: random walks, whatever the number of threads. `candidates`: those of a walk that make a step. `hot`,
     `cold`: temperatures of the hottest and the coldest walk at first; at last all are cold. A walk accepts one of e
     candidates that are slower by this share of what a pipeline contributes (`Tempering.heats`). `finish`: share of the
-    budget for what the arrays do not say, on few GPUs (`share_for_finish`). Raises InputError for values out of range.
+    budget for what the arrays do not say, on few GPUs (`share_for_walks`). Raises InputError for values out of range.
     """
 
     walks: int = 4

@@ -141,6 +141,16 @@ def test_a_clock_alone_decides_how_far_the_bound_is_raised() -> None:
     assert found[0] < found[3]
 
 
+def test_tables_of_the_bound_end_with_its_time() -> None:
+    """Of many types, a limit of a few readings of the clock is kept, and the bound is the one that takes none."""
+    model = PlanPricer(two_kinds(global_batch=64, schedule="1f1b"))
+    for limit in (1, 7):
+        counted = itertools.count()
+        bound_s = lower_bound_s(model, float(limit), lambda counted=counted: float(next(counted)))  # type: ignore[misc]
+        assert bound_s == lower_bound_s(model)
+        assert next(counted) <= limit + 3
+
+
 def test_boxes_cover_all_pairs() -> None:
     """Every micro-batch count and every sum lies in a box, and halving keeps it so."""
     boxes = Boxes.grid(np.array([1.0, 2.0, 7.0, 30.0]), np.array([0.0, 0.5, 2.0]))
