@@ -24,7 +24,7 @@ BUDGET = ("solver=portfolio", "solver.max_steps=40", "report=false")
 QUICK = (*BUDGET, "bound.time_limit_s=0.1")
 WORK = ("workload.global_batch=12", "workload.seq_len=128", "workload.precision=bf16")
 CLUSTER = ("cluster=small_mixed", "model=tiny")
-UNEVEN = ("constraints.num_pipelines=2", "constraints.num_stages=2")  # on machines of 2 and 4
+UNEVEN = ("constraints.num_pipelines=2", "constraints.num_stages=3")  # all of a machine of 2 and one of 4
 
 
 def plan(hexiopt: Run, folder: str, *overrides: str) -> str:
