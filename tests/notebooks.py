@@ -36,8 +36,9 @@ def read(source: Path) -> NotebookNode:
     return notebook
 
 
-def executed(source: Path, folder: Path) -> NotebookNode:
-    """The notebook, run from top to bottom in `folder` with this Python. Raises nbclient's CellExecutionError."""
+def executed(source: Path, folder: Path, first: str = "") -> NotebookNode:
+    """The notebook, run from top to bottom in `folder` with this Python, after the Python text `first`, which it does
+    not show. Raises nbclient's CellExecutionError."""
     notebook = read(source)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
@@ -49,6 +50,8 @@ def executed(source: Path, folder: Path) -> NotebookNode:
         record_timing=False,
     )
     with client.setup_kernel(env=own):
+        if first:
+            client.execute_cell(NotebookNode(nbformat.v4.new_code_cell(first)), 0, store_history=False)
         for index, cell in enumerate(notebook.cells):
             client.execute_cell(cell, index)
     notebook.metadata["language_info"] = NotebookNode(_LANGUAGE)  # the kernel states versions, which change

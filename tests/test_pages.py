@@ -55,10 +55,9 @@ def test_a_baseline_of_the_page_is_fair_to_its_space() -> None:
 
 
 def house(folder: Path) -> Path:
-    """A copy of the project."""
-    kept = ("hexiopt", "solvers", "experiments", "runtime", "conf", "docs", "tests")
-    for name in kept:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the project, with what numba has compiled, which lies beside the sources."""
+    for name in ("hexiopt", "solvers", "experiments", "runtime", "conf", "docs", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc"))
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, folder)

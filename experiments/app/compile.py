@@ -6,6 +6,7 @@ python -m experiments.app.compile
 import math
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.compiled.layers import policies_of, split
@@ -64,8 +65,8 @@ _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot kee
 def compile_once() -> None:
     """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and next(missing(), None) is not None:
-        said = "compiling once, for two minutes, before the search and its time limit begin (make install does it too)"
-        print(f"hexiopt: {said}", file=sys.stderr, flush=True)
+        when = "before the search and its time limit begin (make install does it too)"
+        print(f"hexiopt: compiling once, for one to two minutes, {when}", file=sys.stderr, flush=True)
         main()
 
 
@@ -84,23 +85,38 @@ def missing() -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the compiled parts of bounds, planners and proofs on small problems."""
-    model = replace(named_model("gpt2_345m"), num_layers=4)
-    space = Space(replicas=False, max_micro_batch_size=1)
-    cluster = replace(named_cluster("small_mixed"), groups=(), links=())
-    for schedule in (ONE_F_ONE_B.name, INTERLEAVED.name):
-        workload = Workload(global_batch=8, seq_len=512, schedule=schedule)
-        problem = Problem(cluster, model, workload, space)
-        lower_bound_s(PlanPricer(problem), 2.0)
+    """Compile the search beside bounds and proof, in two processes, and then what their calls leave out here."""
+    command = [sys.executable, "-P", "-m", "experiments.app.compile"]
+    processes = [subprocess.Popen([*command, part]) for part in _PARTS]
+    for process in processes:
+        process.wait()  # what one that failed has not compiled is compiled here, and its error raised
+    problems = [_problem(schedule) for schedule in (ONE_F_ONE_B.name, INTERLEAVED.name)]
+    for problem in problems:
         make_solver("portfolio").solve(problem, Budget(120.0, max_steps=60))
-    compile_search(Problem(cluster, model, Workload(global_batch=8, seq_len=512), space))
-    workload = Workload(global_batch=8, seq_len=512, schedule=ONE_F_ONE_B.name, optimizer_sharding="1")
-    provable = Problem(named_cluster("hexiscale_case_study"), model, workload, space)
+    for part in _PARTS.values():
+        part()
+
+
+def compile_bounds() -> None:
+    """Bound small problems, and prove the best plan of a small one."""
+    for schedule in (ONE_F_ONE_B.name, INTERLEAVED.name):
+        lower_bound_s(PlanPricer(_problem(schedule)), 2.0)
+    problem = _problem(ONE_F_ONE_B.name)
+    workload = replace(problem.workload, optimizer_sharding="1")
+    provable = replace(problem, cluster=named_cluster("hexiscale_case_study"), workload=workload)
     make_solver("exact").solve(provable, Budget(600.0, max_steps=2_000))  # to the end, so that all of it has run
 
 
-def compile_search(problem: Problem) -> None:
+def _problem(schedule: str) -> Problem:
+    cluster = replace(named_cluster("small_mixed"), groups=(), links=())
+    workload = Workload(global_batch=8, seq_len=512, schedule=schedule)
+    model = replace(named_model("gpt2_345m"), num_layers=4)
+    return Problem(cluster, model, workload, Space(replicas=False, max_micro_batch_size=1))
+
+
+def compile_search() -> None:
     """Call every compiled function of `solvers/compiled` and `solvers/loop` that Python calls."""
+    problem = _problem(AUTO)
     tables = tables_of(PlanPricer(problem))
     work, state, other = new_work(tables), new_state(tables), new_state(tables)
     state.plan[0]["num_pipelines"] = state.pipelines[0]["num_stages"] = 1
@@ -119,5 +135,12 @@ def compile_search(problem: Problem) -> None:
     is_group(tables, 0, lowest(1, pick(1, count_devices(1))))
 
 
+_PARTS = {"bounds": compile_bounds, "search": compile_search}
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        _PARTS[sys.argv[1]]()
+    else:
+        main()
+        if left := list(missing()):
+            sys.exit(f"never called here, so not compiled: {', '.join(left)}")

@@ -8,6 +8,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.solving import Pricer
 from solvers.compiled.layers import MOST_GROUPS, MOST_IN_FLIGHT
+from solvers.compiled.plans import SIMULATED
 from solvers.compiled.tables import MOST_DEVICES, MOST_UNEVEN, devices_alike
 from solvers.core.zero import LOCKSTEP
 
@@ -26,8 +27,8 @@ def unsupported(problem: Problem, pricer: Pricer) -> str | None:
         return f"the pricer is a {type(pricer).__name__} of another kind, which has no tables"
     if not problem.space.uneven_structure:
         return "all pipelines must be alike"
-    if all(schedule.chunked for schedule in schedules(problem.workload)):
-        return "every plan is interleaved"
+    if not set(SIMULATED) & set(schedules(problem.workload)):
+        return "no schedule that plans may have is compiled"
     if min(sharding_stages(problem.workload)) >= LOCKSTEP:
         return "every plan works in lockstep"
     return _too_large(problem, pricer)

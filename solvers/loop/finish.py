@@ -40,20 +40,20 @@ def settle(
     """Price the candidates and their variants, each a step; the best of each, best first."""
     best: list[tuple[float, int, Partition]] = []
     for number, candidate in enumerate(candidates):
-        own = [(float("inf"), number, candidate)]
+        prices = [(float("inf"), number, candidate)]
         for variant in (candidate, *variants(run.problem, candidate)):
-            if variant == candidate and len(own) > 1:
+            if variant == candidate and len(prices) > 1:
                 continue
             if not (allowance and run.step()):
                 break
             with run.tallied("settle") as tally:
                 tally.proposed += 1
-                priced = offer_partition(run, completer, variant, min(seconds for seconds, *_ in own))
+                priced = offer_partition(run, completer, variant, min(seconds for seconds, *_ in prices))
                 if priced is not None and priced.cost.fits:
                     tally.valid += 1
                     tally.priced += 1
-                    own.append((priced.cost.step_time_s, number, variant))
-        best.append(min(own, key=lambda item: item[:2]))
+                    prices.append((priced.cost.step_time_s, number, variant))
+        best.append(min(prices, key=lambda item: item[:2]))
     return [partition for *_, partition in sorted(best, key=lambda item: item[:2])]
 
 

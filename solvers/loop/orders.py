@@ -20,10 +20,10 @@ def every_candidate(tables: Tables) -> Iterator[SearchState]:
     state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = tables.modes[-1]
     for blocks in _groupings(tables, _devices(tables)):
         for pipelines in _arrangements(blocks):
-            lengths = [len(own) for own in pipelines]
+            lengths = [len(pipeline) for pipeline in pipelines]
             if not pipelines or len(pipelines) > most_pipelines or max(lengths) > most_stages:
                 continue
-            alike = tuple(sorted(tuple(_sort(tables, block) for block in own) for own in pipelines))
+            alike = tuple(sorted(tuple(_sort(tables, block) for block in pipeline) for pipeline in pipelines))
             if alike not in seen:
                 seen.add(alike)
                 _write(tables, state, pipelines)
@@ -50,12 +50,12 @@ def _groupings(tables: Tables, devices: Sequence[Block]) -> Iterator[list[Block]
     for blocks in _groupings(tables, others):
         yield blocks
         yield [(m, mask), *blocks]
-    mates = [own for own in others if own[0] == m]
+    mates = [block for block in others if block[0] == m]
     for number in range(1, 1 << len(mates)):
-        joined = [own for k, own in enumerate(mates) if number >> k & 1]
-        whole = mask | sum(own for _, own in joined)
+        joined = [block for k, block in enumerate(mates) if number >> k & 1]
+        whole = mask | sum(mate for _, mate in joined)
         if is_group(tables, m, whole):
-            for blocks in _groupings(tables, [own for own in others if own not in joined]):
+            for blocks in _groupings(tables, [block for block in others if block not in joined]):
                 yield [(m, whole), *blocks]
 
 
@@ -66,16 +66,16 @@ def _arrangements(blocks: Sequence[Block]) -> Iterator[list[list[Block]]]:
         return
     for pipelines in _arrangements(blocks[1:]):
         yield [[blocks[0]], *pipelines]
-        for k, own in enumerate(pipelines):
-            for at in range(len(own) + 1):
-                yield [*pipelines[:k], [*own[:at], blocks[0], *own[at:]], *pipelines[k + 1 :]]
+        for k, chain in enumerate(pipelines):
+            for at in range(len(chain) + 1):
+                yield [*pipelines[:k], [*chain[:at], blocks[0], *chain[at:]], *pipelines[k + 1 :]]
 
 
 def _write(tables: Tables, state: SearchState, pipelines: Sequence[Sequence[Block]]) -> None:
     state.free[:] = tables.machines["usable"]
     state.plan[0]["num_pipelines"] = len(pipelines)
-    for p, own in enumerate(pipelines):
-        state.pipelines[p]["num_stages"], state.pipelines[p]["size"] = len(own), 0
-        for s, (m, mask) in enumerate(own):
+    for p, blocks in enumerate(pipelines):
+        state.pipelines[p]["num_stages"], state.pipelines[p]["size"] = len(blocks), 0
+        for s, (m, mask) in enumerate(blocks):
             state.stages[p, s]["machine"], state.stages[p, s]["mask"] = m, mask
             state.free[m] &= ~mask

@@ -62,9 +62,9 @@ class Loop:
         starts = [] if known is None else [known]
         if known is None:
             starts = self._starts(catalogue, allowance.part(_STARTING))
-        for number, own in enumerate(tempering.walks if starts else ()):
+        for number, each in enumerate(tempering.walks if starts else ()):
             state, objective = starts[min(number, len(starts) - 1)]
-            own.begin_at(state, objective)
+            each.begin_at(state, objective)
         if not starts:
             return []
         with ExitStack() as stack:
@@ -76,13 +76,13 @@ class Loop:
                 tempering.tell(run.operators, run.runtime_s - began_s)
                 self._evaluated += count * settings.candidates
                 self._price_if_due(tempering)
-        ranked = sorted(tempering.walks, key=lambda own: own.objectives[1])
-        unlike = {float(own.objectives[1]): own for own in reversed(ranked)}
-        found = []
-        for own in sorted(unlike.values(), key=lambda own: own.objectives[1]):
-            self.price(own.states[2])
-            found.append(partition_of(self.tables, self._trial))
-        return [partition for partition in found if partition.pipeline_groups]
+        ranked = sorted(tempering.walks, key=lambda each: each.objectives[1])
+        unlike = {float(each.objectives[1]): each for each in reversed(ranked)}
+        partitions = []
+        for each in sorted(unlike.values(), key=lambda each: each.objectives[1]):
+            self.price(each.states[2])
+            partitions.append(partition_of(self.tables, self._trial))
+        return [partition for partition in partitions if partition.pipeline_groups]
 
     def _starts(self, catalogue: Catalogue, allowance: Allowance) -> list[tuple[SearchState, float]]:
         """Candidates of unlike objectives, best first, as many as there are walks; the first is priced at once."""

@@ -96,13 +96,13 @@ class Catalogue:
         What is then free is used where that lowers the objective."""
         devices = self._devices.astype(float)
         devices[list(left_out)] = 0.0
-        found = linprog(-self._rates, A_ub=self._uses, b_ub=devices, method="highs") if len(self.chains) else None
+        solution = linprog(-self._rates, A_ub=self._uses, b_ub=devices, method="highs") if len(self.chains) else None
         clear(self.tables, state)
         state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self._mode
-        if found is None or found.x is None:
+        if solution is None or solution.x is None:
             return math.inf
-        for number in np.argsort(-found.x).tolist():
-            copies = int(found.x[number] + _ROUNDING)
+        for number in np.argsort(-solution.x).tolist():
+            copies = int(solution.x[number] + _ROUNDING)
             if copies:
                 build_copies(self.tables, self._work, state, kit, self.chains[number], copies)
         if not state.plan[0]["num_pipelines"]:
@@ -127,7 +127,7 @@ class Catalogue:
     def _add(self, kit: Kit, state: SearchState, least: float, tries: int, skip: float) -> float:
         """Add the copies of a chain that lower the objective most; the objective, `least` where none do."""
         work, trial = self._work, self._scratch[1]
-        tried, begun, found = 0, int(state.plan[0]["num_pipelines"]), self._scratch[0]
+        tried, begun, winner = 0, int(state.plan[0]["num_pipelines"]), self._scratch[0]
         best = least
         for chain in self.chains:
             if tried == tries:
@@ -142,18 +142,18 @@ class Catalogue:
                 objective = estimate(self.tables, work, trial)
                 if objective < best:
                     best = objective
-                    copy_state(trial, found)
+                    copy_state(trial, winner)
         if best < least:
-            copy_state(found, state)
+            copy_state(winner, state)
         return best
 
     def _in_best_mode(self, state: SearchState) -> float:
         """Leave a candidate in the sharding mode of the least objective, which is returned."""
-        found = []
+        objectives = []
         for mode, (stage, by_machine) in enumerate(self.tables.modes.tolist()):
             state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = stage, by_machine
-            found.append((estimate(self.tables, self._work, state), mode))
-        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self.tables.modes[min(found)[1]]
+            objectives.append((estimate(self.tables, self._work, state), mode))
+        state.plan[0]["zero_stage"], state.plan[0]["by_machine"] = self.tables.modes[min(objectives)[1]]
         return float(refresh(self.tables, self._work, state))
 
 
@@ -253,7 +253,6 @@ def known_start(tables: Tables, work: SearchWork, plan: Plan, cluster: Cluster) 
     room = len(plan.pipelines) <= len(state.pipelines) and longest <= state.stages.shape[1]
     if not (alone and plain and sizes and room):
         return None
-    found = state_of(tables, plan, cluster)
-    copy_state(found, state)
+    copy_state(state_of(tables, plan, cluster), state)
     objective = refresh(tables, work, state)
     return (state, objective) if objective < math.inf else None

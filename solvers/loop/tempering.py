@@ -44,14 +44,14 @@ class Walk:
 
     def begin_at(self, state: SearchState, objective: float) -> None:
         """Go on from a candidate, which becomes the best met."""
-        for own in self.states:
-            copy_state(state, own)
+        for mine in self.states:
+            copy_state(state, mine)
         self.objectives[:] = objective
 
     def go_to(self, other: "Walk") -> None:
         """Go on from the best that another has met."""
-        for own in self.states:
-            copy_state(other.states[2], own)
+        for mine in self.states:
+            copy_state(other.states[2], mine)
         self.objectives[:] = other.objectives[1]
 
 
@@ -76,14 +76,14 @@ class Tempering:
     @property
     def best(self) -> Walk:
         """The walk that has met the best candidate."""
-        return min(self.walks, key=lambda own: own.objectives[1])
+        return min(self.walks, key=lambda each: each.objectives[1])
 
     def heats(self, spent: float) -> list[float]:
         """The temperatures of the walks, as shares of the step, after a share of the budget. A pipeline's part of a
         step falls with their number, and so does what a move changes."""
         settings, top = self.settings, max(1, self.settings.walks - 1)
         ratio = math.log(self._hot / settings.cold) * (1.0 - spent)
-        parts = (_FIXED + int(own.states[0].plan[0]["num_pipelines"]) for own in self.walks)
+        parts = (_FIXED + int(each.states[0].plan[0]["num_pipelines"]) for each in self.walks)
         return [settings.cold * math.exp(ratio * rung / top) / part for rung, part in enumerate(parts)]
 
     def advance(self, spent: float, count: int, pool: ThreadPoolExecutor | None) -> None:
@@ -92,8 +92,8 @@ class Tempering:
 
         def run(first: int) -> None:
             for rung in range(first, count, len(self._works)):
-                own = self.walks[rung]
-                walk(self.tables, self._works[first], own.states, own.kit, size, heats[rung], own.objectives)
+                this = self.walks[rung]
+                walk(self.tables, self._works[first], this.states, this.kit, size, heats[rung], this.objectives)
 
         _on_each(run, len(self._works), pool)
         for rung in range(len(self.walks) - 2, -1, -1):
@@ -104,7 +104,7 @@ class Tempering:
                 self.walks[rung], self.walks[rung + 1] = hot, cold
         if spent * _RESCUES >= self._rescued + 1:
             self._rescued += 1
-            worst = max(self.walks, key=lambda own: own.objectives[1])
+            worst = max(self.walks, key=lambda each: each.objectives[1])
             if worst is not self.best:
                 worst.go_to(self.best)
         self._learn()
@@ -112,9 +112,9 @@ class Tempering:
     def _learn(self) -> None:
         """Draw moves more often that lowered objectives more for their work; by counts, not by the clock."""
         self._yields *= _MEMORY
-        for own in self.walks:
-            self._yields += own.kit.yields
-            own.kit.yields[:] = 0.0
+        for each in self.walks:
+            self._yields += each.kit.yields
+            each.kit.yields[:] = 0.0
         gain, work = self._yields[:, GAIN], self._yields[:, WORK]
         if gain.sum() <= 0.0:
             return
@@ -123,13 +123,13 @@ class Tempering:
         pull = work.sum() / len(MOVES)
         factor = (gain + pull * mean) / (work + pull) / mean
         weights = np.array([weight for _, weight in MOVES]) * np.clip(factor, _LEAST, _MOST)
-        for own in self.walks:
-            own.kit.odds[:] = np.cumsum(weights)
+        for each in self.walks:
+            each.kit.odds[:] = np.cumsum(weights)
 
     def tell(self, statistics: OperatorStatistics, seconds: float) -> None:
         """Add what became of the moves to the counts of a search, as `walk.NAME`: those on partitions have the same
         names. `seconds` are shared by draws."""
-        tally = sum(own.kit.tally for own in self.walks)
+        tally = sum(each.kit.tally for each in self.walks)
         total = max(1, int(tally[:, PROPOSED].sum()))
         for (name, _), row in zip(MOVES, tally.tolist(), strict=True):
             counts = statistics.of(f"walk.{name}")
@@ -138,8 +138,8 @@ class Tempering:
             counts.accepted += row[ACCEPTED]
             counts.improved += row[IMPROVED]
             counts.seconds += seconds * row[PROPOSED] / total
-        for own in self.walks:
-            own.kit.tally[:] = 0
+        for each in self.walks:
+            each.kit.tally[:] = 0
 
 
 def _on_each(run: Callable[[int], None], count: int, pool: ThreadPoolExecutor | None) -> None:

@@ -220,11 +220,12 @@ def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.Mo
     monkeypatch.setitem(registry._BY_NAME, Eager.name, Eager())
     problem = small.easy()
     problem = replace(problem, workload=replace(problem.workload, schedule=Eager.name))
-    result = make_solver("portfolio").solve(problem, Budget(60.0, 60), seed=0)
-    assert result.plan is not None
-    assert result.cost is not None
-    assert result.plan.schedule == Eager()
-    assert violations(problem, result.plan, result.cost) == []
+    for max_steps in (1, 60):  # the first plan already has it
+        result = make_solver("portfolio").solve(problem, Budget(60.0, max_steps), seed=0)
+        assert result.plan is not None
+        assert result.cost is not None
+        assert result.plan.schedule == Eager()
+        assert violations(problem, result.plan, result.cost) == []
     data = plan_to_dict(result.plan, problem.cluster)
     assert plan_from_section(Section(data, "plan"), problem.cluster) == result.plan
     assert 0.0 < lower_bound_s(PlanPricer(problem), 0.05) == compute_bound_s(PlanPricer(problem))
