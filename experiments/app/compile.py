@@ -85,16 +85,11 @@ def missing() -> Iterator[str]:
 
 
 def main() -> None:
-    """Compile the search beside bounds and proof, in two processes, and then what their calls leave out here."""
+    """Compile the search beside bounds and proof, in two processes. What one of them leaves out, because it was killed
+    for instance, numba compiles when it is first called."""
     command = [sys.executable, "-P", "-m", "experiments.app.compile"]
-    processes = [subprocess.Popen([*command, part]) for part in _PARTS]
-    for process in processes:
-        process.wait()  # what one that failed has not compiled is compiled here, and its error raised
-    problems = [_problem(schedule) for schedule in (ONE_F_ONE_B.name, INTERLEAVED.name)]
-    for problem in problems:
-        make_solver("portfolio").solve(problem, Budget(120.0, max_steps=60))
-    for part in _PARTS.values():
-        part()
+    for process in [subprocess.Popen([*command, part]) for part in _PARTS]:
+        process.wait()
 
 
 def compile_bounds() -> None:
