@@ -17,6 +17,7 @@ from hexiopt.reading import Section
 from hexiopt.result import Result
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
+from tests.conftest import STRESS
 from tests.models import TINY
 from tests.slow import slow_but
 from tests.solvers import problems
@@ -55,7 +56,7 @@ def test_the_optimum_is_that_of_gpus_with_less_memory(gib: float, headroom: floa
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15 if STRESS else 5, deadline=None)
 @given(gib=st.floats(1.3, 4.5), headroom=st.floats(0.0, 0.5))
 def test_the_optimum_is_that_of_gpus_with_less_memory_whatever_they_are(gib: float, headroom: float) -> None:
     check_equal_to_less_memory(gib, headroom)

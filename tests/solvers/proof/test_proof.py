@@ -29,6 +29,7 @@ from solvers.proof.proof import ALONE, Proof
 from solvers.proof.tables import ProofTables, Sharding, Surroundings
 from solvers.proof.usages import case_of
 from tests import strategies
+from tests.conftest import STRESS
 from tests.solvers.brute_force import TooManyError, best_plan
 from tests.solvers.proof.problems import random_problem
 from tests.stated_pipelines import chain_ends_s
@@ -252,4 +253,5 @@ def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monke
 
 @pytest.mark.slow
 def test_proofs_equal_looking_at_all_plans_of_many_problems() -> None:
-    assert sum(agrees(random_problem(seed)) for seed in range(8, 208)) >= 180
+    seeds = range(8, 208 if STRESS else 68)
+    assert sum(agrees(random_problem(seed)) for seed in seeds) >= 0.9 * len(seeds)
