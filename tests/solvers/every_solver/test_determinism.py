@@ -15,7 +15,8 @@ import pytest
 from hexiopt.cores import usable_cores
 from hexiopt.result import Result
 from solvers.core.search import Search
-from tests.conftest import ROOT
+from solvers.registry import names
+from tests.conftest import ROOT, STRESS
 from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.every_solver.contract import (
@@ -25,6 +26,7 @@ from tests.solvers.every_solver.contract import (
     GOOD,
     HEURISTICS,
     LONG_S,
+    ONE_OF_A_KIND,
     SMALL_ORACLES,
     allowed,
     first_problem,
@@ -130,7 +132,7 @@ def other_load() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@EVERYONE
+@pytest.mark.parametrize("name", names() if STRESS else ONE_OF_A_KIND)
 def test_nor_does_other_load(name: str) -> None:
     calm = outcome(name)
     with other_load():
