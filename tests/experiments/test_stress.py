@@ -1,4 +1,4 @@
-"""A hundred random problems through every solver and rival, without a violation (`make stress` has thousands)."""
+"""Thirty random problems through every solver and rival, without a violation (`make stress` has thousands)."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.slow import slow_but
 NAMES, RIVALS, SEQUENCE, ORACLES = map(names, (for_any_problem, baseline, of_sequences, small_oracle))
 
 
-@pytest.mark.parametrize("first", slow_but((0,), range(0, 100, 5)))
+@pytest.mark.parametrize("first", slow_but((0,), range(0, 30, 5)))
 def test_no_violation(first: int) -> None:
     ran = 0
     for seed in range(first, first + 5):

@@ -23,6 +23,7 @@ from runtime.launch.agent import LOST, REFUSED
 from runtime.launch.head import AfterFaults, trained
 from runtime.launch.meeting import MeetingClient, MeetingPlace, TrainingFailedError
 from runtime.launch.processes import free_port
+from tests.conftest import STRESS
 from tests.runtime.launch import test_faults
 from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, undisturbed, wide, written
 
@@ -142,7 +143,7 @@ def test_a_rank_that_hangs(undisturbed: dict[int, float], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost", "left"), [("b", "a"), ("a", "b")])
+@pytest.mark.parametrize(("lost", "left"), [("b", "a"), ("a", "b")] if STRESS else [("b", "a")])
 def test_others_go_on_until_a_lost_machine_comes_back(
     undisturbed: dict[int, float], tmp_path: Path, lost: str, left: str
 ) -> None:
