@@ -40,6 +40,7 @@ def executed(source: Path, folder: Path, first: str = "") -> NotebookNode:
     """The notebook, run from top to bottom in `folder` with this Python, after the Python text `first`, which it does
     not show. Raises nbclient's CellExecutionError."""
     notebook = read(source)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
     client = NotebookClient(
@@ -50,10 +51,9 @@ def executed(source: Path, folder: Path, first: str = "") -> NotebookNode:
         record_timing=False,
     )
     with client.setup_kernel(env=own):
-        if first:
-            client.execute_cell(NotebookNode(nbformat.v4.new_code_cell(first)), 0, store_history=False)
         for index, cell in enumerate(notebook.cells):
             client.execute_cell(cell, index)
+    del notebook.cells[0]
     notebook.metadata["language_info"] = NotebookNode(_LANGUAGE)  # the kernel states versions, which change
     for cell in notebook.cells:
         if cell.cell_type == "code":

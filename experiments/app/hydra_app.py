@@ -21,6 +21,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -291,6 +292,18 @@ class _Loader(ConfigLoaderImpl):
                 return cfg
             self.new_folders = tuple(path for path in (folder, *folder.parents) if not path.exists())
         return cfg
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """As Hydra's, which copies every configuration for each of the groups that a help text lists."""
+        if any("searchpath" in override for override in overrides or ()):
+            return super().get_group_options(group_name, results_filter, config_name, overrides)
+        return self.repository.get_group_options(group_name, results_filter)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         cfg = self._load_job(master_config, sweep_overrides)
