@@ -66,7 +66,7 @@ def compile_once() -> None:
     """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and next(missing(), None) is not None:
         when = "before the search and its time limit begin (make install does it too)"
-        print(f"hexiopt: compiling once, for one to two minutes, {when}", file=sys.stderr, flush=True)
+        print(f"hexiopt: compiling once, for one to three minutes, {when}", file=sys.stderr, flush=True)
         main()
 
 
