@@ -24,7 +24,7 @@ steered = hx.solve(problem, "random", time_limit_s=600, max_steps=20, pricer="hi
 ours = hx.price(problem, steered.plan)
 print(steered.cost.gradient_sync_s, steered.plan.cost == steered.cost, ours.gradient_sync_s > 0, steered.bound_s)
 alike = {"pricer": "hidden_sync", "time_limit_s": 600, "max_steps": 20}
-print(set(hx.compare(problem, ["random", "exact"], **alike)["status"]), "lower bound" in str(steered))
+print(*sorted(set(hx.compare(problem, ["random", "exact"], **alike)["status"])), "lower bound" in str(steered))
 print(hx.sweep(problem, {"pricer": [None, "hidden_sync"]}, "sweep", solver="mine", max_steps=5).title)
 again = hx.sweep(problem, {"seed": [0]}, "sweep", solver="mine", max_steps=5, pricer="hidden_sync")
 print(again.title, hx.load_plan(again["folder"][0] + "/plan.json").solver.get("lower_bound_s"))
@@ -76,7 +76,7 @@ def test_it_is_built_installed_and_used(tmp_path: Path) -> None:
         "['mine', 'random']",
         "2 jobs: 2 done",
         "0.0 True True 0.0",
-        "{'feasible', 'refused'} False",
+        "feasible refused False",
         "2 jobs: 2 done",
         "1 job: 1 done None",
         "{'max_tp': 8}",
