@@ -52,13 +52,13 @@ def searches(words: list[str]) -> bool:
 def budget(words: list[str]) -> list[str]:
     bound = ["bound.time_limit_s=0"] if "bound" in READS[words[0]] else []
     if "-m" in words:
-        return ["solver.max_steps=30", *bound, "report=false"]
+        return ["solver.max_steps=15", *bound, "report=false"]
     if words[0] == "train":
         return ["solver.max_steps=100", "workload=small", "workload.global_batch=4"]
     if words[0] == "emulate":  # as fast as it goes
         return ["solver.max_steps=100", "emulate.steps=1", "emulate.dilation=0.1", "emulate.solvers=[megatron]"]
     stated = any(word.startswith("bound.") for word in words)
-    return ["solver.max_steps=100", *([] if stated else bound)]
+    return ["solver.max_steps=40", *([] if stated else bound)]
 
 
 RUNNABLE = [  # the README in `make test`, the pages beside: they take 20 to 30 s each
