@@ -10,6 +10,7 @@ import nbformat
 from jupyter_client.manager import start_new_kernel
 
 from tests import notebooks
+from tests.conftest import STRESS
 
 LARGEST_BYTES = 400_000
 OF_A_MACHINE = r"/(?:work|home|root|tmp|usr|Users)/|\b20\d\d-\d\d-\d\d[ T]\d\d:|site-packages"
@@ -76,7 +77,7 @@ def test_it_is_written_on_the_public_interface(source: Path) -> None:
 
 
 @pytest.mark.slow
-@SOURCES
+@pytest.mark.parametrize("source", notebooks.SOURCES[:: 1 if STRESS else 2], ids=lambda source: source.stem)
 def test_it_runs(source: Path, tmp_path: Path) -> None:
     if source.stem.startswith("08"):
         pytest.importorskip("torch")

@@ -25,7 +25,7 @@ from experiments.studies.sequence import joint, long_context
 from hexiopt.problem.space import SWITCHES
 from hexiopt.readers.problem_file import problem_sha256
 from solvers import registry
-from tests.conftest import ROOT
+from tests.conftest import ROOT, STRESS
 
 SCALE = Scale(quick=True, seeds=2, sizes=(16, 128))
 QUIET = Console(quiet=True)
@@ -135,7 +135,7 @@ def test_real_searches_are_measured_once_and_again_where_code_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES if STRESS else NAMES[::3])
 def test_every_study_measures_quickly(name: str, tmp_path: Path) -> None:
     assert main([name, "--quick", "--out", str(tmp_path)]) == 0
     rows = pd.read_csv(tmp_path / name / f"{name}.csv")
