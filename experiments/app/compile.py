@@ -64,7 +64,7 @@ _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot kee
 
 def compile_once() -> None:
     """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and next(missing(), None) is not None:
+    if next(missing(), None) is not None:
         when = "before the search and its time limit begin (make install does it too)"
         print(f"hexiopt: compiling once, for one to three minutes, {when}", file=sys.stderr, flush=True)
         main()
@@ -72,6 +72,8 @@ def compile_once() -> None:
 
 def missing() -> Iterator[str]:
     """The kernels that numba would compile. Importing one compiles it, so this reads names and times of files."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return
     own = os.environ.get("NUMBA_CACHE_DIR")
     elsewhere = list((Path(own) if own else _WIDE).rglob("*.nbi"))
     for source in SOURCES:
@@ -84,12 +86,20 @@ def missing() -> Iterator[str]:
                 yield f"{path.stem}.{kernel[1]}"
 
 
-def main() -> None:
-    """Compile the search beside bounds and proof, in two processes. What one of them leaves out, because it was killed
-    for instance, numba compiles when it is first called."""
+def main() -> list[str]:
+    """Compile the search beside bounds and proof, in two processes; the parts that failed. What they leave out, numba
+    compiles when it is first called."""
     command = [sys.executable, "-P", "-m", "experiments.app.compile"]
-    for process in [subprocess.Popen([*command, part]) for part in _PARTS]:
-        process.wait()
+    processes = {part: subprocess.Popen([*command, part]) for part in _PARTS}
+    return [part for part, process in processes.items() if process.wait()]
+
+
+def check_all() -> None:
+    """Run `main`. Exits with a line where a part failed, or calls none of the functions that need a kernel."""
+    if failed := main():
+        sys.exit(f"compiling: failed: {', '.join(failed)}; the error stands above")
+    if left := list(missing()):
+        sys.exit(f"compiling: no part of {Path(__file__).name} calls {', '.join(left)}; add the calls there")
 
 
 def compile_bounds() -> None:
@@ -133,9 +143,4 @@ def compile_search() -> None:
 _PARTS = {"bounds": compile_bounds, "search": compile_search}
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        _PARTS[sys.argv[1]]()
-    else:
-        main()
-        if left := list(missing()):
-            sys.exit(f"never called here, so not compiled: {', '.join(left)}")
+    _PARTS[sys.argv[1]]() if sys.argv[1:] else check_all()

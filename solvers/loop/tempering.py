@@ -44,14 +44,14 @@ class Walk:
 
     def begin_at(self, state: SearchState, objective: float) -> None:
         """Go on from a candidate, which becomes the best met."""
-        for mine in self.states:
-            copy_state(state, mine)
+        for target in self.states:
+            copy_state(state, target)
         self.objectives[:] = objective
 
     def go_to(self, other: "Walk") -> None:
         """Go on from the best that another has met."""
-        for mine in self.states:
-            copy_state(other.states[2], mine)
+        for target in self.states:
+            copy_state(other.states[2], target)
         self.objectives[:] = other.objectives[1]
 
 

@@ -1,4 +1,4 @@
-"""What `make install` compiles; `python -m experiments.app.compile` itself fails where a kernel is left out."""
+"""What `make install` compiles. Whether that is all, it says itself: nothing else begins without a compiled kernel."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.app import compile as compiling
-from experiments.app.compile import SOURCES, compile_once, missing
+from experiments.app.compile import SOURCES, check_all, compile_once, missing
 from tests.conftest import ROOT
 
 _COMPILED = re.compile(r"^@(?:numba\.(?:njit|vectorize)\(.*cache=True.*|kernel|entry)\ndef (\w+)", re.MULTILINE)
@@ -39,3 +39,20 @@ def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_an
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     compile_once()
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("failed", "message"), [([], r"no part of compile.py calls .*kernel\.ends_s, "), (["search"], "failed: search; ")]
+)
+def test_installing_ends_where_a_kernel_is_left_out_or_a_part_fails(
+    failed: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "main", lambda: failed)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SystemExit, match=message):
+        check_all()
+
+
+def test_parts_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_PARTS", {"unknown": lambda: None})  # in the process, which has the real ones
+    assert compiling.main() == ["unknown"]

@@ -253,5 +253,5 @@ def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monke
 
 @pytest.mark.slow
 def test_proofs_equal_looking_at_all_plans_of_many_problems() -> None:
-    seeds = range(8, 208 if STRESS else 48)
-    assert sum(agrees(random_problem(seed)) for seed in seeds) >= 0.8 * len(seeds)
+    seeds = range(8, 208, 1 if STRESS else 5)
+    assert sum(agrees(random_problem(seed)) for seed in seeds) >= (180 if STRESS else 35)
