@@ -23,6 +23,7 @@ from solvers.loop.settings import LoopSettings
 from solvers.loop.starts import Catalogue, StartPool, deal_out, known_start
 from solvers.loop.tempering import Tempering, new_kit
 
+_FIRST_GRIDS = 64  # grids that are tried whatever the clock says
 _FIRST_TRIES, _TRIES = 32, 8  # chains that the master tries for the first candidate, and for others
 _SKIPPED = 0.6  # chance of a chain to be left out of those
 _STARTING = 0.08  # most of the budget for starts
@@ -92,6 +93,9 @@ class Loop:
         self._count(_FIRST_TRIES)
         if pool.states:
             self.price(pool.states[0])
+        grids = Grids(self.tables, self._work, run.seed)
+        for _ in range(_FIRST_GRIDS):
+            self._try_grid(grids, pool)
         if len(run.problem.usable_devices) <= MOST_DEVICES:
             self._try_every(pool, run.until())
         dealt = 0
@@ -100,13 +104,8 @@ class Loop:
                 break
             pool.keep(catalogue.fill(kit, self._trial, left_out), self._trial)
             self._count(_TRIES)
-        grids = Grids(self.tables, self._work, run.seed)
         while allowance.up_to(_GRIDDED):
-            if grids.make(self._trial) < pool.limit(self._trial):
-                pool.keep(float(refresh(self.tables, self._work, self._trial)), self._trial)
-            self._count(1)
-            if pool.states and math.isinf(self._priced_s):
-                self.price(pool.states[0])
+            self._try_grid(grids, pool)
         for made in range(_MADE):
             if not allowance:
                 break
@@ -122,6 +121,14 @@ class Loop:
         if pool.states and pool.objectives[0] < self._priced_s:
             self.price(pool.states[0])
         return list(zip(pool.states, pool.objectives, strict=True))
+
+    def _try_grid(self, grids: Grids, pool: StartPool) -> None:
+        """Show the next grid to the pool; price it if it is the first candidate that is a plan."""
+        if grids.make(self._trial) < pool.limit(self._trial):
+            pool.keep(float(refresh(self.tables, self._work, self._trial)), self._trial)
+        self._count(1)
+        if pool.states and math.isinf(self._priced_s):
+            self.price(pool.states[0])
 
     def _try_every(self, pool: StartPool, allowance: Allowance) -> None:
         """Show every candidate of a few devices to the pool, until `allowance` is spent."""
