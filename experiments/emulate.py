@@ -46,7 +46,7 @@ def run(job: Job) -> float:
     """
     if find_spec("torch") is None:
         raise InputError("emulate: needs torch; install hexiopt[train]")
-    from hexiopt.report.runs.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
+    from experiments.reports.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
     from hexiopt.report.table import headline
     from runtime.emulate.bench import EmulationBench
     from runtime.emulate.fabric import unsupported

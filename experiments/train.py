@@ -20,7 +20,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan
-from hexiopt.toolkit.profiled import on_profiled
+from experiments.measure.profiled import on_profiled
 from hexiopt.toolkit.replan.changes import relaxations
 from hexiopt.toolkit.solution import PlacedPlan
 

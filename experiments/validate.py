@@ -39,7 +39,7 @@ from hexiopt.ledger import Ledger, Vocabulary
 from hexiopt.problem.profile import Profile
 from hexiopt.readers.link_files import sailor_network
 from hexiopt.readers.profile_files import read_profile
-from hexiopt.report.runs.validation import (
+from experiments.reports.validation import (
     Errors,
     Prediction,
     draw_validation,

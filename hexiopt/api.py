@@ -15,7 +15,7 @@ from typing import Any
 from hexiopt import plot
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.moving import CHECKPOINT_GB_PER_S, RESTART_S
+from hexiopt.toolkit.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.exports.exporting import Exported, exported, imported, program_of, trainer_of

@@ -73,8 +73,8 @@ def plan_reports(
 def show_training(job: Job, problem: Problem, plan: Plan, session: "Session") -> None:
     """Print and draw the steps of a training run that has been followed, predictions being those for `problem`; does
     nothing where no step has ended."""
-    from hexiopt.report.runs.measured import MeasuredRank, both_timelines, measured_table
-    from hexiopt.report.runs.training import draw_training, training_table
+    from experiments.reports.measured import MeasuredRank, both_timelines, measured_table
+    from experiments.reports.training import draw_training, training_table
 
     steps, timelines, validations = session.steps, session.timelines, session.validations
     if not steps:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hexiopt.cost.moving import CHECKPOINT_GB_PER_S, RESTART_S
+from hexiopt.toolkit.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import FORMATS, READ
 from hexiopt.exports.trainers.registry import TRAINERS

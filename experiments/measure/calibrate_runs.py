@@ -13,10 +13,10 @@ from hexiopt.problem.calibration import Calibration
 from hexiopt.readers.calibration_file import calibration_text
 from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.training_files import read_rank_times, read_steps, trained_plan
-from hexiopt.readers.training_logs import logged_step_times
+from experiments.measure.training_logs import logged_step_times
 from hexiopt.report.style import count, seconds
 from hexiopt.report.tabular import plain_table
-from hexiopt.toolkit.calibrating import MeasuredRun, fitted, predicted, step_of
+from experiments.measure.calibrating import MeasuredRun, fitted, predicted, step_of
 from hexiopt.toolkit.solution import PlacedPlan
 
 FILE = "calibration.yaml"

@@ -28,7 +28,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.plan_file import plan_file_to_dict, write_plan, write_text
-from hexiopt.readers.trial_files import FORMAT, VERSION
+from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.report.tabular import plain_table
 from hexiopt.units import GIB
 from runtime.device import num_gpus

@@ -9,8 +9,8 @@ from experiments.validation.score import Scored
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.readers.trial_files import TriedPlan, read_trials
-from hexiopt.report.runs.validation import Prediction, draw_validation, validation_csv
+from experiments.measure.trial_files import TriedPlan, read_trials
+from experiments.reports.validation import Prediction, draw_validation, validation_csv
 from hexiopt.report.tabular import plain_table
 from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB

@@ -40,7 +40,7 @@ def backward_s(compute_s: Sequence[float], gather_s: Sequence[float], scatter_s:
     g + max(c, g) + (n−2)·max(c, g + r) + max(c, r) + r.
 
     Beside a unit's compute run the scatter of the unit that ran before it and the gather of the one that runs next, as
-    in FSDP2 of PyTorch and in `hexiopt/schedules/lowering.py`.
+    in FSDP2 of PyTorch and in `runtime/mapping/lowering.py`.
     """
     order = list(zip(compute_s, gather_s, scatter_s, strict=True))[::-1]
     scattered = [0.0, *(r for _, _, r in order[:-1])]

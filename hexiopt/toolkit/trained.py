@@ -31,7 +31,7 @@ class TrainedRun(Value):
 
     def plot(self) -> "Figure":
         """A matplotlib figure: the predicted step above the measured one, one lane per stage, each on its own clock."""
-        from hexiopt.report.runs.trained import trained_figure
+        from hexiopt.report.trained import trained_figure
 
         return trained_figure(self.operations)
 

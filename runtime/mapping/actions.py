@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from hexiopt.problem.model import ModelSpec
-from hexiopt.schedules.lowering import (
+from runtime.mapping.lowering import (
     Action,
     ActionKind,
     LastBackward,
@@ -18,7 +18,7 @@ from hexiopt.schedules.lowering import (
     UnitCollective,
     lowered,
 )
-from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order, check_units
+from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.buckets import (
     BucketCollective,

@@ -8,7 +8,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.lowering import StepShape
+from runtime.mapping.lowering import StepShape
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.layout import Layout
 

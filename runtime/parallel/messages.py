@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import common, joined
-from hexiopt.schedules.lowering import Action
+from runtime.mapping.lowering import Action
 from runtime.mapping.actions import boundary_of
 from runtime.mapping.layout import MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.parts import Range

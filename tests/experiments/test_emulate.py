@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.report.runs.emulated import Emulated, emulated_csv, emulated_table
+from experiments.reports.emulated import Emulated, emulated_csv, emulated_table
 from tests.conftest import Run
 
 SMALL = ("cluster=small_mixed", "model=tiny", "workload=small", "workload.global_batch=4", "solver.max_steps=40")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.moving import Moving, moving, restoring
+from hexiopt.toolkit.replan.moving import Moving, moving, restoring
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame

@@ -8,7 +8,7 @@ import pytest
 
 import hexiopt as hx
 from hexiopt import InputError
-from hexiopt.report.runs.measured import MeasuredOperation, MeasuredRank, both_timelines
+from experiments.reports.measured import MeasuredOperation, MeasuredRank, both_timelines
 
 
 @pytest.fixture

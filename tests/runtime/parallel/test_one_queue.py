@@ -16,7 +16,7 @@ from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
-from hexiopt.schedules.lowering import Action, ActionKind
+from runtime.mapping.lowering import Action, ActionKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from runtime.device import HostClock
 from runtime.mapping import buckets as buckets_module
@@ -26,7 +26,7 @@ from runtime.mapping.layout import Layout, layout_of
 from runtime.network import ProcessGroups
 from runtime.training import trainee as trainee_module
 from tests.conftest import STRESS
-from tests.hexiopt.schedules.test_lowering import one_ahead
+from tests.runtime.mapping.test_lowering import one_ahead
 from tests.runtime.parallel.test_host_waits import MODEL, plan_of
 from tests.runtime.parallel.test_sequence_training import SEQ_LEN as LONG
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, features, trainee

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hexiopt.schedules.lowering import Action
+from runtime.mapping.lowering import Action
 from runtime.training.settings import TRACE_AFTER
 from runtime.training.trace import StepTrace
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee

@@ -5,7 +5,7 @@ from rich.console import Console
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.report.runs.measured import MeasuredOperation, MeasuredRank, measured_table
+from experiments.reports.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.report.style import milliseconds
 from hexiopt.units import GIB
 from tests.solvers.problems import loose

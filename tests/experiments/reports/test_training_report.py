@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hexiopt.report.runs.training import draw_training, training_table
+from experiments.reports.training import draw_training, training_table
 from runtime.training.session import TrainedStep, ValidatedStep
 
 STEPS = [TrainedStep(k, 5.0 - 0.1 * k, 1.0, 0.5, 1000.0, 0.1) for k in range(1, 21)]

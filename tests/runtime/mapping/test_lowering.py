@@ -14,7 +14,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.lowering import (
+from runtime.mapping.lowering import (
     Action,
     ActionKind,
     ActionList,
@@ -25,7 +25,7 @@ from hexiopt.schedules.lowering import (
     UnitCollective,
     lowered,
 )
-from hexiopt.schedules.one_order import JointEvent, check_inputs, check_one_order, check_units
+from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
 from hexiopt.simulation.engine import simulate

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hexiopt.errors import InputError
-from hexiopt.schedules.lowering import Action, ActionKind, ActionList, UnitCollective
+from runtime.mapping.lowering import Action, ActionKind, ActionList, UnitCollective
 
 
 class JointEvent(NamedTuple):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.moving import Interval, Moving, Transfer, _missing, _sharded, moving
+from hexiopt.toolkit.replan.moving import Interval, Moving, Transfer, _missing, _sharded, moving
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
