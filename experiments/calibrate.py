@@ -1,4 +1,4 @@
-"""`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration/constants.yaml` to measured runs
+"""`python -m experiments.calibrate`: fits the constants of `hexiopt/numbers/constants.yaml` to measured runs
 and writes that file.
 
 The fit is a least-squares fit of the logarithms of predicted over measured step times of the shipped runs, and of
@@ -34,11 +34,11 @@ from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import Scored, gpu_types, grouped, is_fitted
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.calibration.constants import CALIBRATION, constant_values
-from hexiopt.calibration.frameworks import fitted_constants
-from hexiopt.calibration.gpus import fitted_efficiency
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import write_text
+from hexiopt.files.plan_file import write_text
+from hexiopt.numbers.constants import CALIBRATION, constant_values
+from hexiopt.numbers.frameworks import fitted_constants
+from hexiopt.numbers.gpus import fitted_efficiency
 from hexiopt.report.tabular import plain_table
 
 Floats = NDArray[np.float64]

@@ -15,9 +15,9 @@ from pathlib import Path
 from experiments.app.cli import main
 from experiments.app.common import Job
 from hexiopt.errors import InputError
+from hexiopt.files.sweep_files import counted, newest_sweep, sweep_frame
 from hexiopt.frame import Frame
-from hexiopt.readers.sweep_files import counted, newest_sweep, sweep_frame
-from hexiopt.toolkit.catalogue import default_of
+from hexiopt.solving.catalogue import default_of
 
 
 def run(job: Job) -> float:

@@ -7,7 +7,7 @@ from rich.text import Text
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, bound_limit_s, bounded, interrupt, listener, solvers_of
 from experiments.app.reports import write_plan
-from hexiopt.toolkit.comparing import each_result
+from hexiopt.study.comparing import each_result
 
 
 def run(job: Job) -> float:

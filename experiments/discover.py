@@ -11,10 +11,10 @@ from rich.text import Text
 
 from experiments.app.cli import main
 from experiments.app.common import Job
+from hexiopt.discovery.machines import Discovery, Texts, discover
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_yaml import cluster_text, unknowns
 from hexiopt.problem.nodelist import compress
-from hexiopt.readers.cluster_yaml import cluster_text, unknowns
-from hexiopt.readers.discovery.machines import Discovery, Texts, discover
 from hexiopt.report.tabular import plain_table
 
 FILE = "cluster.yaml"

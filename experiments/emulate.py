@@ -13,9 +13,9 @@ from experiments.app.common import FailedError, Job, NoPlanError, found, interru
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.simulation.network import simulated_s
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from experiments.app.cli import main
 from experiments.app.common import Job, found, search, solver_of
 from experiments.app.reports import show_plan
 from experiments.price import priced
-from hexiopt.readers.plan_file import solver_to_dict
+from hexiopt.files.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables
 from hexiopt.report.in_short import summed_up
 

@@ -17,7 +17,7 @@ from hexiopt.errors import InputError
 from hexiopt.exports.exporting import exported, program_of, trainer_of
 from hexiopt.exports.formats import LaunchOptions, Program, Trainer
 from hexiopt.exports.trainers.registry import OWN
-from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict
+from hexiopt.files.plan_file import PlanFile, plan_file_to_dict
 
 
 def run(job: Job) -> float:

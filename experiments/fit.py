@@ -11,9 +11,9 @@ from rich.text import Text
 
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, interrupt, solver_of
-from hexiopt.readers.plan_file import plan_file_to_dict
-from hexiopt.toolkit.fitting import fitted
-from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.files.plan_file import plan_file_to_dict
+from hexiopt.study.fitting import fitted
+from hexiopt.study.solution import PlacedPlan
 
 
 def run(job: Job) -> float:

@@ -22,10 +22,10 @@ from hexiopt.exports.exporting import imported
 from hexiopt.exports.formats import ImportedPlan, Trainer
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.plan_file import PlanFile, plan_file_to_dict, solver_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
-from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, solver_to_dict
 from hexiopt.report.style import count, seconds
 
 

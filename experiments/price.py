@@ -12,8 +12,8 @@ from experiments.app.reports import show_plan
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import PlanFile, on_problem, plan_file_to_dict
 from hexiopt.plan.check import check
-from hexiopt.readers.plan_file import PlanFile, on_problem, plan_file_to_dict
 
 
 def run(job: Job) -> float:

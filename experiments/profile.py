@@ -14,7 +14,7 @@ from rich.text import Text
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job
 from hexiopt.errors import InputError
-from hexiopt.readers.cluster_yaml import read_open_cluster
+from hexiopt.files.cluster_yaml import read_open_cluster
 
 if TYPE_CHECKING:
     from runtime.measure.points import Measurement
@@ -26,7 +26,7 @@ def run(job: Job) -> float:
     """Measure and write. Raises InputError, and FailedError where a process ends too early."""
     if find_spec("torch") is None:
         raise InputError("profile: needs torch; install hexiopt[train]")
-    from hexiopt.report.progress import MeasuringProgress
+    from experiments.reports.progress import MeasuringProgress
     from runtime.launch.torchrun import torchrun_place
     from runtime.measure.local import MeasuringFailedError, measured_here
     from runtime.measure.rank import Request, measure

@@ -11,14 +11,14 @@ import sys
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, listener, solver_of
 from experiments.app.reports import show_plan
+from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_file_to_dict
-from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
-from hexiopt.toolkit.replan.changes import changed, relaxations
-from hexiopt.toolkit.replan.replanning import NoReplacementError, Replanning, replacements
-from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.solving.result import Result
+from hexiopt.study.replan.changes import changed, relaxations
+from hexiopt.study.replan.replanning import NoReplacementError, Replanning, replacements
+from hexiopt.study.solution import PlacedPlan
 
 
 def run(job: Job) -> float:
@@ -30,7 +30,7 @@ def run(job: Job) -> float:
     best = found.best
     job.write_json("plan.json", plan_file_to_dict(problem, best.plan, best.cost, best.plan.solver))
     from hexiopt.report.table import headline
-    from hexiopt.toolkit.replan.replanned import draw_replanned, replanned_table, replanned_to_dict
+    from hexiopt.study.replan.replanned import draw_replanned, replanned_table, replanned_to_dict
 
     job.write_json("replan.json", replanned_to_dict(found))
     written = ["plan.json", "replan.json"]

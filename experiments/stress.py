@@ -26,17 +26,17 @@ from hexiopt.cores import usable_cores
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.huggingface import model_from_config
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section
-from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import schedule_named, schedule_names
 from hexiopt.simulation.engine import simulate
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result, Status
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
 
 NAMES, RIVALS, SEQUENCE, ORACLES = map(names, (for_any_problem, baseline, of_sequences, small_oracle))

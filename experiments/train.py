@@ -14,15 +14,15 @@ from experiments.app.common import FailedError, Job, StoppedError, interrupt, se
 from experiments.app.own_files import typed
 from experiments.app.reports import show_plan, show_training, write_plan
 from experiments.app.verb_config import TrainConfig
+from experiments.measure.profiled import on_profiled
 from experiments.replan import replanned
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import read_cluster
+from hexiopt.files.plan_file import PlanFile, plan_file_to_dict, read_plan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import read_cluster
-from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan
-from experiments.measure.profiled import on_profiled
-from hexiopt.toolkit.replan.changes import relaxations
-from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.study.replan.changes import relaxations
+from hexiopt.study.solution import PlacedPlan
 
 if TYPE_CHECKING:
     from runtime.data.corpus import Corpus
@@ -48,7 +48,7 @@ def run(job: Job) -> float:
     resume, weights, corpus = paths["resume"], paths["weights"], _corpus(config, paths["tokenizer"])
     corpus.check(folder)  # before torch is loaded and a plan is searched
 
-    from hexiopt.report.progress import TokenisingProgress
+    from experiments.reports.progress import TokenisingProgress
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
     from runtime.state.weights import HuggingFaceWeights
@@ -146,7 +146,7 @@ def _replanned(
     Constraints on its shape are dropped, with a note, where there is no plan that keeps them. Raises NoPlanLeftError
     where there is none at all that can be trained, whatever the reason.
     """
-    from hexiopt.toolkit.replan.replanned import replanned_table
+    from hexiopt.study.replan.replanned import replanned_table
     from runtime.launch.admission import check_trainable
     from runtime.launch.head import NoPlanLeftError
     from runtime.training.session import step_of
@@ -181,7 +181,7 @@ def _one_line(error: Exception | None) -> str:
 def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     """Be the head of a run, whose processes are on this machine or on those of the plan; returns the last loss. Raises
     FailedError and StoppedError."""
-    from hexiopt.report.progress import TrainingProgress
+    from experiments.reports.progress import TrainingProgress
     from runtime.launch.admission import admitted_device, ranks_on
     from runtime.launch.head import AfterFaults, Stop, trained
     from runtime.launch.launch_file import launch_script, machines_of, meeting_address

@@ -13,6 +13,14 @@ from rich.progress import Progress
 
 from experiments.app.cli import main
 from experiments.app.common import Job
+from experiments.reports.validation import (
+    Errors,
+    Prediction,
+    draw_validation,
+    errors_table,
+    left_out_table,
+    validation_csv,
+)
 from experiments.validation.cases import Given, case_of
 from experiments.validation.features import states_feature
 from experiments.validation.layers import measured_layers, predicted_s
@@ -32,21 +40,13 @@ from experiments.validation.score import (
 )
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.calibration.constants import constant_values
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
+from hexiopt.files.link_files import sailor_network
+from hexiopt.files.profile_files import read_profile
 from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.numbers.constants import constant_values
 from hexiopt.problem.profile import Profile
-from hexiopt.readers.link_files import sailor_network
-from hexiopt.readers.profile_files import read_profile
-from experiments.reports.validation import (
-    Errors,
-    Prediction,
-    draw_validation,
-    errors_table,
-    left_out_table,
-    validation_csv,
-)
 from hexiopt.simulation.network import simulated_s
 
 _FAMILY = 8  # least number of rows for a meaningful ρ

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, bound_limit_s, solver_of
-from hexiopt.readers.price_list import prices_for
+from hexiopt.files.price_list import prices_for
 from hexiopt.report.compared.tradeoff import draw_png
-from hexiopt.toolkit.alternatives import alternatives, priced
-from hexiopt.toolkit.whatif import SearchSetup, planned, processes_for
+from hexiopt.study.alternatives import alternatives, priced
+from hexiopt.study.whatif import SearchSetup, planned, processes_for
 
 _FOLDER = "alternatives"
 

@@ -15,42 +15,42 @@ from typing import Any
 from hexiopt import plot
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.toolkit.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.exports.exporting import Exported, exported, imported, program_of, trainer_of
 from hexiopt.exports.formats import LaunchOptions
+from hexiopt.files.cluster_file import cluster_from_section, read_cluster
+from hexiopt.files.huggingface import model_from_config, read_model
+from hexiopt.files.plan_file import plan_file_to_dict, read_plan, write_text
+from hexiopt.files.price_list import prices_for
+from hexiopt.files.shipped import is_shipped, shipped
+from hexiopt.files.sweep_files import counted, sweep_frame
 from hexiopt.frame import Frame
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
 from hexiopt.plan.plan import Plan
-from hexiopt.plugins import current_name, pricer_maker
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
-from hexiopt.readers.huggingface import model_from_config, read_model
-from hexiopt.readers.plan_file import plan_file_to_dict, read_plan, write_text
-from hexiopt.readers.price_list import prices_for
-from hexiopt.readers.shipped import is_shipped, shipped
-from hexiopt.readers.sweep_files import counted, sweep_frame
 from hexiopt.reading import Section, number_in, whole_in
-from hexiopt.result import Result
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, PricerMaker, Solver
-from hexiopt.toolkit import html
-from hexiopt.toolkit.alternatives import Wishes, alternatives, priced
-from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, default_of, made_solver
-from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
-from hexiopt.toolkit.fitting import Fit, fitted
-from hexiopt.toolkit.replan.changes import Added, Slow, changed
-from hexiopt.toolkit.replan.replanning import Replacement, Replanning, replacements
-from hexiopt.toolkit.running import Interrupt, listening
-from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
-from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
-from hexiopt.toolkit.trained import TrainedRun
-from hexiopt.toolkit.whatif import SearchSetup, WhatIf, planned, processes_for
+from hexiopt.solving.catalogue import SolverCatalogue, SolverInfo, default_of, made_solver
+from hexiopt.solving.plugins import current_name, pricer_maker
+from hexiopt.solving.result import Result
+from hexiopt.study import html
+from hexiopt.study.alternatives import Wishes, alternatives, priced
+from hexiopt.study.comparing import Comparison, bound_above, each_result, labelled
+from hexiopt.study.fitting import Fit, fitted
+from hexiopt.study.replan.changes import Added, Slow, changed
+from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
+from hexiopt.study.replan.replanning import Replacement, Replanning, replacements
+from hexiopt.study.running import Interrupt, listening
+from hexiopt.study.solution import PlacedPlan, PlanCost, Solution
+from hexiopt.study.sweeping import Sources, jobs_of, run_jobs
+from hexiopt.study.trained import TrainedRun
+from hexiopt.study.whatif import SearchSetup, WhatIf, planned, processes_for
 
 __all__ = [
     "Cluster",
@@ -210,7 +210,7 @@ def solve(
     `result.above(lower_bound(problem))` may raise it.
 
     Raises InputError for unknown solvers and options, for values out of range, and for problems that the solver does
-    not accept; raises `hexiopt.referee.InvalidPlanError` where the solver returns a plan that breaks a rule.
+    not accept; raises `hexiopt.solving.referee.InvalidPlanError` where the solver returns a plan that breaks a rule.
     """
     budget = Budget(time_limit_s, max_steps)
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from hexiopt.errors import InputError, did_you_mean, quoted
-from hexiopt.toolkit.comparing import Comparison
-from hexiopt.toolkit.solution import PlacedPlan, Solution
+from hexiopt.study.comparing import Comparison
+from hexiopt.study.solution import PlacedPlan, Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -344,6 +344,11 @@ class Section:
                 raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._asked)}")
 
 
+def word(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
 def _misspelt(given: str, key: str) -> bool:
     """Whether `given` is `key` with a wrong letter or two, or without its last words.
 

@@ -22,12 +22,12 @@ from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.frame import Frame
 from hexiopt.plan.parallelism import Replica, Replicated
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.plugins import pricer_maker
-from hexiopt.referee import InvalidPlanError
-from hexiopt.result import Result, Status
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Budget, Pricer, Progress, Solver
-from hexiopt.toolkit.catalogue import made_solver
+from hexiopt.solving.catalogue import made_solver
+from hexiopt.solving.plugins import pricer_maker
+from hexiopt.solving.referee import InvalidPlanError
+from hexiopt.solving.result import Result, Status
 
 __all__ = ["assert_sound", "check_pricer", "check_solver", "problems"]
 

@@ -12,7 +12,7 @@ class Value:
 
     __slots__ = ()
 
-    # The HTML of each class. `hexiopt.toolkit.html` fills it, so that this module need not import reports.
+    # The HTML of each class. `hexiopt.study.html` fills it, so that this module need not import reports.
     pages: ClassVar[dict[type, Callable[[Any], str]]] = {}
 
     def replace(self, **changes: Any) -> Self:

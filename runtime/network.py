@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 
-from hexiopt.calibration.coefficients import WORLD_CHANNELS
 from hexiopt.cost.executors.communicators import Channels
+from hexiopt.numbers.coefficients import WORLD_CHANNELS
 
 _FIRST_STEP_S = 600.0
 _ANY = Channels()

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hexiopt.readers.plan_file import write_text
+from hexiopt.files.plan_file import write_text
 
 INTERFACE = "eth0"  # of a device, inside its network namespace
 NAMESPACES = Path("/run/netns")

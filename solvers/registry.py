@@ -1,6 +1,6 @@
 """Solvers by name, imported only when asked for.
 
-Ours are rows of the table here. A package adds its own by an entry point (`hexiopt/plugins.py`).
+Ours are rows of the table here. A package adds its own by an entry point (`hexiopt/solving/plugins.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ from pkgutil import resolve_name
 from typing import cast
 
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.plugins import ALIASES, SolverClass, current_name, declared, imported, refereed
-from hexiopt.referee import Refereed
 from hexiopt.solving import Capabilities, PricerMaker
+from hexiopt.solving.plugins import ALIASES, SolverClass, current_name, declared, imported, refereed
+from hexiopt.solving.referee import Refereed
 
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",

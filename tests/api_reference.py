@@ -1,7 +1,7 @@
 """Generates the reference of the Python API, two pages of `docs/`, from docstrings, and the table of baselines from
 their published spaces: `python -m tests.api_reference`.
 
-`tests/hexiopt/toolkit/test_reference.py` checks that the pages are current and that every public name is described.
+`tests/hexiopt/study/test_reference.py` checks that the pages are current and that every public name is described.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """Generates the page of models, `docs/models.md`: `python -m tests.model_types`.
 
-`tests/hexiopt/readers/test_model_types.py` checks that it is current.
+`tests/hexiopt/files/test_model_types.py` checks that it is current.
 """
 
 import json
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError
+from hexiopt.files.huggingface import model_from_config
+from hexiopt.files.models.features import feature_of_type, features
+from hexiopt.files.models.types import TYPES
 from hexiopt.problem.form import LLAMA, Form
 from hexiopt.problem.model import ARCHITECTURES, DECODER
-from hexiopt.readers.huggingface import model_from_config
-from hexiopt.readers.models.features import feature_of_type, features
-from hexiopt.readers.models.types import TYPES
 from hexiopt.reading import Section
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.parallelism import (
     ORDERS,
     Replica,
@@ -21,7 +22,6 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges, ranges_of, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import SCHEDULES
 from hexiopt.schedules.schedule import Schedule

@@ -36,11 +36,11 @@ FURTHER = {
     **{path: {"numba"} for path in ("hexiopt/bounds/box_stages.py", "hexiopt/bounds/kernel.py")},
     "hexiopt/schedules/kernel.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
-    "hexiopt/readers/hub.py": {"huggingface_hub"},
+    "hexiopt/files/hub.py": {"huggingface_hub"},
     "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
-FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no law, and no solver, imports it
+FRONT = ("report", "study", "plot", "api", "testing")  # what people see: no law, and no solver, imports it
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.
 PARTS = (
@@ -54,13 +54,13 @@ PARTS = (
         "cores",
         "memo",
         "reading",
-        "calibration",
+        "numbers",
         "schedules",
         "problem",
         "plan",
     ),
-    *("cost.executors", "cost", "simulation", "bounds", "result", "solving", "referee", "plugins"),
-    *("readers", "exports", *FRONT, "command", "__main__"),
+    *("cost.executors", "cost", "simulation", "bounds", "solving"),
+    *("files", "discovery", "exports", *FRONT, "command", "__main__"),
 )
 EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports from further up): may only shrink
 

@@ -109,4 +109,4 @@ def test_tests_stay_green_with_the_baseline_of_the_page(tmp_path: Path) -> None:
     own = {**os.environ, "PYTHONPATH": str(folder)}
     subprocess.run([sys.executable, "-m", "tests.api_reference"], cwd=folder, env=own, check=True)
     tests = ("tests/solvers/baselines/test_published_space.py", "tests/experiments/test_documents.py")
-    passes(folder, *tests, "tests/hexiopt/toolkit/test_reference.py", "tests/solvers/test_registry.py")
+    passes(folder, *tests, "tests/hexiopt/study/test_reference.py", "tests/solvers/test_registry.py")

@@ -27,22 +27,22 @@ from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
+from hexiopt.files.huggingface import config_file, model_from_config, name_of_file, read_config
+from hexiopt.files.plan_file import PlanFile, read_plan, write_text
+from hexiopt.files.problem_file import problem_from_section, problem_to_dict
+from hexiopt.files.sweep_files import status_to_dict
 from hexiopt.plan.plan import Plan
-from hexiopt.plugins import parameters, pricer_maker
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
-from hexiopt.readers.huggingface import config_file, model_from_config, name_of_file, read_config
-from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
-from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
-from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
-from hexiopt.referee import InvalidPlanError, Refereed
-from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker
-from hexiopt.toolkit.comparing import bound_above
-from hexiopt.toolkit.running import Interrupt, listening
+from hexiopt.solving.plugins import parameters, pricer_maker
+from hexiopt.solving.referee import InvalidPlanError, Refereed
+from hexiopt.solving.result import Result
+from hexiopt.study.comparing import bound_above
+from hexiopt.study.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
 INTERRUPTED = 130

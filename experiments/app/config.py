@@ -29,9 +29,9 @@ from experiments.app.verb_config import (
 )
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.problem_file import space_from_sections, workload_from_section
 from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 

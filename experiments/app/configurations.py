@@ -1,10 +1,10 @@
 """The shipped clusters and models by name, for experiments that build problems without Hydra."""
 
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.huggingface import model_from_config
+from hexiopt.files.shipped import shipped
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.huggingface import model_from_config
-from hexiopt.readers.shipped import shipped
 from hexiopt.reading import Section
 
 

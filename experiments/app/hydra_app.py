@@ -47,7 +47,7 @@ from experiments.app.terminal import plain_warnings
 from experiments.app.verb_help import READS, keys_text, refuse_unread
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.readers.sweep_files import STATUS_FILE
+from hexiopt.files.sweep_files import STATUS_FILE
 from hexiopt.reading import sha256_of
 from solvers.registry import known
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hexiopt.errors import InputError
-from hexiopt.readers.hub import is_hub_name
-from hexiopt.readers.shipped import shipped_names
+from hexiopt.files.hub import is_hub_name
+from hexiopt.files.shipped import shipped_names
 
 FILE_CHOICES = {"cluster": "file", "model": "hf"}
 """The configuration of each group that reads the file at `GROUP.path`."""

@@ -9,12 +9,12 @@ from experiments.app.common import Job, found
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_file_to_dict, solver_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
-from hexiopt.result import Point, Result
 from hexiopt.solving import Pricer, foreign_name
-from hexiopt.toolkit.naming import named_in_order
+from hexiopt.solving.result import Point, Result
+from hexiopt.study.naming import named_in_order
 
 if TYPE_CHECKING:
     from runtime.training.session import Session

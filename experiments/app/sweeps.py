@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.app.common import FailedError, Job, RunOutcome, worst
 from experiments.app.config import Config
 from hexiopt.errors import InputError
-from hexiopt.readers.problem_file import problem_to_dict
-from hexiopt.readers.sweep_files import FINAL, STATUS_FILE, Asked, newest_sweep, read_status
+from hexiopt.files.problem_file import problem_to_dict
+from hexiopt.files.sweep_files import FINAL, STATUS_FILE, Asked, newest_sweep, read_status
 from hexiopt.reading import read_text, sha256_of
 
 _MTIME_S = 2.0  # resolution of a file system's times, at worst

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hexiopt.toolkit.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import FORMATS, READ
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
-from hexiopt.toolkit.alternatives import Wishes
+from hexiopt.study.alternatives import Wishes
+from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
 
 HUGGING_FACE = "huggingface"
 CHOICES: Mapping[str, tuple[str, ...]] = {

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from experiments.app.config import Config
 from experiments.app.verb_config import CHOICES
 from experiments.app.verbs import VERBS
-from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.schedules.registry import schedule_names

@@ -27,13 +27,13 @@ from experiments.studies.irregular import FLEETS
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import write_text
 from hexiopt.frame import csv_text
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import write_text
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter

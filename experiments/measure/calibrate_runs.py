@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.app.common import Job
-from hexiopt.errors import InputError
-from hexiopt.problem.calibration import Calibration
-from hexiopt.readers.calibration_file import calibration_text
-from hexiopt.readers.plan_file import read_plan
-from hexiopt.readers.training_files import read_rank_times, read_steps, trained_plan
+from experiments.measure.calibrating import MeasuredRun, fitted, predicted, step_of
 from experiments.measure.training_logs import logged_step_times
+from hexiopt.errors import InputError
+from hexiopt.files.calibration_file import calibration_text
+from hexiopt.files.plan_file import read_plan
+from hexiopt.files.training_files import read_rank_times, read_steps, trained_plan
+from hexiopt.problem.factors import Calibration
 from hexiopt.report.style import count, seconds
 from hexiopt.report.tabular import plain_table
-from experiments.measure.calibrating import MeasuredRun, fitted, predicted, step_of
-from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.study.solution import PlacedPlan
 
 FILE = "calibration.yaml"
 _NONE = Calibration({})

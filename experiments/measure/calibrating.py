@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.cost import micro_batch_s
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.problem.calibration import LEAST, MOST, Calibration, calibration_of
+from hexiopt.problem.factors import LEAST, MOST, Calibration, calibration_of
 from hexiopt.problem.problem import Problem
-from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.study.solution import PlacedPlan
 
 Floats = NDArray[np.float64]
 _DEVICES = 2.0  # step times as much as which the devices of a run weigh together

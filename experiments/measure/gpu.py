@@ -22,13 +22,13 @@ from typing import Any
 from rich.console import Console
 
 from experiments.app.configurations import named_model
+from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import read_cluster
+from hexiopt.files.plan_file import plan_file_to_dict, write_plan, write_text
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import read_cluster
-from hexiopt.readers.plan_file import plan_file_to_dict, write_plan, write_text
-from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.report.tabular import plain_table
 from hexiopt.units import GIB
 from runtime.device import num_gpus

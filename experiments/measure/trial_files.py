@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hexiopt.readers.plan_file import MAX_PLAN_BYTES, PlanFile, plan_file_from_section
+from hexiopt.files.plan_file import MAX_PLAN_BYTES, PlanFile, plan_file_from_section
 from hexiopt.reading import Section, read_mapping
 
 FORMAT, VERSION = "hexiopt.trials", 1

@@ -3,19 +3,22 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 from rich.table import Table
 
-from hexiopt.report.progress import StepLike, ValidationLike
 from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds, small_percent
+
+if TYPE_CHECKING:
+    from runtime.training.session import TrainedStep, ValidatedStep
 
 _WINDOW = 10  # steps over which the loss is averaged
 
 
 def training_table(
-    ended: Sequence[StepLike], validated: Sequence[ValidationLike], predicted_s: float, whose: str
+    ended: "Sequence[TrainedStep]", validated: "Sequence[ValidatedStep]", predicted_s: float, whose: str
 ) -> RenderableType:
     """Steps, first and last loss, also of validation, if any, and the median step beside the one predicted for the
     devices named by `whose`."""
@@ -32,7 +35,7 @@ def training_table(
     return table
 
 
-def draw_training(ended: Sequence[StepLike], validated: Sequence[ValidationLike], path: str | Path) -> None:
+def draw_training(ended: "Sequence[TrainedStep]", validated: "Sequence[ValidatedStep]", path: str | Path) -> None:
     """Write loss.png: the loss of every step and its running mean, and that of validation, if any."""
     steps, losses = [one.step for one in ended], [one.loss for one in ended]
     figure = Figure(figsize=(7.0, 3.6), dpi=150, layout="constrained")

@@ -21,8 +21,8 @@ from experiments.studies.frame.figures import framed, line
 from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share
-from hexiopt.calibration.gpus import catalogue
-from hexiopt.calibration.links import intra_bandwidth_gb_per_s
+from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem

@@ -24,13 +24,13 @@ from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share
-from hexiopt.calibration.gpus import catalogue
-from hexiopt.calibration.links import intra_bandwidth_gb_per_s
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section, read_mapping
 from hexiopt.schedules.registry import ONE_F_ONE_B
 

@@ -27,6 +27,7 @@ from experiments.validation.rules import (
 )
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
 from hexiopt.errors import InputError
+from hexiopt.files.link_files import NetworkFits
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
@@ -34,7 +35,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.link_files import NetworkFits
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64

@@ -2,7 +2,7 @@
 
 GPUs are types of the catalogue, found by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` means machines
 of each type, `8xA(2x4)` two machines of four. Links inside machines are those usual for the type
-(`hexiopt.readers.synthetic`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps`
+(`hexiopt.files.synthetic`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps`
 is the rate between machines: up to 100 Gbit/s it is one interface per machine, above that one interface per GPU shares
 it; where it is blank, the usual rate of the type is taken (`_USUAL_GBPS`). Where the row states no links and a file of
 network fits has its GPU type, the fitted rates are taken instead and count as measured.
@@ -14,12 +14,12 @@ from typing import Any
 
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
-from hexiopt.calibration.gpus import Gpu, catalogue
-from hexiopt.calibration.links import intra_bandwidth_gb_per_s
+from hexiopt.discovery.product import same_memory
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.link_files import NetworkFits
+from hexiopt.numbers.gpus import Gpu, catalogue
+from hexiopt.numbers.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.discovery.product import same_memory
-from hexiopt.readers.link_files import NetworkFits
 from hexiopt.reading import Section
 from hexiopt.units import GB
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from experiments.validation.clusters import gpu_of
 from experiments.validation.predict import tables
 from experiments.validation.shipped import DATA
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.executors.compute import OperatorTimes, layer_compute
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_mapping

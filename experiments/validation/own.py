@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.app.common import Job
+from experiments.measure.trial_files import TriedPlan, read_trials
+from experiments.reports.validation import Prediction, draw_validation, validation_csv
 from experiments.validation.score import Scored
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from experiments.measure.trial_files import TriedPlan, read_trials
-from experiments.reports.validation import Prediction, draw_validation, validation_csv
 from hexiopt.report.tabular import plain_table
 from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB

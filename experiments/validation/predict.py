@@ -6,12 +6,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 from experiments.validation.rows import Row
-from hexiopt.calibration.constants import constant_values
-from hexiopt.calibration.frameworks import Framework, calibrated_frameworks
-from hexiopt.calibration.gpus import Gpu, calibrated_catalogue
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers.constants import constant_values
+from hexiopt.numbers.frameworks import Framework, calibrated_frameworks
+from hexiopt.numbers.gpus import Gpu, calibrated_catalogue
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine

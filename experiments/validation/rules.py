@@ -1,6 +1,6 @@
 """The software of a measured run, and what follows from it where its row states nothing.
 
-Frameworks are those of `hexiopt/calibration/frameworks.yaml`:
+Frameworks are those of `hexiopt/numbers/frameworks.yaml`:
 - `hexiopt` as the source: our own runtime;
 - Megatron's own FSDP, `megatron-fsdp` in the ZeRO column: `megatron_fsdp`;
 - MaxText by its name in the source or the notes: `maxtext`;
@@ -21,8 +21,8 @@ matrix product, or every second layer; both are taken as full recompute of every
 import re
 
 from experiments.validation.rows import Row
-from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
+from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 
 _OLD_MEGATRON = ("megatron_2021", "megatron_2022")

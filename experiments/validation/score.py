@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from experiments.validation.predict import Case
 from experiments.validation.rows import Row
-from hexiopt.calibration.gpus import QUANTIZED_BYTES
+from hexiopt.numbers.gpus import QUANTIZED_BYTES
 
 Floats = NDArray[np.float64]
 Predicted = tuple[Case, float]  # a case and its predicted metric

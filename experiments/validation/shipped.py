@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 
 from experiments.validation.cases import Given
-from hexiopt.readers.link_files import sailor_network
-from hexiopt.readers.profile_files import read_profile
+from hexiopt.files.link_files import sailor_network
+from hexiopt.files.profile_files import read_profile
 
 DATA = Path(__file__).parent.parent / "data"
 RUNS = DATA / "measured_training_throughput.csv"

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.compute import (
     Blocks,
     OperatorTimes,
@@ -13,6 +11,8 @@ from hexiopt.cost.executors.compute import (
     largest_shard,
 )
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import Gpu
 
 _MANY = 1e9  # tokens, beyond every launch
 _HEADS = 10**9  # sequences, likewise

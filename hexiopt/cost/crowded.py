@@ -7,12 +7,12 @@ from itertools import chain
 
 import numpy as np
 
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
 from hexiopt.cost.executors.executor import ParameterCopy
 from hexiopt.cost.executors.routes import shared_tokens
 from hexiopt.cost.rings import GradientRings, divided, grouped
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.holders import vector_holders
 from hexiopt.plan.messages import messages
 from hexiopt.plan.parallelism import SequenceParallel, TensorParallel

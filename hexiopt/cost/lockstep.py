@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.executor import Unit
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.rings import GradientRings, RingTimes
+from hexiopt.numbers.frameworks import Framework
 from hexiopt.plan.holders import Floats
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.workload import Workload

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.crowded import with_crowds
@@ -22,6 +21,7 @@ from hexiopt.cost.sharing import NetworkModel, StaticShares
 from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
+from hexiopt.numbers.frameworks import Framework
 from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hexiopt.calibration.coefficients import LAST_BUCKET
-from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.rings import GradientRings, RingTimes
+from hexiopt.numbers.coefficients import LAST_BUCKET
+from hexiopt.numbers.frameworks import Framework
 from hexiopt.plan.holders import Floats, Ints
 from hexiopt.problem.problem import Problem
 

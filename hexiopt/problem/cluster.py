@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.calibration.gpus import Gpu, find_gpu
-from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.numbers.gpus import Gpu, find_gpu
+from hexiopt.numbers.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.linked import unlinked_pair
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,

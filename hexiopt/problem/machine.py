@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.errors import InputError, quoted
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
 from hexiopt.value import Value

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hexiopt.calibration.gpus import outside_products
 from hexiopt.errors import InputError, quoted
+from hexiopt.numbers.gpus import outside_products
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Space

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
+from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import schedule_named, schedule_names
 from hexiopt.value import Value

@@ -9,15 +9,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hexiopt.calibration import coefficients
-from hexiopt.calibration.constants import constants
-from hexiopt.calibration.frameworks import default_framework
-from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.cost.breakdown import busy_time
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers import coefficients
+from hexiopt.numbers.constants import constants
+from hexiopt.numbers.frameworks import default_framework
+from hexiopt.numbers.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem

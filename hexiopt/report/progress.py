@@ -3,12 +3,12 @@
 import sys
 import time
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 
-from hexiopt.report.style import count, seconds, small_percent
+from hexiopt.report.style import count, seconds
 from hexiopt.solving import Progress as SolverProgress
 
 PLAIN_INTERVAL_S = 5.0
@@ -34,10 +34,10 @@ class LiveLine:
         line = TextColumn("{task.fields[line]}", markup=False)
         self._live = Progress(*columns, line, console=self._console, transient=True, refresh_per_second=8)
         self._task = self._live.add_task("", total=total, line=first, visible=bool(first))
-        self._began = self._told = time.monotonic()
+        self.began_s = self._told = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._began = self._told = time.monotonic()
+        self.began_s = self._told = time.monotonic()
         if self._is_live:
             self._live.start()
         return self
@@ -53,7 +53,7 @@ class LiveLine:
         if not self._quiet:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _change(self, line: str, plain: str = "", **task: Any) -> None:
+    def change(self, line: str, plain: str = "", **task: Any) -> None:
         """Update the line and `task`, the fields of its bar. Off a terminal, print `plain`, by default the line."""
         if self._is_live:
             self._live.update(self._task, line=line, visible=True, **task)
@@ -78,9 +78,7 @@ class SearchProgress(LiveLine):
         """Show `progress`; never stops the search."""
         line, limit_s = self._line(progress), progress.time_limit_s
         completed = min(progress.runtime_s, limit_s)
-        self._change(
-            line, f"{progress.solver}: {line}", description=progress.solver, completed=completed, total=limit_s
-        )
+        self.change(line, f"{progress.solver}: {line}", description=progress.solver, completed=completed, total=limit_s)
         return True
 
     def __exit__(
@@ -90,9 +88,9 @@ class SearchProgress(LiveLine):
         if self._width:
             self._overwrite("")
 
-    def _change(self, line: str, plain: str = "", **task: Any) -> None:
+    def change(self, line: str, plain: str = "", **task: Any) -> None:
         if not self._notebook:
-            super()._change(line, plain, **task)
+            super().change(line, plain, **task)
         elif time.monotonic() - self._told >= NOTEBOOK_INTERVAL_S:
             self._told = time.monotonic()
             self._overwrite(plain)
@@ -110,84 +108,3 @@ class SearchProgress(LiveLine):
         else:
             parts.append("no plan yet")
         return " · ".join(parts)
-
-
-class MeasuringProgress(LiveLine):
-    """What `profile` is measuring."""
-
-    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__(SpinnerColumn(), first="measuring: starting processes", quiet=quiet, console=console)
-
-    def __call__(self, what: str) -> None:
-        """Show what is measured next."""
-        self._change(f"measuring: {what} · {time.monotonic() - self._began:.0f} s")
-
-
-class TokenisingProgress(LiveLine):
-    """How many tokens a corpus has so far."""
-
-    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__(SpinnerColumn(), quiet=quiet, console=console)
-
-    def __call__(self, num_tokens: int) -> None:
-        """Show their number."""
-        self._change(f"tokenising: {num_tokens:,} tokens · {time.monotonic() - self._began:.0f} s")
-
-
-class StepLike(Protocol):
-    """A finished step; `runtime/training/session.py` has our implementation."""
-
-    @property
-    def step(self) -> int:
-        """Its number, from 1."""
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per token, in nats."""
-
-    @property
-    def norm(self) -> float:
-        """Norm of all gradients, before clipping."""
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the step."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of the whole batch."""
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time; None where CPUs stand in
-        for them."""
-
-
-class ValidationLike(Protocol):
-    """The loss of what is not trained on; `runtime/training/session.py` has our implementation."""
-
-    @property
-    def step(self) -> int:
-        """The number of the step that it follows."""
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per token, in nats."""
-
-
-class TrainingProgress(LiveLine):
-    """The steps of a training run as they end."""
-
-    def __init__(self, steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        columns = TextColumn("training"), BarColumn(bar_width=20)
-        super().__init__(*columns, first="starting processes", total=steps, quiet=quiet, console=console)
-        self._steps = steps
-
-    def step(self, ended: StepLike) -> None:
-        """Show a step."""
-        mfu = "" if ended.mfu is None else f" · MFU {small_percent(ended.mfu)}"
-        self._change(
-            f"step {ended.step} of {self._steps} · loss {ended.loss:.4f} · gradient norm {ended.norm:.3g} · "
-            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s{mfu}",
-            completed=ended.step,
-        )

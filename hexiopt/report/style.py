@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.numbers import coefficients as c
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.nodelist import compress
 from hexiopt.problem.space import Space

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.report.rows import identical_pipelines, num_operations
 from hexiopt.report.style import place
 from hexiopt.simulation.engine import simulate_pipeline

@@ -9,9 +9,9 @@ import numpy as np
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import plan_file_to_dict, write_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_file_to_dict, write_text
 from runtime.emulate.fabric import Fabric
 from runtime.emulate.stand_in import narrowed, paces
 from runtime.events import Event

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.discovery.product import match
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import PlanFile
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.discovery.product import match
-from hexiopt.readers.plan_file import PlanFile
 from hexiopt.units import GIB
 from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus
 from runtime.mapping.layout import layout_of, untrainable

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import read_plan
+from hexiopt.files.plan_file import read_plan
 from runtime.launch.admission import admitted_machine
 from runtime.launch.meeting import EndedError, MeetingClient
 from runtime.launch.vitals import forget, silence_of

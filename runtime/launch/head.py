@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hexiopt.files.plan_file import read_plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import read_plan
 from runtime.events import Event
 from runtime.launch.meeting import MeetingPlace, TrainingFailedError
 from runtime.mapping.layout import layout_of

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import PlanFile
+from hexiopt.files.plan_file import PlanFile
 from runtime.launch.meeting import DEFAULT_PORT, address_of
 
 

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import PlanFile, read_plan
+from hexiopt.files.plan_file import PlanFile, read_plan
 from runtime.device import usable_gpu
 from runtime.events import Event
 from runtime.launch.admission import admitted_device, admitted_machine

@@ -8,6 +8,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.schedule import Schedule
+from runtime.mapping.buckets import (
+    BucketCollective,
+    BucketParts,
+    CollectiveKind,
+    collectives,
+    collectives_between,
+)
+from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
 from runtime.mapping.lowering import (
     Action,
     ActionKind,
@@ -19,15 +28,6 @@ from runtime.mapping.lowering import (
     lowered,
 )
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
-from hexiopt.schedules.schedule import Schedule
-from runtime.mapping.buckets import (
-    BucketCollective,
-    BucketParts,
-    CollectiveKind,
-    collectives,
-    collectives_between,
-)
-from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.times import StepTimes
 

@@ -8,9 +8,9 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from runtime.mapping.lowering import StepShape
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.layout import Layout
+from runtime.mapping.lowering import StepShape
 
 ChunkSeconds = tuple[tuple[float, float], ...]  # of a forward and a backward of each layer range
 

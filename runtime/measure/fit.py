@@ -7,10 +7,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.calibration.gpus import Efficiency
 from hexiopt.cost.executors.collectives import ring_collective_s
+from hexiopt.files.link_files import Channel, channel_of, nonnegative
+from hexiopt.numbers.gpus import Efficiency
 from hexiopt.problem.machine import MAX_LATENCY_US
-from hexiopt.readers.link_files import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
 from runtime.measure.points import MeasuredPoint, of_kind
 

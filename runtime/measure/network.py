@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from hexiopt.readers.link_files import Channel
+from hexiopt.files.link_files import Channel
 from hexiopt.units import GB, MICROSECOND
 from runtime.measure.fit import fit_channel, usual
 from runtime.measure.points import MeasuredPoint, Measurement, of_kind

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hexiopt.calibration.coefficients import ADAM_STATE_TRAFFIC_BYTES, FUSED_ATTENTION_BACKWARD_PASSES
+from hexiopt.numbers.coefficients import ADAM_STATE_TRAFFIC_BYTES, FUSED_ATTENTION_BACKWARD_PASSES
 from runtime.device import free_unused, has_flash_attention
 from runtime.measure.points import MeasuredPoint
 from runtime.measure.timing import Timer

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hexiopt.readers.profile_files import FORMAT, VERSION
+from hexiopt.files.profile_files import FORMAT, VERSION
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import write_text
+from hexiopt.files.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.device import num_gpus, taken_device
 from runtime.launch.torchrun import ProcessPlace

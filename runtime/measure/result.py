@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from hexiopt.discovery.product import match
 from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.cluster_yaml import cluster_text, unknowns
+from hexiopt.files.link_files import Channel
 from hexiopt.problem.nodelist import expand
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.cluster_yaml import cluster_text, unknowns
-from hexiopt.readers.discovery.product import match
-from hexiopt.readers.link_files import Channel
 from hexiopt.reading import Section
 from runtime.measure.network import (
     NetworkPart,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from hexiopt.calibration.gpus import Efficiency
+from hexiopt.numbers.gpus import Efficiency
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 from runtime.measure.fit import fit_ring
 from runtime.measure.points import MeasuredPoint, Measurement, of_kind

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hexiopt.calibration.gpus import Efficiency, Gpu, catalogue
-from hexiopt.readers.discovery.product import match
+from hexiopt.discovery.product import match
+from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 from runtime.measure.fit import PeakRates, fit_efficiency, measured_rates
 from runtime.measure.points import PRECISIONS, Device, MeasuredPoint, Measurement

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import common, joined
-from runtime.mapping.lowering import Action
 from runtime.mapping.actions import boundary_of
 from runtime.mapping.layout import MessageRoute, PipelineLayout, RankExecutor
+from runtime.mapping.lowering import Action
 from runtime.mapping.parts import Range
 from runtime.network import Outbox, ProcessGroups
 

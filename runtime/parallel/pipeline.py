@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
-from runtime.mapping.lowering import Action, ActionKind
 from hexiopt.schedules.schedule import Operation, OperationKind
 from runtime.device import DeviceClock
 from runtime.mapping.actions import RankActions, units_of
 from runtime.mapping.buckets import BucketCollective, CollectiveKind
 from runtime.mapping.layout import PipelineLayout, RankExecutor
+from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
 from runtime.pace import Pace, pace_until

@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from hexiopt.errors import InputError
+from hexiopt.files.huggingface import model_from_config
 from hexiopt.problem.model import ModelSpec
-from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.parts import ParameterPart, whole_parts
 from runtime.parallel.gradient_sync import Bucket

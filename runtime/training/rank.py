@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import PlanFile
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.cluster import Cluster
-from hexiopt.readers.plan_file import PlanFile
-from hexiopt.readers.problem_file import problem_sha256
 from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
 from runtime.device import gpu_peak_bytes, steps_ahead, taken_device

@@ -7,7 +7,7 @@ from math import cos, pi
 from pathlib import Path
 from typing import Any
 
-from hexiopt.readers.plan_file import write_text
+from hexiopt.files.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.data.batches import Batches
 from runtime.parallel.optimizer import AdamW

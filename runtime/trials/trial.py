@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hexiopt.readers.plan_file import read_plan
+from hexiopt.files.plan_file import read_plan
 from runtime.device import KernelUse, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
 from runtime.launch.processes import Child, free_port
 from runtime.mapping.times import StepTimes

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.stage_model import StageModel, TpGroup
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers import coefficients as c
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from hexiopt.problem.problem import Problem
-from hexiopt.result import OperatorCounts
+from hexiopt.solving.result import OperatorCounts
 
 N = TypeVar("N")  # the neighbourhood: what an operator needs to know of the problem
 T = TypeVar("T")  # the solution that it changes

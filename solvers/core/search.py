@@ -13,8 +13,8 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import coarse_violations
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
+from hexiopt.solving.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from solvers.core.operators import OperatorStatistics, OperatorTally
 from solvers.core.zero import without_idle_sharding
 

@@ -17,8 +17,8 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import AUTO
-from hexiopt.result import Result, Status
 from hexiopt.schedules.in_flight import holding
+from hexiopt.solving.result import Result, Status
 from hexiopt.units import GIB
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search

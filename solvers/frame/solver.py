@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Result
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, refuse
+from hexiopt.solving.result import Result
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.partition import Partition

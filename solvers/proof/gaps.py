@@ -12,8 +12,8 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
-from hexiopt.result import OPTIMALITY_TOLERANCE, RestrictedBound
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.solving.result import OPTIMALITY_TOLERANCE, RestrictedBound
 from solvers.core.search import Allowance, Search
 from solvers.proof.combinations import Answer
 from solvers.proof.partitions import Packings, PackingTable

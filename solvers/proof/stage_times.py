@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
+from hexiopt.numbers import coefficients as c
 from hexiopt.plan.token_layout import Floats
 from hexiopt.schedules.in_flight import holding
 

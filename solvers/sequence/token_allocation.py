@@ -15,10 +15,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times, largest_shard
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.completion.allocation import proportional

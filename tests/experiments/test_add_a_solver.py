@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hexiopt.files.plan_file import read_plan
 from hexiopt.plan.check import check
-from hexiopt.readers.plan_file import read_plan
 from tests.conftest import ROOT, Run
 from tests.solvers.stranger import install
 

@@ -14,7 +14,7 @@ from experiments.validation.metrics import in_metric
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import read_rows
 from experiments.validation.shipped import RUNS
-from hexiopt.calibration.constants import constants
+from hexiopt.numbers.constants import constants
 from hexiopt.problem.profile import NOTHING_MEASURED
 from tests.conftest import ROOT, Run
 

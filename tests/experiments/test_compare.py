@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hexiopt as hx
-from hexiopt.result import Status
+from hexiopt.solving.result import Status
 from tests.conftest import Run
 from tests.solvers.stranger import install
 

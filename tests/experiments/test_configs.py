@@ -12,10 +12,10 @@ from experiments.app import solver_config
 from experiments.app.common import Job, config_names
 from experiments.app.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, register
 from experiments.app.configurations import named_cluster, named_model
-from hexiopt.plugins import parameters
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving.plugins import parameters
 from solvers import registry
 from tests.conftest import ROOT, Run
 from tests.slow import slow_but

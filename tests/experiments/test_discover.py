@@ -7,7 +7,7 @@ import pytest
 
 from hexiopt.reading import read_mapping
 from tests.conftest import Run
-from tests.hexiopt.readers.discovery.texts import A100, A100_TOPOLOGY, LAB, SCONTROL
+from tests.hexiopt.discovery.texts import A100, A100_TOPOLOGY, LAB, SCONTROL
 
 
 def test_discover_writes_a_cluster_file_that_plan_reads_once_it_is_whole(hexiopt: Run, tmp_path: Path) -> None:

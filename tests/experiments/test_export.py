@@ -11,10 +11,10 @@ from experiments.app.configurations import named_cluster, named_model
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_file_to_dict
 from tests.conftest import ROOT, Run
 from tests.experiments.command_line import refused
 from tests.hexiopt.exports.launchers.test_torchrun_lines import free_port, machines_of, start_all

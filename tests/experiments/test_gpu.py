@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from experiments.measure.trial_files import FORMAT, read_trials
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_file_to_dict
-from experiments.measure.trial_files import FORMAT, read_trials
 from tests.conftest import Run
 from tests.solvers.problems import cluster
 

@@ -14,8 +14,8 @@ from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import read_rows
 from experiments.validation.score import grouped
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.calibration.constants import constant_values
 from hexiopt.cost.cost import Cost
+from hexiopt.numbers.constants import constant_values
 
 
 @cache

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.readers.cluster_file import read_cluster
+from hexiopt.files.cluster_file import read_cluster
 from hexiopt.reading import read_mapping
 from tests.conftest import Run
 

@@ -8,9 +8,9 @@ import pytest
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.referee import InvalidPlanError, referee
-from hexiopt.result import Result, Status
 from hexiopt.solving import Budget
+from hexiopt.solving.referee import InvalidPlanError, referee
+from hexiopt.solving.result import Result, Status
 from solvers.registry import make_solver
 from tests.conftest import Run
 from tests.solvers import problems
@@ -20,7 +20,7 @@ LIARS = '''
 from dataclasses import replace
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.result import Result, Status
+from hexiopt.solving.result import Result, Status
 from hexiopt.solving import Capabilities
 from solvers.registry import make_solver
 

@@ -22,8 +22,8 @@ from experiments.studies.frame.settings import OURS, QUICK, RIVALS, SETTINGS
 from experiments.studies.frame.study import Scale, conditions, frame, measured, page_text
 from experiments.studies.frame.words import change, hardware, markdown, share, span
 from experiments.studies.sequence import joint, long_context
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.space import SWITCHES
-from hexiopt.readers.problem_file import problem_sha256
 from solvers import registry
 from tests.conftest import ROOT, STRESS
 

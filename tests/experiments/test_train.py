@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from experiments.app.configurations import named_cluster, named_model
+from hexiopt.files.plan_file import plan_file_to_dict, read_plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_file_to_dict, read_plan
 from hexiopt.solving import Budget
 from runtime.state.checkpoint import Checkpoint
 from solvers.registry import make_solver

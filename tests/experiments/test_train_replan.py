@@ -15,8 +15,8 @@ import pytest
 
 import hexiopt as hx
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import write_plan
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.readers.plan_file import write_plan
 from runtime.launch.head import AfterFaults, NoPlanLeftError
 from tests.conftest import Run
 

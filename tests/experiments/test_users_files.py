@@ -7,7 +7,7 @@ import pytest
 
 from experiments.app.common import overlay
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import read_plan
+from hexiopt.files.plan_file import read_plan
 from tests.conftest import ROOT, Run
 from tests.experiments.command_line import RTX, TINY, planned, refused
 

@@ -12,7 +12,7 @@ import pytest
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.readers.plan_file import read_plan
+from hexiopt.files.plan_file import read_plan
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK, RTX, STEPS, TINY, edit, planned, refused
 
@@ -168,7 +168,7 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
 
 
 def test_explain_gives_every_coefficient_a_source() -> None:
-    from hexiopt.calibration.coefficients import COEFFICIENTS
+    from hexiopt.numbers.coefficients import COEFFICIENTS
     from hexiopt.report.explanation import coefficient_rows
 
     rows = list(coefficient_rows())

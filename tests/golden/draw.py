@@ -22,12 +22,12 @@ from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import read_rows
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.calibration.frameworks import frameworks
+from hexiopt.files.plan_file import plan_to_dict
+from hexiopt.files.problem_file import problem_sha256, problem_to_dict
+from hexiopt.numbers.frameworks import frameworks
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_to_dict
-from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from solvers import registry
 from tests.golden import files, outcome
 from tests.hexiopt.plan.layouts import with_layouts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.files.problem_file import problem_sha256
 from tests.golden import outcome
 
 HERE = Path(__file__).parent

@@ -10,16 +10,16 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from hexiopt.calibration.frameworks import frameworks
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import read_cluster
+from hexiopt.files.huggingface import read_model
+from hexiopt.files.plan_file import plan_from_section, plan_to_dict, read_plan
+from hexiopt.files.problem_file import problem_from_section
+from hexiopt.numbers.frameworks import frameworks
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import read_cluster
-from hexiopt.readers.huggingface import read_model
-from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, read_plan
-from hexiopt.readers.problem_file import problem_from_section
 from hexiopt.reading import Section
 from hexiopt.simulation.network import simulate_network
 from hexiopt.solving import Budget

@@ -11,9 +11,9 @@ import pytest
 
 import hexiopt
 from hexiopt import api, plugins
+from hexiopt.files.cluster_file import cluster_to_dict
 from hexiopt.plan.check import Violation
-from hexiopt.readers.cluster_file import cluster_to_dict
-from hexiopt.toolkit.solution import Solution
+from hexiopt.study.solution import Solution
 from solvers.registry import BUILT_IN, make_solver
 from tests.conftest import ROOT
 from tests.solvers.stranger import install

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError, did_you_mean
+from hexiopt.files.plan_file import plan_from_section
+from hexiopt.files.problem_file import problem_from_section, space_from_dict, workload_from_section
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_from_section
-from hexiopt.readers.problem_file import problem_from_section, space_from_dict, workload_from_section
 from hexiopt.reading import MAX_DEPTH, MAX_FILE_BYTES, Section, as_mapping, parse, read_mapping, read_text
 from tests.strategies import JSON, LAB
 from tests.timing import within

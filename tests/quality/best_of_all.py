@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_to_dict
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_to_dict
-from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.solving import Budget
 from solvers.registry import baseline, for_any_problem, make_solver, names, solver_class
 from tests.golden import files

@@ -7,10 +7,10 @@ from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.long_contexts import LongSetting
 from experiments.studies.frame.study import Scale
 from experiments.studies.irregular import FLEETS
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.huggingface import model_from_config
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section
 from tests.solvers.drawn import drawn_problem
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import plan_from_section
+from hexiopt.files.problem_file import problem_to_dict
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import plan_from_section
-from hexiopt.readers.problem_file import problem_to_dict
 from hexiopt.reading import Section
 from tests.conftest import ROOT
 from tests.quality.problems import PROBLEMS

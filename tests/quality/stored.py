@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.files.problem_file import problem_sha256
 from tests.golden import files
 from tests.quality.runs import Outcome, panel_problem, price_s
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import hexiopt
 from experiments.studies.frame.cpu_clock import cpu_seconds
-from hexiopt.readers.plan_file import plan_to_dict
-from hexiopt.readers.problem_file import problem_from_section
+from hexiopt.files.plan_file import plan_to_dict
+from hexiopt.files.problem_file import problem_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.core.search import Search

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.solvers.problems import TINY
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from hexiopt.files.cluster_file import cluster_from_section, read_cluster
+from hexiopt.files.huggingface import read_model
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
-from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from tests.conftest import ROOT
 from tests.models import TINY

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.solvers import oracle, problems
 from tests.solvers.assignments import DeviceAssignment, DeviceClasses

@@ -12,11 +12,11 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import AUTO, Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.conftest import STRESS
 from tests.slow import slow_but

@@ -13,14 +13,14 @@ import pytest
 import hexiopt as hx
 from hexiopt import bounds, solving
 from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.plan import Plan
-from hexiopt.referee import InvalidPlanError
-from hexiopt.result import OPTIMALITY_TOLERANCE, Status
 from hexiopt.simulation.network import FairShares
 from hexiopt.solving import Pricer
+from hexiopt.solving.referee import InvalidPlanError
+from hexiopt.solving.result import OPTIMALITY_TOLERANCE, Status
 from hexiopt.testing import check_pricer
 from solvers.core import search
 from solvers.registry import names

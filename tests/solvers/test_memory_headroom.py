@@ -11,11 +11,11 @@ import hexiopt as hx
 from hexiopt.bounds import lower_bound
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section
-from hexiopt.result import Result
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result
 from solvers.registry import make_solver
 from tests.conftest import STRESS
 from tests.models import TINY

@@ -8,7 +8,7 @@ price has changed is seen here.
 
 import pytest
 
-from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.quality import best_of_all

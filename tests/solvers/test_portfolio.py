@@ -8,12 +8,12 @@ import pytest
 
 from hexiopt.cost.cost import violations
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section, read_cluster
+from hexiopt.files.huggingface import read_model
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
-from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_TIME_LIMIT_S, Budget
 from solvers.completion.completer import PlanCompleter

@@ -6,8 +6,8 @@ import pytest
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.result import Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.core.search import Search
 from solvers.portfolio import Portfolio
 from solvers.proof.gaps import num_usages, share_for_proof

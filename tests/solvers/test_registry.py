@@ -6,9 +6,9 @@ from pkgutil import resolve_name
 
 import pytest
 
-from hexiopt import plugins
 from hexiopt.errors import InputError, RenamedWarning
-from hexiopt.plugins import ALIASES, TABLE_GROUP
+from hexiopt.solving import plugins
+from hexiopt.solving.plugins import ALIASES, TABLE_GROUP
 from solvers import registry
 from tests.conftest import ROOT
 from tests.solvers.stranger import install

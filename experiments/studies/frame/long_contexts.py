@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.settings import Planner
 from experiments.studies.frame.study import Scale
-from hexiopt.calibration.gpus import catalogue
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -32,7 +32,7 @@ class LongSetting:
 
     `by_peak` gives every GPU type the efficiency of an A100 instead of its calibrated efficiency. The paper compares
     clusters of similar peak FLOPS, which counts an H100 as three A100; by published runs it is worth less
-    (`hexiopt/calibration`). Tables with both show what depends on that.
+    (`hexiopt/numbers`). Tables with both show what depends on that.
     """
 
     cluster: str

@@ -22,15 +22,15 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import read_plan, solver_to_dict, write_plan
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.plan_file import read_plan, solver_to_dict, write_plan
-from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.reading import sha256_of
-from hexiopt.result import Result
 from hexiopt.solving import Budget, Pricer
-from hexiopt.toolkit.replan.replanning import replacements
-from hexiopt.toolkit.solution import PlacedPlan
+from hexiopt.solving.result import Result
+from hexiopt.study.replan.replanning import replacements
+from hexiopt.study.solution import PlacedPlan
 from solvers.core.search import Search
 from solvers.registry import make_solver, solver_class
 

@@ -22,8 +22,8 @@ from experiments.studies.frame.search import Isolated, Measured, SearchSpec
 from experiments.studies.frame.words import hardware, markdown, seconds, workloads
 from hexiopt.cores import usable_cores
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.readers.plan_file import write_text
-from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.files.plan_file import write_text
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.report.style import count
 
 DOCS = Path(hexiopt.__file__).parent.parent / "docs" / "results"

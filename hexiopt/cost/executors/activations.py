@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import QUANTIZED_BYTES
 from hexiopt.cost.executors.compute import Amount, Shard, at_least
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import QUANTIZED_BYTES
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import JOINED, Workload
 

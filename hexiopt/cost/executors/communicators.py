@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import Gpu
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.cluster import Cluster
 
 Ranks = tuple[int, ...]

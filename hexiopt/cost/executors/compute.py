@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.frameworks import Framework, default_framework
-from hexiopt.calibration.gpus import Gpu, outside_products
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import Framework, default_framework
+from hexiopt.numbers.gpus import Gpu, outside_products
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 

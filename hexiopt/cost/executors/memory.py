@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
 from hexiopt.memo import Memo
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload

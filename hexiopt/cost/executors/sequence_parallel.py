@@ -23,9 +23,6 @@ from itertools import chain
 
 import numpy as np
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.frameworks import Framework
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     Blocks,
@@ -44,6 +41,9 @@ from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, RingSteps, SequencePeers, Work, ends_s
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import Framework
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem

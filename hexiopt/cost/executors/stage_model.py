@@ -11,9 +11,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import assert_never
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.frameworks import Framework, default_framework
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
 from hexiopt.cost.executors.compute import (
@@ -32,6 +29,9 @@ from hexiopt.cost.executors.routes import Route, route
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import Framework, default_framework
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel, TokenLayout
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem

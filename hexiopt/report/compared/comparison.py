@@ -15,7 +15,7 @@ from hexiopt.report.panels.canvas import Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
 from hexiopt.report.table import restricted_in_words
 from hexiopt.report.tabular import plain_table
-from hexiopt.result import Result
+from hexiopt.solving.result import Result
 
 AXES = {"seconds": ("runtime_s", "search time (s)"), "steps": ("steps", "steps of the search")}
 _HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best after", "Search", "Steps", "Status")

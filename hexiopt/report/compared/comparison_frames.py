@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 
 from hexiopt.frame import Frame
-from hexiopt.result import OperatorCounts, Result
+from hexiopt.solving.result import OperatorCounts, Result
 
 _COLUMNS = (
     "solver",

@@ -10,11 +10,11 @@ import jinja2
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.files.problem_file import problem_sha256, problem_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import style, table
 from hexiopt.report.machine_map import MAX_SQUARES, machine_kinds, machine_notes, most_telling, network_notes
 from hexiopt.report.money import money
@@ -24,7 +24,7 @@ from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.time_axis import time_axis
 from hexiopt.report.timeline import last_phase
-from hexiopt.result import Point
+from hexiopt.solving.result import Point
 
 _TEMPLATE = "plan_page.html.jinja"
 _FILTERS = (style.seconds, style.milliseconds, style.gib, style.rate, style.ink_on)

@@ -11,9 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.frameworks import Framework
-from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import (
     Blocks,
@@ -25,6 +22,9 @@ from hexiopt.cost.executors.compute import (
     largest_shard,
 )
 from hexiopt.cost.executors.memory import transient
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import Framework
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 

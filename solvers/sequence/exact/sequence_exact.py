@@ -31,10 +31,10 @@ from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
-from hexiopt.result import RestrictedBound
 from hexiopt.schedules.in_flight import most_in_flight
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
+from hexiopt.solving.result import RestrictedBound
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 from solvers.sequence.exact.batch_split import BatchSplit, best_split

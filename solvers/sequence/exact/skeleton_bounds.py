@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hexiopt.calibration.gpus import Gpu
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.token_layout import Floats
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
 from solvers.sequence.exact.quanta_grid import QuantaGrid

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.communicators import Communicators
+from hexiopt.numbers import coefficients as c
 from solvers.sequence.exact.variables import Sum, Variables
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import hexiopt as hx
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.calibration import Calibration, calibration_of
-from hexiopt.problem.problem import Problem
-from hexiopt.readers.calibration_file import calibration_from_section, calibration_text
-from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
-from experiments.measure.training_logs import logged_step_times
-from hexiopt.reading import Section, read_mapping
 from experiments.measure.calibrating import MeasuredRun, fitted, predicted, step_of
+from experiments.measure.training_logs import logged_step_times
+from hexiopt.files.calibration_file import calibration_from_section, calibration_text
+from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.factors import Calibration, calibration_of
+from hexiopt.problem.problem import Problem
+from hexiopt.reading import Section, read_mapping
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
 

@@ -3,8 +3,8 @@
 import pytest
 
 import hexiopt as hx
-from hexiopt.plan.plan import Pipeline, Plan, Stage
 from experiments.measure.profiled import on_profiled
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 
 PROBLEM = hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=4, seq_len=64))
 PLAN = Plan((Pipeline((Stage.of((0,), 0, 1), Stage.of((2, 3), 1, 4)), 4),))

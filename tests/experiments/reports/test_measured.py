@@ -2,10 +2,10 @@
 
 from rich.console import Console
 
+from experiments.reports.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from experiments.reports.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.report.style import milliseconds
 from hexiopt.units import GIB
 from tests.solvers.problems import loose

@@ -12,12 +12,12 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.bounds.chains import Boxes
 from hexiopt.bounds.programme import families_of
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.conftest import STRESS
 from tests.strategies import problems_with_plans, roomy_problems_with_plans

@@ -13,10 +13,10 @@ from hexiopt.bounds.chains import Boxes, Chains, ScheduleFamily
 from hexiopt.bounds.columns import BoundColumns
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hexiopt.cost.executors.routes import Route, overlaps, route
 from hexiopt.cost.place import PlacedMessage, network_load
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.strategies import clusters
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.numbers import coefficients as c
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B

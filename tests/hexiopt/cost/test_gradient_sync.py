@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import RingTimes
 from hexiopt.cost.step import after_sums_by_part
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.holders import ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.models import TOY

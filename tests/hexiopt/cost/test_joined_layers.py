@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.frameworks import default_framework
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import program_of
 from hexiopt.exports.layout import BlockRecompute
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.plan_file import read_plan, write_plan
+from hexiopt.numbers.frameworks import default_framework
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -23,13 +24,12 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_groups
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
-from hexiopt.readers.plan_file import read_plan, write_plan
-from hexiopt.referee import Refereed
 from hexiopt.report.rows import plan_rows
-from hexiopt.result import Result, Status
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget, Capabilities
+from hexiopt.solving.referee import Refereed
+from hexiopt.solving.result import Result, Status
 from tests.strategies import layer_policies, models, workloads
 
 MODEL = ModelSpec(

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.routes import route, shared_tokens
 from hexiopt.cost.lockstep import backward_s, forward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel, TokenLayout
@@ -23,7 +24,6 @@ from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.simulation.engine import simulate

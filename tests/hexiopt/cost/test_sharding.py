@@ -7,13 +7,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.frameworks import default_framework
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.context import state_sharding
 from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding
 from hexiopt.cost.lockstep import backward_s, forward_s, scattered_backward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.huggingface import read_model
+from hexiopt.numbers.frameworks import default_framework
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.parallelism import TensorParallel
@@ -22,8 +24,6 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.frameworks import default_framework
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.routes import route, shared_tokens
 from hexiopt.cost.pricer import PlanPricer
@@ -17,13 +15,15 @@ from hexiopt.errors import InputError
 from hexiopt.exports.exporting import program_of
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
+from hexiopt.numbers.frameworks import default_framework
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section
 from hexiopt.units import GIB
 from tests.strategies import models

@@ -18,6 +18,7 @@ from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_from_section, plan_to_dict
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.parallelism import (
@@ -31,7 +32,6 @@ from hexiopt.plan.parallelism import (
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.readers.plan_file import plan_from_section, plan_to_dict
 from hexiopt.reading import Section
 from hexiopt.report.table import plan_table
 from hexiopt.report.timeline import timeline_events

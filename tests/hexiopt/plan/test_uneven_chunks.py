@@ -13,6 +13,8 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import imported, program_of
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.files.plan_file import read_plan, write_plan
+from hexiopt.files.problem_file import space_to_dict
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -20,12 +22,10 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges, ranges_of, with_equal_chunks
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import read_plan, write_plan
-from hexiopt.readers.problem_file import space_to_dict
-from hexiopt.result import Status
 from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import OperationKind, StagePosition
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
 from solvers.heuristics.operators.plans import PlanNeighbourhood, shift_chunk_layer, shift_layer

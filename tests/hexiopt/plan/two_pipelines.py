@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import INTERLEAVED
 from hexiopt.schedules.schedule import Schedule

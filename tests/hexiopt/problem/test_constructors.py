@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.problem_file import space_from_sections, workload_from_section
+from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.plan.parallelism import Replica, Replicated
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.cluster import Cluster
@@ -21,7 +22,6 @@ from hexiopt.problem.network import Group, Link
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
 from tests.strategies import JSON, LAB
 

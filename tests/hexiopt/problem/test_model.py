@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
+from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.problem.form import QK_NORMS, Form
 from hexiopt.problem.model import ARCHITECTURES, ModelSpec
-from hexiopt.readers.huggingface import model_from_config, read_model
 from hexiopt.reading import Section
 from tests.conftest import ROOT
 

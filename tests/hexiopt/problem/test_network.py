@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.cluster import Cluster
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.timing import within
 

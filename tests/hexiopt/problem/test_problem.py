@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.frameworks import calibration_sha256
 from hexiopt.errors import InputError
+from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
+from hexiopt.numbers.frameworks import calibration_sha256
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section
 from tests.models import TOY
 from tests.strategies import JSON, LAB, problems

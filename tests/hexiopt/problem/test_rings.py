@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.gpus import catalogue
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.problem.machine import IntraLink, Machine
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
+from hexiopt.files.problem_file import space_from_dict, space_from_sections, space_to_dict
 from hexiopt.problem.space import (
     EXACT_SWITCHES,
     MORE_FREEDOMS,
@@ -20,7 +21,6 @@ from hexiopt.problem.space import (
     sharding_stages,
 )
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.problem_file import space_from_dict, space_from_sections, space_to_dict
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import GPIPE, SCHEDULES
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from hexiopt.errors import InputError
+from hexiopt.files.problem_file import workload_from_section, workload_to_dict
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.problem_file import workload_from_section, workload_to_dict
 from hexiopt.reading import Section
 from tests.strategies import workloads
 

@@ -3,13 +3,13 @@
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import cluster_from_section, read_cluster
+from hexiopt.files.huggingface import read_model
 from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
-from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import INTERLEAVED
 from tests.conftest import ROOT

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hexiopt.report.page.html import report_html
-from hexiopt.result import Point
+from hexiopt.solving.result import Point
 from tests.hexiopt.report.pictures import SOLVER, Case
 
 pytestmark = pytest.mark.slow

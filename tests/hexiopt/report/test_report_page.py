@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.files.problem_file import problem_sha256
 from hexiopt.report.page.html import report_html
 from hexiopt.report.progress import SearchProgress
-from hexiopt.result import Point
 from hexiopt.solving import Progress
+from hexiopt.solving.result import Point
 from tests.hexiopt.report.pictures import SOLVER, Case
 
 # ------------------------------------------------------------------------------------------------- page

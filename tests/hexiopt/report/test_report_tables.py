@@ -8,8 +8,8 @@ import pytest
 from matplotlib.text import Text
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import read_cluster
 from hexiopt.plan.plan import Pipeline, Plan
-from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.report.compared.comparison import comparison_table, restricted_bounds
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.money import money
@@ -19,8 +19,8 @@ from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import breakdown_table, plan_table, summary_table
-from hexiopt.result import Point, RestrictedBound, Result, Status
-from hexiopt.toolkit.solution import PlacedPlan, Solution
+from hexiopt.solving.result import Point, RestrictedBound, Result, Status
+from hexiopt.study.solution import PlacedPlan, Solution
 from tests.conftest import ROOT
 from tests.hexiopt.report.pictures import SOLVER, Case, printed
 

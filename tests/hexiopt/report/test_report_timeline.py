@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import read_cluster
+from hexiopt.files.huggingface import read_model
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import read_cluster
-from hexiopt.readers.huggingface import read_model
 from hexiopt.report.timeline import last_phase, timeline_events
 from tests.hexiopt.report.conftest import CONF
 from tests.hexiopt.report.pictures import Case

@@ -14,12 +14,12 @@ from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_from_section, plan_to_dict
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import plan_from_section, plan_to_dict
 from hexiopt.reading import Section
 from hexiopt.schedules import registry
 from hexiopt.schedules.in_flight import in_flight, largest, most_in_flight, room

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import PlanFile
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.readers.plan_file import PlanFile
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission
 from runtime.launch.admission import MOST_PROCESSES_PER_CORE, check_machine, chosen_device, ranks_on

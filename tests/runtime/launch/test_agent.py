@@ -13,10 +13,10 @@ import pytest
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from hexiopt.calibration.gpus import find_gpu
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import PlanFile
+from hexiopt.numbers.gpus import find_gpu
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.readers.plan_file import PlanFile
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission, vitals
 from runtime.launch.admission import admitted_machine

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import write_plan
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import write_plan
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, NoPlanLeftError, trained
 from runtime.launch.meeting import TrainingFailedError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hexiopt.errors import InputError
-from hexiopt.readers.plan_file import PlanFile
+from hexiopt.files.plan_file import PlanFile
 from runtime.launch.launch_file import launch_script, machines_of, meeting_address
 from tests.runtime.launch.test_faults import narrow, problem, wide
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hexiopt.readers.plan_file import PlanFile
-from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.files.plan_file import PlanFile
+from hexiopt.files.problem_file import problem_sha256
 from runtime.launch.processes import Child
 from runtime.launch.torchrun import ProcessPlace
 from runtime.measure import node

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hexiopt.files.plan_file import read_plan
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.readers.plan_file import read_plan
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import worker
 from tests.runtime.launch.test_faults import a_run, problem, written

@@ -14,6 +14,9 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+from hexiopt.simulation.engine import simulate
 from runtime.mapping.lowering import (
     Action,
     ActionKind,
@@ -26,9 +29,6 @@ from runtime.mapping.lowering import (
     lowered,
 )
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
-from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
-from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
-from hexiopt.simulation.engine import simulate
 from tests.hexiopt.schedules.test_schedules import MEGATRONS, Eager
 from tests.slow import slow_but
 from tests.strategies import problems_with_plans

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.calibration.gpus import Efficiency, catalogue
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import OperatorTimes
-from hexiopt.readers.link_files import Channel
+from hexiopt.files.link_files import Channel
+from hexiopt.numbers.gpus import Efficiency, catalogue
 from runtime.measure.fit import PeakRates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
 from runtime.measure.points import MeasuredPoint
 

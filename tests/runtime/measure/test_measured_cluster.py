@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hexiopt.calibration.gpus import Gpu, catalogue
 from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.errors import InputError
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.cluster_yaml import cluster_text, unknowns
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.cluster_yaml import cluster_text, unknowns
+from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.reading import Section, parse
 from runtime.measure.points import Device, MeasuredPoint, Measurement
 from runtime.measure.result import check_base, result_of

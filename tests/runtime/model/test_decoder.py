@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hexiopt.files.huggingface import read_model
 from hexiopt.problem.model import ModelSpec
-from hexiopt.readers.huggingface import read_model
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import shards
 from runtime.model.attention import WholeAttention

@@ -16,13 +16,13 @@ from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.lowering import Action, ActionKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from runtime.device import HostClock
 from runtime.mapping import buckets as buckets_module
 from runtime.mapping.actions import RankActions, check_actions, rank_actions
 from runtime.mapping.buckets import BucketCollective, CollectiveKind, bucket_parts
 from runtime.mapping.layout import Layout, layout_of
+from runtime.mapping.lowering import Action, ActionKind
 from runtime.network import ProcessGroups
 from runtime.training import trainee as trainee_module
 from tests.conftest import STRESS

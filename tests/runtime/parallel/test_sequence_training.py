@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from hexiopt.files.plan_file import FORMAT, VERSION, plan_to_dict
+from hexiopt.files.problem_file import problem_to_dict
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import head_ranges, kv_range, sub_rings
 from hexiopt.problem.model import ModelSpec
-from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
-from hexiopt.readers.problem_file import problem_to_dict
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
 from runtime.launch.head import AfterFaults, trained

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hexiopt.errors import InputError
+from hexiopt.files.huggingface import read_model
 from hexiopt.problem.model import ModelSpec
-from hexiopt.readers.huggingface import read_model
 from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, shards, stage_parts, whole_parts
 from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face

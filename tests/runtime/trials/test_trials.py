@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.plan_file import write_plan
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.plan_file import write_plan
 from hexiopt.schedules.registry import INTERLEAVED
 from runtime.mapping.layout import layout_of
 from runtime.training.trainee import Trainee

@@ -4,12 +4,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.huggingface import read_model
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from tests.conftest import ROOT
 

@@ -12,8 +12,8 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Result
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result
 from solvers.baselines._frame import Baseline
 from solvers.baselines._published_space import PublishedSpace
 from solvers.baselines.galvatron.galvatron import choices_of, plan_of, ranks_of

@@ -9,8 +9,8 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
-from hexiopt.result import Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first, climb
 from solvers.baselines._published_space import PublishedSpace
 from solvers.core.search import Search

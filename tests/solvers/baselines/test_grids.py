@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, sharded_s

@@ -13,8 +13,8 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.result import Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.baselines._money import MoneyBaseline, Objective, prices_per_s
 from solvers.baselines._published_space import PublishedSpace
 from solvers.registry import make_solver, solver_class

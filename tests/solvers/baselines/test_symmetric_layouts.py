@@ -15,8 +15,8 @@ from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import Workload
-from hexiopt.result import Result
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result
 from solvers.baselines._plans import dividing_sizes
 from solvers.baselines.symmetric_layouts import (
     RingLayouts,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.app.configurations import named_cluster, named_model
-from hexiopt.calibration.frameworks import frameworks
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers.frameworks import frameworks
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space

@@ -5,9 +5,9 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.result import Point
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Point
 from solvers.core.search import Search, SearchOutcome
 from tests.solvers.problems import hopeless, loose
 

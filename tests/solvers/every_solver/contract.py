@@ -12,8 +12,8 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Result, Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result, Status
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
 from tests.conftest import STRESS
 from tests.slow import slow_but

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hexiopt.cores import usable_cores
-from hexiopt.result import Result
+from hexiopt.solving.result import Result
 from solvers.core.search import Search
 from solvers.registry import names
 from tests.conftest import ROOT, STRESS

@@ -7,9 +7,9 @@ import pytest
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.referee import Refereed
-from hexiopt.result import Result
 from hexiopt.solving import Budget, Capabilities
+from hexiopt.solving.referee import Refereed
+from hexiopt.solving.result import Result
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import partition_of
 from solvers.core.search import Search

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from hexiopt.errors import InputError
-from hexiopt.result import Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.registry import make_solver
 from tests.slow import slow_but
 from tests.solvers import problems

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.core.search import Search
 from solvers.exact.cp_sat import CpSat, PackingModel, PackingProgram
 from solvers.exact.exact import Exact

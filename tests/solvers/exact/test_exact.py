@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from hexiopt.bounds import bound_under_s, our_model
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.problem.space import Space
-from hexiopt.result import Status
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Status
 from solvers.exact.exact import Exact
 from solvers.proof.gaps import is_provable
 from solvers.registry import make_solver

@@ -12,9 +12,9 @@ from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
-from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result, Status
 from solvers.core.search import Search
 from solvers.frame import infeasible
 from solvers.frame.infeasible import conclude, nearest_change

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph, scaled
 from tests.solvers import problems

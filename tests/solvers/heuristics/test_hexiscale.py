@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter

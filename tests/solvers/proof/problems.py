@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from experiments.app.configurations import named_model
-from hexiopt.calibration.gpus import catalogue
-from hexiopt.calibration.links import intra_bandwidth_gb_per_s
+from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.app.configurations import named_model
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster

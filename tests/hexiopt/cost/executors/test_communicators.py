@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Channels, Communicators
+from hexiopt.numbers.gpus import catalogue
 from hexiopt.problem.cluster import Cluster
 
 MIB = 2**20

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import Efficiency, Gpu, catalogue
 from hexiopt.cost.executors.compute import (
     OperatorTimes,
     embedding_compute,
@@ -17,6 +15,8 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
     optimizer_compute_s,
 )
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from tests.strategies import models

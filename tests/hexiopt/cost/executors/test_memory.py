@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.calibration import coefficients as c
-from hexiopt.calibration.gpus import Gpu, catalogue
 from hexiopt.cost.executors.memory import MEMORY_PARTS, MemoryModel, StateSharding
+from hexiopt.files.huggingface import read_model
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
-from hexiopt.readers.huggingface import read_model
 from hexiopt.schedules.in_flight import holding, in_flight, largest
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition, operations

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.calibration.gpus import Efficiency, catalogue
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.sequence_phases import ends_s
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.numbers.gpus import Efficiency, catalogue
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import group_ranges, head_ranges, kv_range, sub_rings
 from hexiopt.problem.cluster import Cluster
@@ -22,7 +23,6 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.in_flight import holding
 from tests.hexiopt.cost.executors.simulate_sequence import simulate_layer

@@ -11,9 +11,9 @@ import pytest
 from hexiopt.exports.formats import LaunchOptions, Program
 from hexiopt.exports.launchers.slurm import ARBITRARY, FILE, HOSTS, LAUNCHER, components
 from hexiopt.exports.rank_table import rank_rows
+from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
-from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 
 MIXED: Cluster = cluster_from_section(

@@ -11,17 +11,17 @@ from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import UNSHARDED
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.cluster_file import cluster_from_section, read_cluster
+from hexiopt.files.huggingface import read_model
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica, Replicated
 from hexiopt.plan.plan import Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
-from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
-from hexiopt.result import Result
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result
 from solvers.baselines.flashflex.flashflex import FlashFlex
 from solvers.baselines.flashflex.plans import ReleasedPlans
 from solvers.baselines.flashflex.pricer import FlashFlexPricer

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import solver_to_dict
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies
-from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.table import bound, restricted_bound
-from hexiopt.result import Result, Status
 from hexiopt.solving import Budget, Progress
+from hexiopt.solving.result import Result, Status
 from solvers.frame.infeasible import memory_infeasibility
 from solvers.registry import make_solver, names, of_sequences
 from solvers.sequence.exact.batch_split import best_split

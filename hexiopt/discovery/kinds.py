@@ -1,0 +1,106 @@
+"""What a text is, by its header or its shape: which option of `hexiopt discover` reads it, or what to run instead."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hexiopt.discovery import (
+    gres_conf,
+    hostfile,
+    kubernetes,
+    nvidia_smi,
+    rocm_smi,
+    sinfo,
+    slurm,
+    slurm_json,
+    topology,
+)
+from hexiopt.discovery.lines import Text, open_text
+from hexiopt.errors import InputError
+
+COMMANDS = {
+    "slurm": f"{slurm.COMMAND}, or {sinfo.COMMAND}",
+    "kubernetes": kubernetes.COMMAND,
+    "hostfile": "one host per line, such as host slots=8",
+    "nvidia_smi": nvidia_smi.QUERY,
+    "rocm_smi": rocm_smi.COMMAND,
+    "topology": "nvidia-smi topo -m, or rocm-smi --showtopo",
+}
+"""What writes a text for each option."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of text: its name, how it is recognised, and the option whose `reader` reads it.
+
+    Without a reader, `lacks` says why it cannot be read; the remedy is the command of `option`.
+    """
+
+    name: str
+    recognises: Callable[[Text], bool]
+    option: str
+    reader: Callable[[Text], Any] | None = None
+    lacks: str = ""
+
+
+def _has(pattern: str) -> Callable[[Text], bool]:
+    return lambda text: text.has(pattern)
+
+
+# The first that recognises a text is its kind: those with a header of their own come before those with a shape only.
+_KINDS = (
+    _Kind("JSON of Slurm", slurm_json.is_slurm_json, "slurm", slurm_json.read_slurm_json),
+    _Kind("a list of Kubernetes nodes", kubernetes.is_kubernetes, "kubernetes", kubernetes.read_kubernetes),
+    _Kind("the output of kubectl describe", kubernetes.is_description, "kubernetes", kubernetes.read_description),
+    _Kind(
+        "the table of kubectl get nodes",
+        _has(r"\ANAME\s+STATUS\s+ROLES\s+AGE"),
+        "kubernetes",
+        lacks="states no GPUs",
+    ),
+    _Kind("rocm-smi --showtopo", topology.is_rocm_topology, "topology", topology.read_rocm_topology),
+    _Kind("rocm-smi --showproductname", rocm_smi.is_rocm_smi, "rocm_smi", rocm_smi.read_rocm_smi),
+    _Kind("a text of rocm-smi", _has(rocm_smi.BANNER), "rocm_smi", lacks="names no products"),
+    _Kind("a text of amd-smi", _has(r"(?i)amd-smi|^GPU: \d+$|MARKET_NAME"), "rocm_smi", lacks="is not read"),
+    _Kind("the table of nvidia-smi", _has(r"\| NVIDIA-SMI \d"), "nvidia_smi", lacks="cuts the names of GPUs"),
+    _Kind("the log of nvidia-smi -q", _has(r"=+NVSMI LOG=+|<nvidia_smi_log>"), "nvidia_smi", lacks="is not read"),
+    _Kind("the output of nvidia-smi -L", nvidia_smi.is_list, "nvidia_smi", nvidia_smi.read_list),
+    _Kind("nvidia-smi topo -m", topology.is_topology, "topology", topology.read_topology),
+    _Kind("CSV of nvidia-smi", nvidia_smi.is_table, "nvidia_smi", nvidia_smi.read_table),
+    _Kind("CSV of nvidia-smi without header", nvidia_smi.is_headerless, "nvidia_smi", nvidia_smi.read_headerless),
+    _Kind("scontrol show node", slurm.is_scontrol, "slurm", slurm.read_scontrol),
+    _Kind("gres.conf", gres_conf.is_gres_conf, "slurm", gres_conf.read_gres_conf),
+    _Kind("slurm.conf", slurm.is_slurm_conf, "slurm", slurm.read_slurm_conf),
+    _Kind(
+        "a table of sinfo with commas between its columns",
+        sinfo.is_comma_separated,
+        "slurm",
+        lacks="cannot be told from those inside them",
+    ),
+    _Kind("a table of sinfo", sinfo.is_sinfo, "slurm", sinfo.read_sinfo),
+    _Kind("a table of sinfo without header", sinfo.is_headerless, "slurm", sinfo.read_headerless),
+    _Kind("a hostfile", hostfile.is_hostfile, "hostfile", hostfile.read_hostfile),
+)
+
+
+def read(option: str, path: str) -> Any:
+    """What the text in a file states, read as the kind of text that it is.
+
+    Raises InputError with file and lines; where it is a text of another kind, with its name and what to do.
+    """
+    text = open_text(path)
+    if not text.lines:
+        raise InputError(f"{path}: is empty; write it with {COMMANDS[option]}")
+    kind = next((kind for kind in _KINDS if kind.recognises(text)), None)
+    if kind is None:
+        raise InputError(f"{path}: is no text that discover.{option} reads; give it {COMMANDS[option]}")
+    if kind.reader is None:
+        raise InputError(f"{path}: is {kind.name}, which {kind.lacks}; run {COMMANDS[kind.option]}")
+    if kind.option != option:
+        raise InputError(f"{path}: is {kind.name}; give it as discover.{kind.option}, not as discover.{option}")
+    return kind.reader(text)
+
+
+def read_all(option: str, paths: Mapping[str, str]) -> dict[str, Any]:
+    """What the texts of one option state, by machine. Raises InputError."""
+    return {machine: read(option, path) for machine, path in paths.items()}

@@ -1,0 +1,188 @@
+"""The catalogue's type for a product name as written by the driver or an administrator.
+
+Driver names follow NVIDIA's list of products (README of open-gpu-kernel-modules): `NVIDIA A100-SXM4-80GB`,
+`NVIDIA H100 80GB HBM3` (SXM), `NVIDIA H100 PCIe`, `NVIDIA H200` (SXM; the PCIe card is named NVL).
+"""
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+from hexiopt.numbers.gpus import Gpu, catalogue
+from hexiopt.units import GIB
+
+# Reported over nominal memory: K80 with ECC 11441 MiB of 12 GiB, T4 15360 of 16, H200 143771 of 141.
+_LEAST_MEMORY, _MOST_MEMORY = 0.9, 1.02
+# People write 192 GB for a B200 of 180 and a GB200 of 186; no two forms of a type are closer than an eighth.
+_SAME_MEMORY = 0.07
+_BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation", "amd", "instinct", "radeon", "oam", "ac", "mcm", "mba"}
+_EDITIONS = {"blackwell", "workstation", "server", "edition", "vf"}  # of an RTX PRO; vf: passed through to a VM
+_LINES = {"quadro", "ada", "pro"}  # which people leave out: an RTX 6000 is a Quadro, an Ada or a PRO
+_SXM_UNSAID = {"h200", "h800"}  # the driver states the form only of their PCIe cards
+# Exist only as modules.
+_ONE_FORM = {"h20", "b200", "b100", "gh200", "gb200", "b300", "gb300"}
+_ONE_FORM |= {"mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x"}
+_SXM_MEMORY = {"h100": "hbm3"}  # the PCIe card has HBM2e
+_SLICE = re.compile(r"(?:^|[^a-z0-9])([1-7])g\.?(\d{1,3})gb", re.IGNORECASE)
+# Models of which the catalogue and these products are all that was sold, by NVIDIA's and AMD's lists of products.
+_OTHER_PRODUCTS = {
+    "a100": ("A100-SXM-64GB",),
+    "a800": ("A800-SXM4-40GB",),
+    "v100": ("V100-FHHL-16GB", "V100-DGXS-16GB", "V100-DGXS-32GB"),
+    "p100": (),
+    "h100": ("H100-SXM5-64GB", "H100-SXM5-94GB", "H100-PCIE-96GB"),
+    "h200": (),
+    "h800": ("H800-NVL-94GB",),
+    "h20": ("H20-141GB",),
+    "gh200": (),
+    "4000": ("RTX PRO 4000 Blackwell", "RTX 4000 SFF Ada Generation"),
+    "5000": ("RTX PRO 5000 Blackwell 48GB", "RTX PRO 5000 Blackwell 72GB"),
+    "6000": ("RTX PRO 6000 Blackwell Max-Q",),
+    "8000": (),
+    "3060": (),
+    "3080": (),
+    "4060 ti": (),
+    "5060 ti": (),
+}
+# Models that people also call by another one's name.
+_ALSO_CALLED = {"v100": "v100s"}
+
+
+@dataclass(frozen=True)
+class Match:
+    """`gpu` is the catalogue's type for a name; None if the name is ambiguous, with `choices` as candidates.
+
+    `others` are products of that name that the catalogue lacks; None where there may be some that are not known here.
+    """
+
+    gpu: str | None
+    choices: tuple[str, ...] = ()
+    others: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The parts of a name: model words, product line (of `_LINES`), form (sxm, pcie, nvl), GB of memory; None where
+    the name does not say. `by_driver`: whether it is as the driver writes it."""
+
+    model: frozenset[str]
+    line: str | None
+    form: str | None
+    memory_gb: int | None
+    by_driver: bool = False
+
+
+@cache
+def match(product: str, memory_bytes: float | None = None) -> Match:
+    """The type for a name, never guessed (see `Match`); `memory_bytes` is what the driver reports."""
+    stated = _product(product)
+    fitting = [name for name, own in _types().items() if _fits(stated, own, name, memory_bytes)]
+    others = _others(stated, memory_bytes)
+    complete = others == ()
+    if len(fitting) == 1 and (complete or _certain(stated, _types()[fitting[0]], memory_bytes)):
+        return Match(fitting[0])
+    also = _ALSO_CALLED.get(" ".join(sorted(stated.model)))
+    if also is not None:
+        called = replace(stated, model=frozenset({also}))
+        fitting += [name for name, own in _types().items() if _fits(called, own, name, memory_bytes)]
+    return Match(None, tuple(sorted(fitting)), others if fitting else None)
+
+
+def fits_some_type(product: str, memory_bytes: float) -> bool:
+    """Whether some type of that name has that memory."""
+    candidates = match(product, memory_bytes)
+    return candidates.gpu is not None or bool(candidates.choices)
+
+
+def mig_profile(product: str) -> str | None:
+    """The profile of the MIG slice that a name is of, such as `3g.20gb`; None where it is of a whole GPU."""
+    profile = _SLICE.search(product)
+    return None if profile is None else f"{profile[1]}g.{profile[2]}gb"
+
+
+def _fits(stated: _Named, own: _Named, name: str, memory_bytes: float | None) -> bool:
+    """Whether a type contradicts nothing that is stated."""
+    gpu = catalogue()[name]
+    if stated.model != own.model or stated.line not in (None, own.line):
+        return False
+    if stated.form is None:  # the driver always names NVL
+        formed = not (stated.by_driver and own.form == "nvl")
+    else:
+        formed = stated.form == (own.form or "pcie")
+    if not formed:
+        return False
+    if memory_bytes is not None:
+        return _LEAST_MEMORY <= memory_bytes / gpu.memory_bytes <= _MOST_MEMORY
+    return stated.memory_gb is None or same_memory(gpu, stated.memory_gb)
+
+
+def same_memory(gpu: Gpu, memory_gib: float) -> bool:
+    """Whether people may mean the type's memory by `memory_gib`."""
+    return abs(gpu.memory_bytes / GIB - memory_gib) <= _SAME_MEMORY * memory_gib
+
+
+def _others(stated: _Named, memory_bytes: float | None) -> tuple[str, ...] | None:
+    """The products of that name outside the catalogue that contradict nothing; None where they are not known."""
+    products = _OTHER_PRODUCTS.get(" ".join(sorted(stated.model)))
+    if products is None:
+        return None
+    memory_gb = stated.memory_gb if memory_bytes is None else memory_bytes / GIB
+    fitting = []
+    for product in products:
+        own = _named(product)
+        same_form = stated.form is None or own.form is None or stated.form == own.form
+        same_line = stated.line is None or own.line is None or stated.line == own.line
+        near = memory_gb is None or own.memory_gb is None or abs(own.memory_gb / memory_gb - 1) < _SAME_MEMORY
+        if same_form and same_line and near:
+            fitting.append(product)
+    return tuple(fitting)
+
+
+def _certain(stated: _Named, own: _Named, memory_bytes: float | None) -> bool:
+    """Whether everything is stated that distinguishes the products of one model."""
+    formed = stated.form is not None or own.form is None
+    lined = stated.line is not None or own.line is None
+    return formed and lined and (own.memory_gb is None or stated.memory_gb is not None or memory_bytes is not None)
+
+
+@cache
+def _types() -> dict[str, _Named]:
+    """The name parts of every type; a module is one even if its name does not say so."""
+    types = {name: _named(name) for name in catalogue()}
+    modules = {name for name, gpu in catalogue().items() if gpu.is_module}
+    return {name: replace(own, form="sxm") if name in modules else own for name, own in types.items()}
+
+
+def _product(text: str) -> _Named:
+    """The parts of a name written by the driver, which begins with the brand, or by an administrator."""
+    named = replace(_named(text), by_driver=text.lower().startswith("nvidia"))
+    for model in named.model:
+        by_memory = _SXM_MEMORY.get(model)
+        if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
+            return replace(named, form=named.form or "sxm")
+        if model in _ONE_FORM or (named.by_driver and named.model <= _SXM_UNSAID):
+            # The name of a GH200 of 96 GB states its processor's memory.
+            is_processors = model == "gh200" and (named.memory_gb or 0) >= 480
+            return replace(named, form=named.form or "sxm", memory_gb=None if is_processors else named.memory_gb)
+    return named
+
+
+def _named(text: str) -> _Named:
+    form, memory_gb, line, model = None, None, None, set()
+    plain = re.sub(r"(rtx|gtx)(?=\d)|(?<=\d\d\d0)(?=(?:ti|super)+\b)|(?<=ti)(?=super\b)", r"\1 ", text.lower())
+    for word in re.findall(r"[a-z0-9]+", plain):
+        if re.fullmatch(r"sxm\d?", word):
+            form = "sxm"
+        elif re.fullmatch(r"pcie?|active", word):  # an A800 40GB Active is a card
+            form = "pcie"
+        elif word == "nvl":
+            form = "nvl"
+        elif word in _LINES:
+            line = word
+        elif size := re.fullmatch(r"(\d{1,3})gb?", word):
+            memory_gb = int(size[1])
+        elif word not in _BRANDS | _EDITIONS and not re.fullmatch(r"hbm\d?e?", word):
+            model.add(word)
+    if len(model) > 1 and any(map(str.isdecimal, "".join(model))):
+        model -= {"rtx", "gtx"}  # a 3090 is an RTX 3090
+    return _Named(frozenset(model), line, form, memory_gb)

@@ -1,0 +1,133 @@
+"""Rows that several types of Hugging Face share, with the defaults of transformers' configuration classes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hexiopt.files.models.facts import (
+    HEAD_DIM,
+    LAYER_NORM_EPS,
+    REQUIRED,
+    TIED,
+    Key,
+    Row,
+    activation,
+    key,
+    kv_heads,
+    positions,
+    rms_eps,
+    row,
+    theta,
+)
+from hexiopt.problem.form import GPT, LLAMA
+from hexiopt.problem.model import ARCHITECTURES, DECODER
+
+# The architectures that `ModelSpec` knows by name: their keys stand there, their defaults here.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_positions": 2048, "activation": "silu", "norm_eps": 1e-6},
+    "mistral": {"max_positions": 131_072, "activation": "silu", "norm_eps": 1e-6, "num_kv_heads": 8},
+    "qwen2": {"max_positions": 32_768, "activation": "silu", "norm_eps": 1e-6, "num_kv_heads": 32},
+    "qwen3": {"max_positions": 32_768, "activation": "silu", "norm_eps": 1e-6, "num_kv_heads": 32, "head_dim": 128},
+    "gpt2": {"max_positions": 1024, "activation": "gelu_new", "ffn_size": None},
+    "gpt_neo": {"max_positions": 2048, "activation": "gelu_new", "ffn_size": None, "attention_window": 256},
+    "gpt_neox": {"max_positions": 2048, "activation": "gelu"},
+    "nemotron": {"max_positions": 4096, "activation": "relu2"},
+    "opt": {"max_positions": 2048, "activation": "relu"},
+    DECODER: {"attention_window": None},
+}
+_OTHER_NAMES = {
+    "n_layer": "num_hidden_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
+"""Of transformers' attribute maps."""
+
+
+def named(architecture: str) -> Row:
+    facts = ARCHITECTURES[architecture]
+    fixed = {"attention_bias": facts.attention_bias, "mlp_bias": facts.mlp_bias}
+    usual: dict[str, Any] = {
+        **dict.fromkeys(("num_kv_heads", "head_dim", "projected_embedding")),
+        "final_norm": True,
+        "norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tied_embeddings": facts.tied_embeddings,
+        **fixed,
+        **DEFAULTS[architecture],
+    }
+    keys = {
+        name: Key((own, _OTHER_NAMES[own]) if own in _OTHER_NAMES else (own,), usual.get(name, REQUIRED))
+        for name, own in facts.keys.items()
+        if name != "attention_window" or name in usual
+    }
+    return row(dict.fromkeys(("num_kv_heads", "head_dim")), fixed, keys)
+
+
+# Rows from which the types that are read by their fields are made.
+BASE = row(
+    row(
+        num_layers=key("num_hidden_layers"),
+        hidden_size=key("hidden_size"),
+        num_heads=key("num_attention_heads"),
+        ffn_size=key("intermediate_size"),
+        vocab_size=key("vocab_size"),
+        num_kv_heads=key("num_key_value_heads", default=None),
+        head_dim=key("head_dim", default=None),
+        max_positions=positions(2048),
+        tied_embeddings=key("tie_word_embeddings", default=False),
+        activation=activation("silu"),
+        attention_bias=False,
+        mlp_bias=False,
+        norm_eps=rms_eps(1e-5),
+        rope_theta=theta(10_000.0),
+    ),
+    LLAMA.to_dict(),
+)
+BIASED = row(BASE, attention_bias=key("attention_bias", default=False))
+LLAMA_LIKE = row(BIASED, mlp_bias=key("mlp_bias", default=False))
+PLAIN = row(BASE, GPT.to_dict(), norm_eps=LAYER_NORM_EPS)
+ALL_BIASED = {"attention_bias": True, "mlp_bias": True}
+MULTI_HEAD = {"num_kv_heads": None, "head_dim": None}
+LEARNED = {"positions": "learned", "rope_theta": 10_000.0}
+UNROTATED = {"positions": "none", "rope_theta": 10_000.0}
+GPT2 = row(
+    PLAIN,
+    MULTI_HEAD,
+    num_layers=key("n_layer", "num_hidden_layers"),
+    hidden_size=key("n_embd", "hidden_size"),
+    num_heads=key("n_head", "num_attention_heads"),
+    ffn_size=key("n_inner", default=None),
+    max_positions=key("n_positions", "max_position_embeddings", default=1024),
+    activation=key("activation_function", default="gelu_new"),
+    norm_eps=key("layer_norm_epsilon", default=1e-5),
+)
+GPTJ = row(
+    GPT2,
+    max_positions=key("n_positions", "max_position_embeddings", default=2048),
+    mlp_bias=True,
+    output_bias=False,
+    norms=1,
+    head_bias=True,
+)
+GEMMA = row(
+    BIASED,
+    num_kv_heads=kv_heads(4),
+    head_dim=key("head_dim", default=256),
+    tied_embeddings=TIED,
+    max_positions=positions(8192),
+    activation=key("hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
+    norm_eps=rms_eps(1e-6),
+)
+COHERE = row(
+    BIASED, norm="layer", norms=1, norm_eps=LAYER_NORM_EPS, tied_embeddings=TIED, max_positions=positions(8192)
+)
+GLM = row(
+    BASE,
+    attention_bias=key("attention_bias", default=True),
+    output_bias=False,
+    num_kv_heads=kv_heads(2),
+    head_dim=HEAD_DIM,
+    max_positions=positions(131_072),
+    norm_eps=rms_eps(1.5625e-7),
+)
+OLMO2 = row(BIASED, qk_norm="whole")

@@ -1,0 +1,330 @@
+"""`plan.json`: a plan with its whole problem, prediction and solver."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.errors import InputError
+from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
+from hexiopt.plan.parallelism import (
+    ORDERS,
+    Replica,
+    Replicated,
+    SequenceGroup,
+    SequenceParallel,
+    StageParallelism,
+    TensorParallel,
+)
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import LAYER_POLICIES
+from hexiopt.reading import Section, read_mapping, sha256_of
+from hexiopt.schedules.registry import schedule_named
+from hexiopt.solving.result import Result
+from hexiopt.units import GIB
+
+FORMAT = "hexiopt.plan"
+VERSION = 1
+# A plan of 10,240 GPUs takes 4 MiB.
+MAX_PLAN_BYTES = 64 * 2**20
+_BY_ITS_PRICER = ("pricer", "status", "lower_bound_s", "gap", "own_lower_bound_s", "own_gap", "own_space")
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """The content of a plan file. `solver` is the object of that name as read; a prediction is made anew by pricing, so
+    what another cost model proved of the plan is left out."""
+
+    problem: Problem
+    plan: Plan
+    solver: Mapping[str, Any]
+
+
+def plan_to_dict(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """Schedule, sharding and pipelines, with devices by name."""
+    groups: Any = plan.sharding.groups
+    if not isinstance(groups, str):
+        groups = [[cluster.device_name(d) for d in group] for group in groups]
+    sharding = {"stage": plan.sharding.stage} | ({} if groups == "all" else {"groups": groups})
+    return {
+        "schedule": plan.schedule.name,
+        "sharding": sharding,
+        "pipelines": [
+            {
+                "num_micro_batches": pipeline.num_micro_batches,
+                "micro_batch_size": pipeline.micro_batch_size,
+                "stages": [_stage_to_dict(stage, cluster) for stage in pipeline.stages],
+            }
+            for pipeline in plan.pipelines
+        ],
+    }
+
+
+def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
+    def names(devices: tuple[int, ...]) -> list[str]:
+        return [cluster.device_name(d) for d in devices]
+
+    data: dict[str, Any] = {}
+    match stage.parallelism:
+        case TensorParallel() as group:
+            data |= _group_to_dict(group, names)
+        case Replicated(replicas):
+            data["replicas"] = [_group_to_dict(replica, names) | {"samples": replica.samples} for replica in replicas]
+        case SequenceParallel(groups, order):
+            parts = [{"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)} for g in groups]
+            data["sequence"] = {"groups": parts, "order": order}
+        case never:
+            assert_never(never)
+    data["layers"] = list(stage.layers[0]) if len(stage.layers) == 1 else [list(r) for r in stage.layers]
+    data["recompute"] = stage.recompute[0] if len(stage.recompute) == 1 else list(stage.recompute)
+    return data
+
+
+def _group_to_dict(group: TensorParallel | Replica, names: Any) -> dict[str, Any]:
+    heads = {} if group.heads is None else {"heads": list(group.heads)}
+    return {"devices": names(group.devices)} | heads
+
+
+def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
+    """The cost model's prediction: seconds, tokens/s, MFU, and GiB per device."""
+    memory = {}
+    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
+        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
+            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
+                parts = {part: getattr(one.memory, part) / GIB for part in MEMORY_PARTS}
+                row = {"limit": one.limit_bytes / GIB, "total": one.memory.total / GIB} | parts
+                for device in devices:
+                    memory[problem.cluster.device_name(device)] = row
+    return {
+        "step_time_s": cost.step_time_s,
+        "tokens_per_s": cost.tokens_per_s,
+        "mfu": cost.mfu,
+        "breakdown_s": {
+            "pipeline": cost.pipeline_s,
+            "gradient_sync": cost.gradient_sync_s,
+            "optimizer": cost.optimizer_s,
+        },
+        "memory_gib": memory,
+    }
+
+
+def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
+    """The solver that found the plan, its search, and its bounds; and the cost model `pricer`, if that is not ours."""
+    own = result.restricted_bound
+    beside = (
+        {}
+        if own is None
+        else {"own_lower_bound_s": own.bound_s, "own_gap": result.restricted_gap, "own_space": own.space}
+    )
+    return {
+        "name": result.solver,
+        "seed": result.seed,
+        "status": str(result.status),
+        "runtime_s": result.runtime_s,
+        "steps": result.steps,
+        "lower_bound_s": result.bound_s,
+        "gap": result.gap,
+        **beside,
+        **({"pricer": pricer} if pricer else {}),
+    }
+
+
+def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole content of a plan file.
+
+    Equal searches give equal files: the seconds that a search took are null there. In a sweep the job's status has
+    them.
+    """
+    made_by = {key: None if key == "runtime_s" else value for key, value in solver.items()}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "problem": problem_to_dict(problem),
+        "problem_sha256": problem_sha256(problem),
+        **plan_to_dict(plan, problem.cluster),
+        "prediction": prediction_to_dict(problem, plan, cost),
+        "solver": made_by,
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: first under another name in its folder, then renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def write_plan(path: Path, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
+    """Write a plan file."""
+    write_text(path, json.dumps(plan_file_to_dict(problem, plan, cost, solver), indent=1, allow_nan=False) + "\n")
+
+
+def read_plan(path: str | Path) -> PlanFile:
+    """Read a plan file, rebuild its problem and check it against its hash. Raises InputError."""
+    return plan_file_from_section(Section(read_mapping(path, max_bytes=MAX_PLAN_BYTES), str(path)))
+
+
+def plan_file_from_section(section: Section) -> PlanFile:
+    """As `read_plan`, of a mapping that a file has. Raises InputError."""
+    if section.text("format") != FORMAT:
+        section.fail("format", f"is not {FORMAT}; give a plan.json written by this program")
+    if type(version := section.raw("version")) is not int or version != VERSION:
+        section.fail("version", f"is not read here; this program reads version {VERSION}")
+    whole = section.section("problem")
+    if section.text("problem_sha256", default=None) not in (None, sha256_of(section.raw("problem"))):
+        section.fail("problem_sha256", "does not belong to the problem in the file; plan again, or remove the key")
+    problem = problem_from_section(whole)
+    plan = plan_from_section(section, problem.cluster)
+    section.section("prediction", optional=True)
+    solver = section.section("solver", optional=True)
+    read = {key: solver.raw(key, None) for key in list(solver.keys())}
+    if read.get("pricer") is not None:  # who reads the file prices the plan by our cost model
+        read = {key: value for key, value in read.items() if key not in _BY_ITS_PRICER}
+    section.finish()
+    return PlanFile(problem, plan, read)
+
+
+def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") -> Plan:
+    """A plan for the problem `old` as one for `problem`: the devices of the same names, and as many times the
+    micro-batches as the global batch is larger.
+
+    Raises InputError where the cluster of `problem` lacks a device, and where the batch cannot be spread as it was.
+    """
+    data = plan_to_dict(plan, old.cluster)
+    batch, before = problem.workload.global_batch, old.workload.global_batch
+    for k, pipeline in enumerate(data["pipelines"]):
+        count, rest = divmod(pipeline["num_micro_batches"] * batch, before)
+        if rest or not count:
+            raise InputError(
+                f"{where}: pipelines[{k}]: {pipeline['num_micro_batches']} micro-batches for {before} sequences are no "
+                f"whole number for {batch}; choose a batch that is a multiple, or plan again"
+            )
+        pipeline["num_micro_batches"] = count
+    return plan_from_section(Section(data, where), problem.cluster)
+
+
+def plan_from_section(section: Section, cluster: Cluster) -> Plan:
+    """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
+    schedule = schedule_named(section.text("schedule"), section.at("schedule"))
+    sharding = section.section("sharding", optional=True)
+    zero = sharding.integer("stage", at_least=0, at_most=3, default=0)
+    groups: Any = sharding.raw("groups", "all")
+    if isinstance(groups, str):
+        sharding.text("groups", choices=("all", "machine"), default="all")
+    else:
+        groups = tuple(
+            _devices(Section({"devices": group}, f"{sharding.at('groups')}[{k}]"), cluster)
+            for k, group in enumerate(sharding.items("groups"))
+        )
+    sharding.finish()
+    pipelines = []
+    for entry in section.sections("pipelines"):
+        stages = tuple(_stage(stage, cluster) for stage in entry.sections("stages"))
+        count = entry.integer("num_micro_batches", at_least=1, at_most=10**7)
+        size = entry.integer("micro_batch_size", at_least=1, at_most=10**7)
+        entry.finish()
+        with entry.blamed():
+            pipelines.append(Pipeline(stages, count, size))
+    if not pipelines:
+        section.fail("pipelines", "is empty; a plan has at least one pipeline")
+    chosen = Sharding(zero, groups)
+    wrong = broken_rule(pipelines, schedule, chosen, cluster.device_name)
+    if wrong is not None:
+        raise InputError(f"{section.at(wrong[0])}: {wrong[1]}")
+    return Plan(tuple(pipelines), schedule, chosen)
+
+
+def _stage(section: Section, cluster: Cluster) -> Stage:
+    ways = [key for key in _PARALLELISM if key in section]
+    if len(ways) != 1:
+        raise InputError(
+            f"{section.where}: states {' and '.join(ways) or 'no devices'}; state devices, replicas or sequence"
+        )
+    parallelism = _PARALLELISM[ways[0]](section, cluster)
+    layers = section.items("layers")
+    nested = layers and all(isinstance(item, list) for item in layers)
+    pairs = (
+        [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)]
+        if nested
+        else [section]
+    )
+    ranges = tuple(_whole(pair, "layers") for pair in pairs)
+    if not ranges or any(len(pair) != 2 or pair[0] >= pair[1] for pair in ranges):
+        section.fail("layers", "is not a range; write [first, end], the end not included and above the first")
+    policy = section.raw("recompute", "none")
+    policies = tuple(policy) if isinstance(policy, list) else (policy,)
+    for item in policies:
+        Section({"recompute": item}, section.where).text("recompute", choices=LAYER_POLICIES)
+    if not policies:
+        section.fail("recompute", f"is empty; choose one of {', '.join(LAYER_POLICIES)}")
+    section.finish()
+    with section.blamed():
+        return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)
+
+
+def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
+    group = _devices(section, cluster), _whole(section, "heads", optional=True) or None
+    with section.blamed():
+        return TensorParallel(*group)
+
+
+def _replicated(section: Section, cluster: Cluster) -> Replicated:
+    if not section.items("replicas"):
+        section.fail("replicas", "is empty; name at least one replica")
+    found = []
+    for entry in section.sections("replicas"):
+        samples = entry.integer("samples", at_least=1, at_most=10**7)
+        group = _devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None
+        entry.finish()
+        with entry.blamed():
+            found.append(Replica(*group))
+    return Replicated(tuple(found))
+
+
+def _sequence_parallel(section: Section, cluster: Cluster) -> SequenceParallel:
+    layout = section.section("sequence")
+    parts = []
+    for entry in layout.sections("groups"):
+        own = _devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")
+        entry.finish()
+        with entry.blamed():
+            parts.append(SequenceGroup(*own))
+    order = layout.text("order", choices=ORDERS, default=ORDERS[0])
+    layout.finish()
+    if not parts:
+        layout.fail("groups", "is empty; name at least one group")
+    return SequenceParallel(tuple(parts), order)
+
+
+_PARALLELISM: dict[str, Callable[[Section, Cluster], StageParallelism]] = {
+    "devices": _tensor_parallel,
+    "replicas": _replicated,
+    "sequence": _sequence_parallel,
+}
+
+
+def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:
+    names = section.each("devices", lambda name: isinstance(name, str), "is not a device; write machine:index")
+    if not names:
+        section.fail("devices", "is empty; name at least one device as machine:index")
+    return tuple(cluster.device_index(name, where=section.at("devices")) for name in names)
+
+
+def _whole(section: Section, key: str, *, optional: bool = False) -> tuple[int, ...]:
+    def fine(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**31
+
+    return tuple(section.each(key, fine, "is not a whole number from 0", optional=optional))

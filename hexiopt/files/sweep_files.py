@@ -1,0 +1,207 @@
+"""Reads the folders of sweep jobs into a table: those of `hexiopt.sweep` and those of Hydra multiruns."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hexiopt.errors import InputError
+from hexiopt.files.plan_file import MAX_PLAN_BYTES, write_text
+from hexiopt.frame import Frame
+from hexiopt.reading import Section, read_mapping, read_text, word
+
+STATUS_FILE = "status.json"
+PLAN_FILE = "plan.json"
+COMPARISON_FILE = "comparison.csv"
+ASKED_FILE = "sweep.json"
+FINAL = (0, 2, 3)
+"""Exit codes of jobs that are not run again: success, bad input, no plan."""
+_RESULT = (
+    *("solver", "seed", "status", "step_time_s", "tokens_per_s", "mfu"),
+    *("lower_bound_s", "gap", "runtime_s", "steps"),
+)
+_COLUMNS = ("exit_code", "message", *(f"result.{name}" for name in _RESULT), "num_pipelines", "num_stages")
+_PLANNED = "planned"  # of a row: what its plan file says of keys that it does not override
+DefaultOf = Callable[[str, str], str | None]
+
+
+def no_default(solver: str, parameter: str) -> str | None:
+    """That nothing is known of a solver's parameters."""
+    return None
+
+
+def status_to_dict(
+    exit_code: int, message: str, overrides: Sequence[str], step_time_s: float, runtime_s: float | None, key: str
+) -> dict[str, Any]:
+    """The content of a job's `status.json`: `overrides` are its KEY=VALUE pairs, `key` is a hash of everything that
+    determines its result; the step time may be infinite. The job took `runtime_s` seconds (None: unknown)."""
+    return {
+        "key": key,
+        "exit_code": exit_code,
+        "message": message,
+        "overrides": list(overrides),
+        "step_time_s": float(step_time_s) if math.isfinite(step_time_s) else None,
+        "runtime_s": runtime_s,
+    }
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The content of a job's `status.json`; empty where the job has not ended."""
+    try:
+        return read_mapping(folder / STATUS_FILE) if (folder / STATUS_FILE).is_file() else {}
+    except InputError:
+        return {}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The jobs that a sweep was asked for: their overrides, or where a sweeper draws them, how many `trials`."""
+
+    jobs: tuple[tuple[str, ...], ...] = ()
+    trials: int = 0
+
+    @classmethod
+    def of(cls, folder: Path) -> "Asked":
+        """What stands in the folder of a sweep; nothing where it states none."""
+        path = folder / ASKED_FILE
+        if not path.is_file():
+            return cls()
+        section = Section(read_mapping(path), str(path))
+        jobs = section.items("jobs", optional=True)
+        return cls(tuple(tuple(map(str, job)) for job in jobs), section.integer("trials", at_least=0, at_most=10**9))
+
+    @property
+    def number(self) -> int:
+        """The number of jobs."""
+        return len(self.jobs) + self.trials
+
+    def plus(self, jobs: Iterable[Sequence[str]], trials: int) -> "Asked":
+        """These and further jobs, each once; trials are those of the last sweep."""
+        return Asked(tuple(dict.fromkeys([*self.jobs, *map(tuple, jobs)])), trials or self.trials)
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of a sweep."""
+        write_text(folder / ASKED_FILE, json.dumps({"jobs": self.jobs, "trials": self.trials}, indent=1) + "\n")
+
+
+def newest_sweep(root: Path) -> Path | None:
+    """The folder of the newest multirun below `root`, if there is any."""
+    found = [path.parent for name in (ASKED_FILE, "multirun.yaml") for path in root.glob(f"**/{name}")]
+    return max(found, key=lambda path: (path.stat().st_mtime, str(path)), default=None)
+
+
+def job_folders(folder: Path) -> list[Path]:
+    """The folders of all jobs in `folder`, numbered ones in numeric order. Raises InputError where there is none."""
+    found = (path.parent for path in folder.glob(f"**/{STATUS_FILE}"))
+    paths = sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
+    if not paths:
+        raise InputError(f"{str(folder)!r} holds no {STATUS_FILE}; name the folder of a sweep")
+    return paths
+
+
+def sweep_frame(folders: Iterable[Path], default_of: DefaultOf = no_default) -> Frame:
+    """The jobs of sweeps in their folders: those that have ended in the order of their folders, a row each, or one for
+    each solver that they compared; then those that were asked for and have not ended, which have no exit code.
+
+    A key that only some jobs override has, for the others, the value in their plan files, or of a solver's parameter
+    its default (`default_of` a solver's name and a parameter's). Raises InputError for a folder without jobs."""
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        asked = Asked.of(folder)
+        ended = job_folders(folder) if any(folder.glob(f"**/{STATUS_FILE}")) or not asked.jobs else []
+        known = [frozenset(map(str, read_status(path).get("overrides", []))) for path in ended]
+        rows += (row for path in ended for row in _job(path))
+        left = [job for job in asked.jobs if frozenset(job) not in known]
+        rows += ({"folder": str(folder), **_given(job), "message": "not run"} for job in left)
+        unknown = max(0, asked.trials - len(known)) if not asked.jobs else 0
+        rows += [{"folder": str(folder), "message": "not run"}] * unknown
+    return _framed(rows, default_of)
+
+
+def jobs_frame(folders: Iterable[Path]) -> Frame:
+    """One row per job: its folder, each overridden key, exit code, message, and the prediction of its plan."""
+    return _framed([row for folder in folders for row in _job(folder)], no_default)
+
+
+def counted(frame: Frame) -> str:
+    """How many jobs ended how, in words: `64 jobs: 60 done, 3 without a plan, 1 not run`."""
+    ended = {row["folder"]: row["exit_code"] for row in frame if row["exit_code"] is not None}  # a job may have several
+    codes = [*ended.values(), *(code for code in frame["exit_code"] if code is None)]
+    words = {0: "done", 130: "interrupted", 3: "without a plan", 2: "refused", 1: "failed", None: "not run"}
+    told = ", ".join(f"{codes.count(code):,} {word}" for code, word in words.items() if code in codes)
+    return f"{len(codes):,} job{'s' if len(codes) != 1 else ''}: {told}"
+
+
+def _framed(rows: Sequence[Mapping[str, Any]], default_of: DefaultOf) -> Frame:
+    keys = sorted({key for row in rows for key in row} - {"folder", _PLANNED, *_COLUMNS})
+    columns = ("folder", *keys, *_COLUMNS)
+
+    def cell(row: Mapping[str, Any], column: str) -> Any:
+        if column in row or column not in keys:
+            return row.get(column)
+        used = row.get(_PLANNED, {})
+        group, _, name = column.partition(".")
+        value = default_of(str(row.get("result.solver")), name) if group == "solver" and name else used.get(column)
+        return None if value is None else _plain(value)
+
+    return Frame(columns, tuple(tuple(cell(row, column) for column in columns) for row in rows))
+
+
+def _job(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a job that has ended."""
+    status, plan_path, compared = read_mapping(folder / STATUS_FILE), folder / PLAN_FILE, folder / COMPARISON_FILE
+    row: dict[str, Any] = {"folder": str(folder), **_given(status.get("overrides", []))}
+    row |= {"exit_code": status.get("exit_code"), "message": status.get("message", "")}
+    planned: dict[str, Any] = {}
+    if plan_path.is_file():
+        plan = read_mapping(plan_path, max_bytes=MAX_PLAN_BYTES)
+        solver, pipelines = plan.get("solver", {}), plan.get("pipelines", [])
+        said = {**solver, **plan.get("prediction", {}), "solver": solver.get("name")}
+        said["runtime_s"] = status.get("runtime_s", said.get("runtime_s"))
+        row[_PLANNED] = _used(plan)
+        planned = {f"result.{name}": said.get(name) for name in _RESULT}
+        planned |= {"num_pipelines": len(pipelines), "num_stages": sum(len(p.get("stages", [])) for p in pipelines)}
+    if compared.is_file():
+        return [row | one for one in _compared(compared, planned)]
+    return [row | (planned or {"result.step_time_s": status.get("step_time_s")})]
+
+
+def _compared(path: Path, planned: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a comparison, of which `planned` is the best plan's."""
+    rows = []
+    for read in csv.DictReader(io.StringIO(read_text(path))):
+        found = {f"result.{name}": _plain(read[name]) if read.get(name) else None for name in _RESULT}
+        best = found["result.step_time_s"] is not None and read.get("solver") == planned.get("result.solver")
+        reason = {"message": read["reason"]} if read.get("reason") else {}
+        rows.append({**(planned if best else {}), **found, **reason})
+    return rows
+
+
+def _used(plan: Mapping[str, Any]) -> dict[str, str]:
+    """The values of the keys of the command line in a plan file, as they are written there."""
+    problem, solver = plan.get("problem", {}), plan.get("solver", {})
+    space = problem.get("space", {}).items()
+    used = {f"workload.{key}": value for key, value in problem.get("workload", {}).items()}
+    used |= {f"{group}.{key}": value for group in ("space", "constraints") for key, value in space}
+    used |= {group: problem.get(group, {}).get("name") for group in ("cluster", "model")}
+    used |= {"solver": solver.get("name"), "seed": solver.get("seed"), "pricer": solver.get("pricer")}
+    return {key: word(value) for key, value in used.items()}
+
+
+def _given(overrides: Iterable[object]) -> dict[str, Any]:
+    """The values of KEY=VALUE pairs by key."""
+    pairs = (str(override).lstrip("+").partition("=") for override in overrides)
+    return {key: _plain(value) for key, _, value in pairs}
+
+
+def _plain(text: str) -> Any:
+    """`text` as a number if it is one; true, false and null as the command line writes them."""
+    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    if re.fullmatch(r"[-+]?[0-9]{1,15}", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?", text) else text

@@ -1,0 +1,108 @@
+"""What training frameworks do differently on the same hardware (`frameworks.yaml`).
+
+Plans are found for our own runtime, `hexiopt`; the others are there to predict runs that were made with them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from hexiopt.numbers.coefficients import COEFFICIENTS
+from hexiopt.numbers.constants import constant, constant_values
+from hexiopt.numbers.gpus import QUANTIZED_BYTES
+from hexiopt.reading import Section, read_mapping, sha256_of
+from hexiopt.units import MICROSECOND
+
+GRADIENT_SUMS = ("after", "beside", "by_part")
+"""When gradients are synchronised; the file says what each value means."""
+_TABLE = Path(__file__).with_name("frameworks.yaml")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework executes; the file says what each value means. Seconds, factors, shares."""
+
+    name: str
+    sequence_parallel: bool
+    recompute_stops_early: bool
+    gradient_sums: str
+    overlaps_weights: bool
+    memory_traffic: float
+    attention_speed: float
+    tp_exposed: float
+    tp_copies: float
+    contention: float
+    layer_host_s: float
+    holder_s: float
+    cast_bytes: Mapping[str, float]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the lower bounds and proofs of this project hold for what it takes: each of its sums and gathers
+        begins no earlier than the last backward of every device in it, and no recomputing shortens a step."""
+        return self.gradient_sums != "beside" and not self.overlaps_weights
+
+    def share_after_backward(self, sharding_stages: Sequence[int], gradient_bytes: float, weight_bytes: float) -> float:
+        """Of what is summed once a step, and gathered after it, the least share that follows the last backward, for
+        plans of any of these ZeRO stages. Gathers follow the optimiser."""
+        early = [stage for stage in sharding_stages if stage < 2]
+        if self.gradient_sums == "after" or not early:
+            return 1.0
+        gathered = min(gradient_bytes, weight_bytes)
+        return gathered / (gradient_bytes + gathered) if 0 not in early else 0.0
+
+
+@cache
+def frameworks() -> Mapping[str, Framework]:
+    """All frameworks by name, read once."""
+    return calibrated_frameworks(constant_values())
+
+
+def calibrated_frameworks(values: Mapping[str, float]) -> Mapping[str, Framework]:
+    """The frameworks with `values` of the fitted constants."""
+    file = Section(read_mapping(_TABLE), _TABLE.name)
+    table, casts = file.section("frameworks"), file.section("casts")
+    return MappingProxyType({name: _read(table.section(name), name, values, casts) for name in table.keys()})  # noqa: SIM118
+
+
+def fitted_constants(name: str) -> set[str]:
+    """The names of the fitted constants that stand in a framework's row."""
+    file = Section(read_mapping(_TABLE), _TABLE.name)
+    section = file.section("frameworks").section(name)
+    casts = file.section("casts").section(section.text("casts"))
+    stated = [one.raw(key) for one in (section, casts) for key in one.keys()]  # noqa: SIM118
+    return {value for value in stated if isinstance(value, str) and value in constant_values()}
+
+
+def _read(section: Section, name: str, values: Mapping[str, float], casts: Section) -> Framework:
+    own = casts.section(section.text("casts", choices=casts.keys()))
+    found = Framework(
+        name,
+        section.flag("sequence_parallel"),
+        section.flag("recompute_stops_early"),
+        section.text("gradient_sums", choices=GRADIENT_SUMS),
+        section.flag("overlaps_weights"),
+        constant(section, "memory_traffic", values),
+        constant(section, "attention_speed", values),
+        constant(section, "tp_exposed", values),
+        constant(section, "tp_copies", values),
+        constant(section, "contention", values),
+        constant(section, "layer_host_us", values) * MICROSECOND,
+        constant(section, "holder_us", values) * MICROSECOND,
+        {precision: constant(own, precision, values) for precision in QUANTIZED_BYTES if precision in own},
+    )
+    section.finish()
+    return found
+
+
+def default_framework() -> Framework:
+    """Our own runtime."""
+    return frameworks()["hexiopt"]
+
+
+def calibration_sha256() -> str:
+    """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
+    framework = asdict(default_framework())
+    return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

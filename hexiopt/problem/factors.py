@@ -1,0 +1,106 @@
+"""Factors fitted to runs on a cluster, by which it differs from what the cost model has for its GPUs and links."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hexiopt.numbers.gpus import Efficiency, Gpu
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.network import Group, Link
+
+LEAST, MOST = 1e-9, 1e3  # of a factor
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Speeds of operators by GPU type, and rates of links between machines and inside them, over what they were.
+
+    `source` says what they were fitted to.
+    """
+
+    compute: Mapping[str, float]
+    between: float = 1.0
+    inside: float = 1.0
+    source: str = ""
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """All factors by name."""
+        return {f"compute.{gpu}": one for gpu, one in self.compute.items()} | {
+            "between": self.between,
+            "inside": self.inside,
+        }
+
+    def after(self, before: "Calibration | None") -> "Calibration":
+        """This calibration of a cluster that had `before`, as one of the cluster without any."""
+        if before is None:
+            return self
+        names = {**before.compute, **self.compute}
+        compute = {name: before.compute.get(name, 1.0) * self.compute.get(name, 1.0) for name in names}
+        return Calibration(compute, before.between * self.between, before.inside * self.inside, self.source)
+
+    def over(self, cluster: Cluster) -> "Calibration":
+        """This calibration of a cluster without any, as one of `cluster`, which may have another."""
+        had = calibration_of(cluster)
+        if had is None:
+            return self
+        compute = {name: one / had.compute.get(name, 1.0) for name, one in self.compute.items()}
+        return Calibration(compute, self.between / had.between, self.inside / had.inside, self.source)
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """The cluster with these factors in its GPU types and links, and on record in `calibration`."""
+        machines = tuple(self._machine(machine) for machine in cluster.machines)
+        return cluster.replace(
+            machines=machines,
+            inter_bandwidth_bytes_per_s=cluster.inter_bandwidth_bytes_per_s * self.between,
+            groups=tuple(self._group(group) for group in cluster.groups),
+            links=tuple(self._link(link) for link in cluster.links),
+            calibrated=tuple(self.after(calibration_of(cluster)).factors.items()),
+            calibrated_by=self.source,
+        )
+
+    def _machine(self, machine: Machine) -> Machine:
+        speeds = {i: gpu.speed for i, gpu in enumerate(machine.gpus)}
+        inner = tuple(
+            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.inside)
+            for link in machine.intra_links
+        )
+        found = replace(
+            machine,
+            gpu=self._gpu(machine.gpu.at(1.0)),
+            slow=(),
+            intra_bandwidth_bytes_per_s=machine.intra_bandwidth_bytes_per_s * self.inside,
+            intra_links=inner,
+            nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * self.between,
+        )
+        return found.with_speeds(speeds)
+
+    def _gpu(self, gpu: Gpu) -> Gpu:
+        factor = self.compute.get(gpu.name, 1.0)
+        if factor == 1.0:
+            return gpu
+        source = f"{gpu.source}; operators × {factor:g} by {self.source}"
+        return replace(gpu, efficiency=_faster(gpu.efficiency, factor), source=source)
+
+    def _group(self, group: Group) -> Group:
+        return replace(group, uplink_bytes_per_s=group.uplink_bytes_per_s * self.between)
+
+    def _link(self, link: Link) -> Link:
+        return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.between)
+
+
+def calibration_of(cluster: Cluster) -> Calibration | None:
+    """The calibration that a cluster's figures have in them."""
+    if not cluster.calibrated:
+        return None
+    factors = dict(cluster.calibrated)
+    compute = {name.partition(".")[2]: one for name, one in factors.items() if name.startswith("compute.")}
+    return Calibration(compute, factors["between"], factors["inside"], cluster.calibrated_by)
+
+
+def _faster(efficiency: Efficiency, factor: float) -> Efficiency:
+    """All operators that much faster: no share of a peak exceeds 1."""
+    shares = ("gemm_max", "attention_max", "memory_max", "quantized_max", "fp32_max", "nvfp4_max")
+    stated = {name: share for name in shares if (share := getattr(efficiency, name)) is not None}
+    now = {name: min(1.0, share * factor) for name, share in stated.items()}
+    return replace(efficiency, launch_s=efficiency.launch_s / factor, **now)

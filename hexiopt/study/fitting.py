@@ -1,0 +1,415 @@
+"""What fits in memory: the longest context, the most layers and the largest micro-batch that have a plan.
+
+A plan that obeys every rule is the proof that its request fits. A request without a plan is *impossible* where a solver
+proves that, and else *not found*: one that fits may exist. A shorter context, or a model of fewer layers, fits where a
+longer one does, so bisection keeps a request that fits below one without a plan. (Where constraints on plans break that
+rule, the result still fits, but a larger one may too.)
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.errors import InputError
+from hexiopt.frame import Frame
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import RANGES
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.workload import MAX_SEQ_LEN
+from hexiopt.report.style import MEMORY_LABELS, clipped, count, device_ranges, gib, listed
+from hexiopt.solving import Budget, OnProgress, Pricer
+from hexiopt.solving.referee import Refereed
+from hexiopt.solving.result import Status
+from hexiopt.study.running import Interrupt, StatusLine
+from hexiopt.study.solution import PlacedPlan
+
+MAX_MICRO_BATCH = 1024  # sequences, the largest that a plan space may allow
+_GRAIN = {"seq_len": 128, "num_layers": 1}  # steps of each quantity
+_COLUMNS = (
+    *("devices", "gpus", "fits", "micro_batch", "seq_len", "num_layers", "params"),
+    *("seq_len_without_plan", "seq_len_impossible", "num_layers_without_plan", "num_layers_impossible", "binds"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most of a quantity that fits, with the plan that proves it (None: nothing fits).
+
+    `without_plan` is the least value tried above it for which no plan was found, `impossible` the least one tried for
+    which a solver proved that there is none, and `reason` what the solver said of it or else of `without_plan`.
+    """
+
+    quantity: str
+    most: int | None
+    plan: PlacedPlan | None
+    without_plan: int | None
+    impossible: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What fits on some of a cluster's devices: `plan` (None: not found) for the problem as asked, and the limits."""
+
+    devices: str
+    num_gpus: int
+    plan: PlacedPlan | None
+    proved: bool  # that nothing fits, where there is no plan
+    reason: str
+    micro_batch: int | None
+    micro_batch_plan: PlacedPlan | None
+    limits: tuple[Limit, ...]
+
+    @property
+    def fits(self) -> str:
+        """`yes`, `not found`, or `impossible` where that is proved."""
+        return "yes" if self.plan else "impossible" if self.proved else "not found"
+
+    @property
+    def binds(self) -> str:
+        """What binds at the longest context, in words."""
+        plan = next((limit.plan for limit in self.limits if limit.plan), None)
+        return binding_memory(plan) if plan else self.reason
+
+    def row(self) -> dict[str, Any]:
+        """A row of `Fit`."""
+        row: dict[str, Any] = {"devices": self.devices, "gpus": self.num_gpus, "fits": self.fits}
+        row["micro_batch"] = self.micro_batch
+        for limit in self.limits:
+            row |= {
+                limit.quantity: limit.most,
+                f"{limit.quantity}_without_plan": limit.without_plan,
+                f"{limit.quantity}_impossible": limit.impossible,
+            }
+            if limit.quantity == "num_layers" and limit.plan is not None:
+                row["params"] = limit.plan.problem.model.num_params
+        return row | {"binds": self.binds}
+
+
+@dataclass(frozen=True, repr=False)
+class Fit(Frame):
+    """What fits, one row for the whole cluster and for each GPU type alone; `fittings` has the plans that prove it."""
+
+    fittings: tuple[Fitting, ...] = field(default=(), kw_only=True)
+    tried: str = field(default="", kw_only=True)
+
+    def __str__(self) -> str:
+        heads = ("", "fits", "context", "layers", "parameters", "micro-batch")
+        cells = [heads, *(_cells(fitting) for fitting in self.fittings)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [f"What fits: {self.title}", ""]
+        for line in cells:
+            aligned = (
+                cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+            lines.append("  ".join(aligned).rstrip())
+        lines.append("")
+        for fitting in self.fittings:
+            lines += _wrapped("", f"{_devices(fitting)}:")
+            if not fitting.plan:
+                lines += _wrapped("  as asked", f"{fitting.fits}: {fitting.reason}")
+            for limit in fitting.limits:
+                lines += _wrapped(f"  {_NAMES[limit.quantity]}", _in_words(limit))
+        return "\n".join([*lines, "", *_wrapped("Tried", self.tried)])
+
+
+_NAMES = {"seq_len": "context", "num_layers": "layers"}
+_WIDTH = 80
+
+
+def _devices(fitting: Fitting) -> str:
+    return (
+        f"all {count(fitting.num_gpus, 'GPU')}"
+        if fitting.devices == "all"
+        else (f"{fitting.num_gpus:,} × {clipped(fitting.devices, 24)}")
+    )
+
+
+def _cells(fitting: Fitting) -> tuple[str, ...]:
+    """A row of the printed table."""
+    row = fitting.row()
+    numbers = {
+        key: "–" if row.get(key) is None else f"{row[key]:,}" for key in ("seq_len", "num_layers", "micro_batch")
+    }
+    params = f"{row['params'] / 1e9:.3g} B" if "params" in row else "–"
+    return _devices(fitting), fitting.fits, numbers["seq_len"], numbers["num_layers"], params, numbers["micro_batch"]
+
+
+def _in_words(limit: Limit) -> str:
+    """The most that fits and what binds there, the least without a plan, and the least that is proved impossible."""
+    parts = ["none fits" if limit.most is None else f"{limit.most:,} fits"]
+    if limit.plan is not None:
+        parts[0] += f" ({binding_memory(limit.plan)})"
+        if limit.most == _top(limit.plan.problem, limit.quantity):
+            parts.append("a model cannot have more")
+    if limit.without_plan is not None and limit.without_plan != limit.impossible:
+        parts.append(f"{limit.without_plan:,} not found")
+    if limit.impossible is not None:
+        parts.append(f"{limit.impossible:,} impossible")
+    why = f" ({limit.reason.partition(': ')[2] or limit.reason})" if limit.reason else ""
+    return "; ".join(parts) + why
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """Lines of at most 80 characters, all but the first indented below the text."""
+    first = label.ljust(12) if label else ""
+    return textwrap.wrap(first + text, _WIDTH, subsequent_indent=" " * len(first), break_on_hyphens=False)
+
+
+def fitted(
+    problem: Problem,
+    solver: Refereed,
+    budget: Budget,
+    seed: int,
+    precision: float,
+    interrupt: Interrupt,
+    progress: bool | None = None,
+) -> Fit:
+    """What fits of `problem`, asking `solver` with `budget` for every question that no plan at hand answers.
+
+    `precision` is the relative distance at which bisection ends. An interrupt ends it, and what is known is returned.
+    """
+    fittings: list[Fitting] = []
+    with interrupt.caught(), StatusLine(progress) as line:
+        for name, part in parts_of(problem):
+            fittings.append(_Asking(name, part, solver, budget, seed, interrupt, line).fitting(precision))
+            if interrupt.pressed:
+                break
+    title = f"{problem.model.name} on {problem.cluster.name}"
+    rows = [fitting.row() for fitting in fittings]
+    return Fit.of(rows, _COLUMNS, title=title, fittings=tuple(fittings), tried=space_in_words(problem))
+
+
+def parts_of(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """The problem on all its devices, then on those of each GPU type alone where there are several."""
+    yield "all", problem
+    cluster, used = problem.cluster, problem.usable_by_machine
+    types = dict.fromkeys(cluster.machines[m].gpu.name for m in used)
+    for name in types if len(types) > 1 else ():
+        others = [cluster.machines[m].name for m in used if cluster.machines[m].gpu.name != name]
+        exclude = (*problem.space.exclude, *others)
+        yield name, problem.replace(space=problem.space.replace(exclude=exclude))
+
+
+def space_in_words(problem: Problem) -> str:
+    """What plans may choose, as far as it changes their memory."""
+    space, workload = problem.space, problem.workload
+    widest = max(map(len, problem.usable_by_machine.values()))
+    return (
+        f"TP {', '.join(map(str, space.allowed_tp(widest)))}; "
+        f"ZeRO {', '.join(map(str, sharding_stages(workload)))}; "
+        f"recompute {', '.join(recompute_policies(workload))}; "
+        f"schedule {', '.join(map(str, schedules(workload)))}; "
+        f"sequence layouts {'too' if space.sequence else 'not (space.sequence=true)'}"
+    )
+
+
+def binding_memory(plan: PlacedPlan) -> str:
+    """The stage with the least free memory, and the three largest parts of what it holds."""
+    p, s = plan.cost.binding_stage()
+    stage = plan.cost.pipelines[p].stages[s]
+    parts = sorted(MEMORY_PARTS, key=lambda part: -getattr(stage.memory, part))[:3]
+    held = ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(stage.memory, part))}" for part in parts)
+    where = listed(device_ranges(plan.problem.cluster, plan.pipelines[p].stages[s].devices), 2)
+    return f"{where} hold {gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB: {held}"
+
+
+def certified(problem: Problem, plan: Plan, pricer: Pricer | None = None) -> PlacedPlan | None:
+    """`plan` for `problem`, if it obeys every rule there and fits by `pricer`, our cost model where there is none."""
+    try:
+        if check(problem, plan):
+            return None
+        placed = PlacedPlan.of(problem, plan, pricer=pricer)
+        return None if violations(problem, plan, placed.cost) else placed
+    except InputError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    plan: PlacedPlan | None
+    proved: bool = False
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Asking:
+    """The questions on one part of the cluster; every plan found answers later ones where it fits."""
+
+    name: str
+    problem: Problem
+    solver: Refereed
+    budget: Budget
+    seed: int
+    interrupt: Interrupt
+    line: StatusLine
+    found: list[PlacedPlan] = field(default_factory=list)
+
+    def fitting(self, precision: float) -> Fitting:
+        """All answers."""
+        asked = self._ask(self.problem, "as asked")
+        limits = tuple(self._limit(quantity, asked, precision) for quantity in _GRAIN)
+        size, plan = self._micro_batch()
+        return Fitting(
+            devices=self.name,
+            num_gpus=len(self.problem.usable_devices),
+            plan=asked.plan,
+            proved=asked.proved,
+            reason=asked.reason,
+            micro_batch=size,
+            micro_batch_plan=plan,
+            limits=limits,
+        )
+
+    def _ask(self, problem: Problem, words: str, *, proof_only: bool = False) -> _Answer:
+        """A plan for `problem`: one at hand that fits, or one of the solver's, which stops at its first plan.
+
+        `proof_only` only asks for a proof that there is none.
+        """
+        self.line.tell(f"{self.name}: {words}")
+        for plan in reversed(self.found):
+            kept = None if proof_only else certified(problem, plan, self.solver.judge(problem))
+            if kept is not None:
+                return _Answer(kept)
+        budget = Budget(self.budget.time_limit_s, 1) if proof_only else self.budget
+        try:
+            result = self.solver.solve(problem, budget, seed=self.seed, on_progress=self._listener(budget))
+        except InputError as error:  # such as more layers than the solver takes
+            return _Answer(None, reason=str(error))
+        if result.plan is None:
+            return _Answer(None, result.status == Status.INFEASIBLE, result.reason.partition(";")[0])
+        self.found.append(PlacedPlan.of(problem, result.plan, pricer=self.solver.judge(problem)))
+        return _Answer(self.found[-1])
+
+    def _ask_with(self, quantity: str, value: int, *, proof_only: bool = False) -> _Answer:
+        return self._ask(_with(self.problem, quantity, value), _said(quantity, value), proof_only=proof_only)
+
+    def _listener(self, budget: Budget) -> OnProgress:
+        """Ends a search at its first plan; not where steps are limited, since the clock would then choose the plan."""
+        if budget.max_steps is not None:
+            return lambda _: not self.interrupt.pressed
+        return lambda told: told.best_s == float("inf") and not self.interrupt.pressed
+
+    def _limit(self, quantity: str, asked: _Answer, precision: float) -> Limit:
+        grain, top = _GRAIN[quantity], _top(self.problem, quantity)
+        answers: dict[int, _Answer] = {}
+        first = int(_stated(self.problem, quantity))
+
+        def fits(value: int) -> bool:
+            if value not in answers and not self.interrupt.pressed:
+                answers[value] = asked if value == first else self._ask_with(quantity, value)
+            return value in answers and answers[value].plan is not None
+
+        most = largest(fits, first, grain, top, precision)
+        probe = self._lucky_probe(quantity, answers, most, top)
+        while probe is not None:  # a plan beyond what was refused: the search goes on from there
+            most = largest(fits, probe, grain, top, precision)
+            probe = self._lucky_probe(quantity, answers, most, top)
+        refused = sorted(value for value, answer in answers.items() if answer.plan is None and value > (most or 0))
+        proved = next((value for value in refused if answers[value].proved), None)
+        told = answers[refused[0] if proved is None else proved].reason if refused else ""
+        plan = answers[most].plan if most is not None else None
+        return Limit(quantity, most, plan, refused[0] if refused else None, proved, told)
+
+    def _lucky_probe(self, quantity: str, answers: dict[int, _Answer], most: int | None, top: int) -> int | None:
+        """Ask for proofs at ever larger values than were refused, until one is given; returns the value, if any, for
+        which a plan was found instead."""
+        refused = [value for value, answer in answers.items() if answer.plan is None and value > (most or 0)]
+        value = max(refused, default=top)
+        last = min(top, 64 * value)
+        while value < last and not any(answers[one].proved for one in refused) and not self.interrupt.pressed:
+            value = min(2 * value, last)
+            answers[value] = self._ask_with(quantity, value, proof_only=True)
+            if answers[value].plan is not None:
+                return value
+            refused.append(value)
+        return None
+
+    def _micro_batch(self) -> tuple[int | None, PlacedPlan | None]:
+        """The largest micro-batch that fits in a plan at hand, when every pipeline has it and as many of them as
+        before; the global batch grows with it."""
+        best: tuple[int | None, PlacedPlan | None] = (None, None)
+        size = 1
+        while size <= MAX_MICRO_BATCH:
+            found = next((kept for plan in self.found if (kept := self._with_size(plan, size)) is not None), None)
+            if found is None and size > 1:
+                break
+            best = (size, found) if found else best
+            size *= 2
+        return best
+
+    def _with_size(self, plan: PlacedPlan, size: int) -> PlacedPlan | None:
+        if plan.problem.model != self.problem.model:
+            return None
+        pipelines = tuple(resized for one in plan.pipelines if (resized := one.resized(size)) is not None)
+        if len(pipelines) < len(plan.pipelines):
+            return None
+        batch = size * sum(one.num_micro_batches for one in pipelines)
+        try:
+            changed = self.problem.replace(
+                workload=self.problem.workload.replace(global_batch=batch),
+                space=self.problem.space.replace(max_micro_batch_size=MAX_MICRO_BATCH),
+            )
+        except InputError:
+            return None
+        return certified(changed, Plan(pipelines, plan.schedule, plan.sharding), self.solver.judge(changed))
+
+
+def largest(fits: Callable[[int], bool], first: int, grain: int, top: int, precision: float) -> int | None:
+    """The largest value that fits, by doubling or halving from `first`, then bisection.
+
+    All values but `first` and `top` are multiples of `grain`. The search ends where the least value tried that does
+    not fit is within `grain`, or the relative `precision`, of the result. None where not even `grain` fits.
+    """
+    low: int | None = None
+    high: int | None = None
+    value = first
+    while True:
+        if fits(value):
+            low = value
+            if value == top or high is not None:
+                break
+            value = min(top, max(grain, 2 * value // grain * grain))
+        else:
+            high = value
+            if low is not None or value <= grain:
+                break
+            value = max(grain, value // 2 // grain * grain)
+    if low is None or high is None:
+        return low
+    while high - low > max(grain, precision * low):
+        middle = (low + high) // 2 // grain * grain
+        if not low < middle < high:
+            break
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _stated(problem: Problem, quantity: str) -> int:
+    return problem.workload.seq_len if quantity == "seq_len" else problem.model.num_layers
+
+
+def _top(problem: Problem, quantity: str) -> int:
+    """The largest value that a problem may have: no context beyond learned positions."""
+    if quantity == "num_layers":
+        return RANGES["num_layers"][1]
+    model = problem.model
+    return min(MAX_SEQ_LEN, model.max_positions) if model.learned_positions else MAX_SEQ_LEN
+
+
+def _with(problem: Problem, quantity: str, value: int) -> Problem:
+    if quantity == "seq_len":
+        return problem.replace(workload=problem.workload.replace(seq_len=value))
+    return problem.replace(model=problem.model.replace(num_layers=value))
+
+
+def _said(quantity: str, value: int) -> str:
+    return f"{value:,} tokens" if quantity == "seq_len" else count(value, "layer")

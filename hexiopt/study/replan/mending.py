@@ -1,0 +1,191 @@
+"""What is left of a plan after a change of its cluster: whole pipelines, and those that go on without what was lost.
+
+They move little and are found without a search. The batch is shared by what pipelines take after the change.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from math import gcd
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import layer_ranges, recompute_policies
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE
+from hexiopt.schedules.schedule import Schedule
+from hexiopt.study.naming import renumbered
+from hexiopt.study.solution import PlacedPlan
+
+_LEAST_MEMORY = "full"
+
+
+class _Leaner(Enum):
+    """Where a mended plan recomputes all: nowhere more than before, in stages that hold more layers a device than
+    before, or everywhere.
+    """
+
+    NOWHERE, GROWN, EVERYWHERE = range(3)
+
+
+def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
+    """The pipelines of a plan whose devices are all left, with the batch shared by their speed, or as it was.
+
+    None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
+    """
+    left = _left(before, problem)
+    return _fastest(before, problem, left, [(_whole(before, left), before.schedule)])
+
+
+def mended(before: PlacedPlan, problem: Problem) -> Plan | None:
+    """All pipelines of a plan without lost devices: TP groups become smaller, stages and replicas without a device end,
+    and the layers are shared by the devices that a stage has left.
+
+    None where that is no plan for `problem`, and where no pipeline is broken.
+    """
+    left = _left(before, problem)
+    if len(_whole(before, left)) == len(before.pipelines):
+        return None
+    policies, variants = recompute_policies(problem.workload), []
+    for schedule in dict.fromkeys((before.schedule, DEFAULT_SCHEDULE)):
+        for leaner in _Leaner if _LEAST_MEMORY in policies else (_Leaner.NOWHERE,):
+            one_range = schedule is not before.schedule
+            found = (_without_lost(own, problem, left, leaner, one_range) for own in before.pipelines)
+            variants.append(([own for own in found if own is not None], schedule))
+    return _fastest(before, problem, left, variants)
+
+
+def _left(before: PlacedPlan, problem: Problem) -> dict[int, int]:
+    """The numbers of the devices of `before` that `problem` may use, in its cluster."""
+    names = {problem.cluster.device_name(device): device for device in problem.usable_devices}
+    now = {device: names.get(before.problem.cluster.device_name(device)) for device in before.devices()}
+    return {old: new for old, new in now.items() if new is not None}
+
+
+def _whole(before: Plan, left: Mapping[int, int]) -> list[Pipeline]:
+    return [own for own in before.pipelines if all(d in left for stage in own.stages for d in stage.devices)]
+
+
+def _fastest(
+    before: Plan, problem: Problem, left: Mapping[int, int], variants: Sequence[tuple[Sequence[Pipeline], Schedule]]
+) -> Plan | None:
+    """The fastest plan for `problem` of some of these pipelines, whose devices have the numbers of `before`."""
+    pricer = PlanPricer(problem)
+    best: tuple[float, Plan] | None = None
+    for pipelines, schedule in variants:
+        for plan in _plans(before, pricer, left, pipelines, schedule):
+            try:
+                cost = None if check(problem, plan) else pricer.price(plan)
+            except InputError:  # such as a number of micro-batches that the schedule does not take
+                continue
+            if cost is not None and cost.fits and (best is None or cost.step_time_s < best[0]):
+                best = cost.step_time_s, plan
+    return None if best is None else best[1]
+
+
+def _plans(
+    before: Plan, pricer: PlanPricer, left: Mapping[int, int], pipelines: Sequence[Pipeline], schedule: Schedule
+) -> Iterator[Plan]:
+    """The plan of these pipelines, with the batch as it is and shared anew."""
+    if not pipelines:
+        return
+    groups = before.sharding.groups
+    if not isinstance(groups, str):
+        used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.devices}
+        groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
+    try:
+        plan = renumbered(Plan(tuple(pipelines), schedule, Sharding(before.sharding.stage, groups)), left)
+        yield plan
+        ends_s = [own.end_s for own in pricer.price(plan).pipelines]
+        shared = _shared_batch(plan.pipelines, ends_s, pricer.problem.workload.global_batch)
+        if shared is not None:
+            yield replace(plan, pipelines=shared)
+    except InputError:
+        return
+
+
+def _shared_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch: int) -> tuple[Pipeline, ...] | None:
+    """The pipelines with as many micro-batches as let all end at about the same time, where they end at `ends_s` with
+    those that they have; None where they cannot sum to `batch`."""
+    # interleaved stages take micro-batches in turns of as many as there are stages
+    turns = [len(pipeline.stages) if pipeline.num_chunks > 1 else 1 for pipeline in pipelines]
+    sizes = [turn * pipeline.micro_batch_size for turn, pipeline in zip(turns, pipelines, strict=True)]
+    per_sequence_s = [end_s / pipeline.num_sequences for end_s, pipeline in zip(ends_s, pipelines, strict=True)]
+    counts = [1] * len(sizes)
+    left = batch - sum(sizes)
+    if left < 0 or left % gcd(*sizes):
+        return None
+    while left:
+        # the pipeline that would end first with one more, of those whose micro-batch still leaves a sum
+        fitting = [k for k, size in enumerate(sizes) if size <= left]
+        k = min(fitting, key=lambda k: ((counts[k] + 1) * sizes[k] * per_sequence_s[k], k), default=None)
+        if k is None:
+            return None
+        counts[k] += 1
+        left -= sizes[k]
+    each = zip(pipelines, turns, counts, strict=True)
+    return tuple(replace(pipeline, num_micro_batches=turn * count) for pipeline, turn, count in each)
+
+
+def _without_lost(
+    pipeline: Pipeline, problem: Problem, left: Mapping[int, int], leaner: _Leaner, one_range: bool
+) -> Pipeline | None:
+    """A pipeline without lost devices, with less memory where `leaner` says, and with one range of layers a stage if so
+    asked; None where nothing is left of it, or it divides tokens."""
+    if any(stage.sequence is not None for stage in pipeline.stages):
+        whole = all(device in left for stage in pipeline.stages for device in stage.devices)
+        return pipeline if whole else None
+    machines, machine_of = problem.cluster.machines, problem.cluster.machine_of
+
+    def allowed(device: int) -> tuple[int, ...]:
+        return problem.space.allowed_tp(machines[int(machine_of[left[device]])].num_gpus)
+
+    held, weights = [], []
+    for stage in pipeline.stages:
+        replicas = _replicas_left(stage, left, allowed)
+        if replicas:
+            now, then = sum(len(one.devices) for one in replicas), len(stage.devices)
+            held.append((stage, replicas))
+            weights.append(stage.num_layers * now / then)
+    if not held or len(held) > pipeline.num_layers:
+        return None
+    chunks = 1 if one_range or len(held) == 1 else min(pipeline.num_chunks, pipeline.num_layers // len(held))
+    ranges = layer_ranges(_in_proportion(weights, pipeline.num_layers, chunks), chunks)
+    stages = []
+    for (stage, replicas), own in zip(held, ranges, strict=True):
+        now, then = sum(len(one.devices) for one in replicas), len(stage.devices)
+        grown = sum(end - first for first, end in own) * then > stage.num_layers * now
+        lean = leaner is _Leaner.EVERYWHERE or (grown and leaner is _Leaner.GROWN)
+        stages.append(Stage.of_replicas(replicas, own, (_LEAST_MEMORY if lean else stage.recompute[0],)))
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _replicas_left(
+    stage: Stage, left: Mapping[int, int], allowed: Callable[[int], tuple[int, ...]]
+) -> tuple[Replica, ...]:
+    """The replicas of a stage with the devices that are left; samples of those that end go to the others in turn."""
+    found, lost = [], 0
+    for replica in stage.replicas:
+        devices = tuple(device for device in replica.devices if device in left)
+        if not devices:
+            lost += replica.samples or 0
+            continue
+        degree = max(degree for degree in allowed(devices[0]) if degree <= len(devices))
+        whole = degree == len(replica.devices)
+        found.append(Replica(devices[:degree], replica.samples, replica.heads if whole else None))
+    for k in range(lost if found else 0):
+        at = k % len(found)
+        found[at] = replace(found[at], samples=(found[at].samples or 0) + 1)
+    return tuple(found)
+
+
+def _in_proportion(weights: Sequence[float], total: int, least: int) -> list[int]:
+    """Whole numbers of at least `least` that sum to `total`, about in proportion to `weights`."""
+    counts = [least] * len(weights)
+    for _ in range(total - sum(counts)):
+        k = min(range(len(weights)), key=lambda k: ((counts[k] + 1) / weights[k], k))
+        counts[k] += 1
+    return counts

@@ -1,0 +1,293 @@
+"""Plans, costs and results that know their problem, and so can print, draw and save themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain, repeat
+from pathlib import Path
+from textwrap import wrap
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hexiopt.bounds import our_model
+from hexiopt.cost.breakdown import breakdown
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
+from hexiopt.files.plan_file import solver_to_dict, write_plan
+from hexiopt.frame import Frame
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.report.money import money
+from hexiopt.report.notes import notes, recorded_notes
+from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
+from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
+from hexiopt.solving import Pricer, foreign_name
+from hexiopt.solving.result import Result
+from hexiopt.study.naming import named_in_order
+from hexiopt.units import GIB
+from hexiopt.value import Value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KINDS = 2  # kinds of pipelines that a printed result lists
+_STAGES = 6
+_NOTE_WIDTH = 107  # with the name before it 120
+
+
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+class PlanCost(Cost, Value):
+    """The price of a plan, with the plan itself, so that it can break the step time down.
+
+    `pricer` is the cost model that computed it; None stands for our own. It equals any `Cost` with the same figures.
+    """
+
+    problem: Problem
+    plan: Plan
+    pricer: Pricer | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan, cost: Cost, pricer: Pricer | None = None) -> "PlanCost":
+        """`cost`, which `pricer` computed for `plan` on `problem`."""
+        return cls(**_fields(cost, Cost), problem=problem, plan=plan, pricer=pricer)
+
+    def breakdown(self) -> Frame:
+        """The parts of the step in seconds, which add up to `step_time_s`, and as shares of it.
+
+        They are those of the executor that ends last; the title names it. Raises InputError where another cost model
+        computed the price.
+        """
+        pricer = our_model(self.pricer or PlanPricer(self.problem), self.problem)
+        if pricer is None:
+            raise InputError("cost: only our own cost model has a breakdown; use hexiopt.price(problem, plan)")
+        spent = breakdown(pricer, self.plan, self)
+        least_s = 1e-12 * self.step_time_s  # less is rounding
+        rows = [(name, own_s, own_s / self.step_time_s) for name, own_s in spent.parts if abs(own_s) > least_s]
+        where = f"stage {spent.stage} of pipeline {spent.pipeline}, which ends last"
+        title = f"Where the {seconds(self.step_time_s)} of a step go: {where}"
+        return Frame(("part", "seconds", "share"), tuple(rows), title=title)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cost) and _fields(self, Cost) == _fields(other, Cost)
+
+    def __hash__(self) -> int:
+        return hash(tuple(_fields(self, Cost).values()))
+
+    def __repr__(self) -> str:
+        margin = f"{gib(abs(self.excess_bytes))} GiB {'free' if self.fits else 'too much'} on the fullest GPU"
+        return f"PlanCost({seconds(self.step_time_s)} a step, {self.tokens_per_s:,.0f} tokens/s, {margin})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class PlacedPlan(Plan, Value):
+    """A plan together with its problem, so that it can price, draw and save itself.
+
+    `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. `pricer` is the cost
+    model by which it was found; None stands for our own. It equals any `Plan` with the same choices.
+    """
+
+    problem: Problem = field(kw_only=True)
+    solver: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    pricer: Pricer | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        Plan.__post_init__(self)
+        object.__setattr__(self, "solver", MappingProxyType(dict(self.solver)))
+
+    def __reduce__(self) -> Any:
+        return PlacedPlan.of, (self.problem, Plan(**_fields(self, Plan)), dict(self.solver), self.pricer)
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        plan: Plan,
+        solver: Mapping[str, Any] = MappingProxyType({}),
+        pricer: Pricer | None = None,
+    ) -> "PlacedPlan":
+        """`plan` together with `problem`, found by `pricer`; the record `solver` then names it, if it is not ours."""
+        foreign = foreign_name(pricer, problem)
+        record = {**solver, "pricer": foreign} if foreign else solver
+        return cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=pricer)
+
+    @cached_property
+    def cost(self) -> PlanCost:
+        """The price by the cost model by which the plan was found. Raises InputError for a plan that it cannot
+        price."""
+        pricer = self.pricer or PlanPricer(self.problem)
+        return PlanCost.of(self.problem, self, pricer.price(self), self.pricer)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may be overlooked in the problem and the plan, and what the plan file records: a line each."""
+        return (*notes(self.problem, self, self.cost), *recorded_notes(self.solver))
+
+    def save(self, path: str | Path) -> None:
+        """Write a `plan.json` for `hexiopt.load_plan` and the command line, atomically.
+
+        Raises InputError where it cannot be written.
+        """
+        try:
+            write_plan(Path(path), self.problem, self, self.cost, self.solver)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
+
+    def stages(self) -> Frame:
+        """One row per stage: devices, choices, seconds per micro-batch, busy share of the step, and memory in GiB."""
+        whole = len(self.pipelines)
+        rows = plan_rows(
+            self.problem, self, self.cost, group_above=whole, max_pipelines=whole, max_stages=len(self.devices())
+        )
+        return Frame.of([_stage_row(row, k) for row in rows.pipelines for k in range(len(row.stages))])
+
+    def plot(self) -> "Figure":
+        """A matplotlib figure of cluster, layers, timeline and memory. Raises InputError for a plan of another cost
+        model, whose timeline only it knows."""
+        from hexiopt.report.figure import plan_figure
+
+        if "pricer" in self.solver:
+            name = self.solver["pricer"]
+            raise InputError(f"plan: is priced by {name}, and figures are of our own cost model; save it, and load it")
+        return plan_figure(self.problem, self, self.cost)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and _fields(self, Plan) == _fields(other, Plan)
+
+    def __hash__(self) -> int:
+        return hash(tuple(_fields(self, Plan).values()))
+
+    def __repr__(self) -> str:
+        stages = sum(len(pipeline.stages) for pipeline in self.pipelines)
+        sizes = (
+            f"{count(len(self.pipelines), 'pipeline')}, {count(stages, 'stage')}, {count(len(self.devices()), 'GPU')}"
+        )
+        return f"PlacedPlan({self.problem.model.name} on {self.problem.cluster.name}: {sizes})"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Solution(Result, Value):
+    """A solver's result for `problem`; `print` shows it in ten lines. Without a plan, `reason` says why."""
+
+    problem: Problem
+    plan: PlacedPlan | None = None
+    cost: PlanCost | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> "Solution":
+        """`result` for `problem`, its plan priced by `pricer`, like GPUs named in the order of the plan."""
+        stated = _fields(result, Result)
+        if result.plan is not None and result.cost is not None:
+            plan, cost = named_in_order(problem, result.plan, result.cost, pricer)
+            stated["plan"] = PlacedPlan.of(problem, plan, solver_to_dict(result), pricer)
+            stated["cost"] = PlanCost.of(problem, stated["plan"], cost, pricer)
+        return cls(**stated, problem=problem)
+
+    def above(self, bound_s: float) -> "Solution":
+        """The result with its lower bound raised to `bound_s` seconds, if valid; optimal where that closes the gap."""
+        return Solution.of(self.problem, super().above(bound_s), self.cost.pricer if self.cost else None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may be overlooked in the problem and the plan: a line each, as the command line prints them."""
+        return tuple(notes(self.problem, self.plan, self.cost))
+
+    def plot(self) -> "Figure":
+        """A matplotlib figure of the plan: cluster, layers, timeline and memory. Raises InputError without a plan."""
+        return self.found().plot()
+
+    def found(self) -> PlacedPlan:
+        """The plan. Raises InputError with the reason where there is none."""
+        if self.plan is None:
+            raise InputError(f"plan: {self.solver} found none ({self.status}): {self.reason}")
+        return self.plan
+
+    def __str__(self) -> str:
+        problem, rows = self.problem, list[tuple[str, str]]()
+        searched = f"{self.solver} with seed {self.seed}, {seconds(self.runtime_s)}, {count(self.steps, 'step')}"
+        rows.append(("status", f"{self.status}: {searched}"))
+        plan, cost = self.plan, self.cost
+        if plan is not None and "pricer" in plan.solver:
+            rows.append(("cost model", str(plan.solver["pricer"])))
+        if plan is None or cost is None:
+            rows.append(("reason", self.reason))
+        else:
+            rows += [
+                ("step time", seconds(cost.step_time_s)),
+                ("throughput", f"{cost.tokens_per_s:,.0f} tokens/s"),
+                ("MFU", f"{cost.mfu:.1%} of all {count(problem.cluster.num_devices, 'GPU')}"),
+            ]
+        if self.bound_s > 0:
+            gap = f" (gap {max(0.0, self.gap):.1%})" if cost else ""
+            rows.append(("lower bound", f"{seconds(self.bound_s)}{gap}"))
+        if plan is not None and cost is not None:
+            zero = f", ZeRO-{plan.sharding.stage}" if plan.sharding.stage else ""
+            used = f"{len(plan.devices()):,} of {problem.cluster.num_devices:,} GPUs used"
+            rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
+            rows += [("", line) for line in _pipelines(problem, plan)]
+            rows.append(("memory", _memory(problem, plan, cost)))
+            rows += money(problem, plan, cost)
+        for note in self.notes:
+            rows += zip(chain(("note",), repeat("")), wrap(note, _NOTE_WIDTH), strict=False)
+        title = f"{problem.model.name} on {problem.cluster.name}"
+        return "\n".join([title, *(f"{name:12} {said}" for name, said in rows)])
+
+    def __repr__(self) -> str:
+        step = f"{seconds(self.cost.step_time_s)} a step" if self.cost else self.reason
+        return f"Solution({self.solver}: {self.status}, {step})"
+
+
+def _fields(value: Any, kind: type) -> dict[str, Any]:
+    """The fields of the data class `kind` in `value`."""
+    return {one.name: getattr(value, one.name) for one in fields(kind)}
+
+
+def _stage_row(row: PipelineRow, k: int) -> dict[str, Any]:
+    stage = row.stages[k]
+    return {
+        "pipeline": row.number,
+        "stage": stage.stage,
+        "devices": stage.place,
+        "parallelism": stage.parallelism,
+        "layers": stage.layers,
+        "num_layers": stage.num_layers,
+        "recompute": stage.recompute,
+        "micro_batches": row.num_micro_batches,
+        "micro_batch_size": row.micro_batch_size,
+        "compute_s": stage.compute_s,
+        "send_s": stage.send_s,
+        "busy": stage.busy,
+        "memory_gib": stage.cost.memory.total / GIB,
+        "limit_gib": stage.cost.limit_bytes / GIB,
+    }
+
+
+def _pipelines(problem: Problem, plan: Plan) -> list[str]:
+    """One line for each of the most frequent kinds of pipelines; the last one counts the others."""
+    kinds = sorted(identical_pipelines(problem, plan), key=lambda kind: -len(kind))
+    lines = []
+    for kind in kinds[:_KINDS]:
+        pipeline = plan.pipelines[kind[0]]
+        layers = [f"{pipeline.stages[0].num_layers} layers", *(f"{stage.num_layers}" for stage in pipeline.stages[1:])]
+        stages = [f"{held} on {_gpus(problem, stage)}" for held, stage in zip(layers, pipeline.stages, strict=True)]
+        more = [f"{len(stages) - _STAGES:,} stages more"] if len(stages) > _STAGES else []
+        lines.append(f"{len(kind):,} × {' → '.join([*stages[:_STAGES], *more])}")
+    rest = sum(map(len, kinds[_KINDS:]))
+    if rest:
+        lines[-1] += f"; and {rest:,} of {count(len(kinds) - _KINDS, 'other kind')}"
+    return lines
+
+
+def _gpus(problem: Problem, stage: Stage) -> str:
+    number = len(stage.devices)
+    return (f"{number} " if number > 1 else "") + gpu_names(problem.cluster, stage.devices)
+
+
+def _memory(problem: Problem, plan: Plan, cost: Cost) -> str:
+    """The free memory of the fullest GPUs, and where they are."""
+    p, s = cost.binding_stage()
+    stage = cost.pipelines[p].stages[s]
+    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices), 2)
+    taken = f"{gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB"
+    left = f"{gib(abs(stage.excess_bytes))} GiB {'free' if stage.excess_bytes <= 0 else 'too much'}"
+    return f"{left} on the fullest GPUs: {taken} on {where}"

@@ -1,0 +1,223 @@
+"""Sweeps: a grid in processes that goes on where it was killed, loses nothing and runs nothing twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hexiopt as hx
+from hexiopt.solving import Budget
+from hexiopt.study.jobs import SweepJob
+from tests.conftest import ROOT, Run
+from tests.solvers.stranger import install
+
+STRANGER = '''
+import os, random, signal, time
+from dataclasses import dataclass
+from pathlib import Path
+from hexiopt.solving import Capabilities
+from solvers.heuristics.random_partition import RandomPartition
+
+LOG = Path(os.environ["SWEEP_LOG"])
+
+@dataclass(frozen=True)
+class Logged:
+    """Random plans; writes down when a search begins."""
+
+    mood: str = "well"
+    name = "logged"
+    capabilities = Capabilities()
+
+    def solve(self, problem, budget, *, seed=0, pricer=None, on_progress=None):
+        with LOG.open("a") as log:
+            log.write(f"begins {seed} {os.getpid()}\\n")
+        if self.mood == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.mood == "fails":
+            raise RuntimeError("no mood")
+        time.sleep(float(os.environ.get(f"SWEEP_PAUSE_{seed}_S") or os.environ.get("SWEEP_PAUSE_S", "0")))
+        result = RandomPartition().solve(problem, budget, seed=seed)
+        print("this is no answer")
+        return result
+'''
+OVER = {"seed": range(4), "workload.seq_len": [128, 256]}
+SIXTY_FOUR = """
+import signal, sys, hexiopt as hx
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+problem = hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
+frame = hx.sweep(problem, {"seed": range(64)}, sys.argv[1], solver="logged", max_steps=3, processes=2, progress=False)
+print(frame.title)
+"""
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A stranger's solver `logged`, also for the processes that this one starts."""
+    install(monkeypatch, tmp_path / "site", "logged_planner", STRANGER, logged="Logged")
+    monkeypatch.setenv("SWEEP_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def problem() -> hx.Problem:
+    return hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
+
+
+def begun(log: Path) -> Counter[str]:
+    """How often each seed's search has begun."""
+    return Counter(line.split()[1] for line in log.read_text().splitlines()) if log.exists() else Counter()
+
+
+def sweep(problem: hx.Problem, folder: Path, over: Any = OVER, **more: Any) -> hx.Frame:
+    return hx.sweep(problem, over, folder, **{"solver": "logged", "max_steps": 3, "processes": 2, **more})
+
+
+def test_a_row_a_job_in_order_as_if_solved_one_by_one(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
+    rows = list(sweep(problem, tmp_path / "jobs"))
+    assert [(row["seed"], row["workload.seq_len"]) for row in rows] == [(s, t) for s in range(4) for t in (128, 256)]
+    assert {row["exit_code"] for row in rows} == {0}
+    longer = problem.replace(workload=problem.workload.replace(seq_len=256))
+    alone = hx.solve(longer, "random", 600, seed=3, max_steps=3)
+    assert rows[-1]["result.step_time_s"] == alone.objective
+    assert hx.load_plan(Path(rows[-1]["folder"]) / "plan.json") == alone.plan
+
+
+def test_what_is_done_is_not_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
+    first = sweep(problem, tmp_path / "jobs")
+    assert sum(begun(log).values()) == 8
+    assert sweep(problem, tmp_path / "jobs") == first
+    assert sum(begun(log).values()) == 8
+    sweep(problem, tmp_path / "jobs", OVER | {"seed": range(5)})
+    assert sum(begun(log).values()) == 10
+    sweep(problem, tmp_path / "jobs", max_steps=4)
+    assert sum(begun(log).values()) == 18
+
+
+def test_failures_are_counted_and_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
+    over = {"solver.mood": ["well", "dies", "fails"], "space.num_stages": [5], "constraints.num_stages": [1, 99]}
+    frame = sweep(problem, tmp_path / "jobs", over)
+    assert frame["exit_code"] == (0, 2, 1, 2, 1, 2)
+    assert frame["message"][2] == "its process ended with -9 before the job did"
+    assert frame["message"][4] == "unexpected RuntimeError: no mood"
+    assert "num_stages: 99 is more than the 4 layers" in frame["message"][1]
+    assert frame.title == "6 jobs: 1 done, 3 refused, 2 failed"
+    sweep(problem, tmp_path / "jobs", over)
+    assert sum(begun(log).values()) == 5
+
+
+@pytest.mark.slow
+def test_sixty_four_jobs_killed_twice_lose_nothing_and_run_nothing_twice(log: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
+    own = {**os.environ, "PYTHONPATH": path, "SWEEP_PAUSE_S": "0.1"}
+    command = [sys.executable, "-c", SIXTY_FOUR, str(tmp_path / "jobs")]
+
+    def done() -> set[str]:
+        found = [json.loads(path.read_text()) for path in tmp_path.glob("jobs/*/status.json")]
+        return {status["overrides"][0].removeprefix("seed=") for status in found if status["exit_code"] == 0}
+
+    kept = set[str]()
+    for number, most in ((signal.SIGKILL, 10), (signal.SIGINT, 30)):
+        before, runs = done(), begun(log)
+        running = subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True)
+        while len(done()) < most:
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.send_signal(number)
+        said = running.communicate()[1]
+        assert running.returncode != 0
+        assert before <= done()
+        assert {seed: begun(log)[seed] for seed in before} == {seed: runs[seed] for seed in before}
+        kept = done()
+    assert f"{len(kept)} of 64 jobs are done in" in said
+    assert "call sweep again to resume" in said
+    runs = begun(log)
+    ran = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "64 jobs: 64 done"
+    assert done() == {str(seed) for seed in range(64)}
+    assert {seed: begun(log)[seed] for seed in kept} == {seed: runs[seed] for seed in kept}
+    assert sum(begun(log).values()) - 64 <= 2  # what two processes ran when they were killed; Ctrl-C loses nothing
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_every_running_job(log: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
+    running = subprocess.Popen(
+        [sys.executable, "-c", SIXTY_FOUR, str(tmp_path / "jobs")],
+        env={**os.environ, "PYTHONPATH": path, "SWEEP_PAUSE_S": "0.1", "SWEEP_PAUSE_0_S": "4"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not {"0", "3"} <= begun(log).keys():
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1]
+    assert f"{len(begun(log))} of 64 jobs are done in" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_running_jobs_best_plan(log: Path, tmp_path: Path) -> None:
+    code = SIXTY_FOUR.replace('"logged", max_steps=3', '"local_search", time_limit_s=600')
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "jobs")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(6.0)  # two searches are under way; on a slow machine they have not begun, and there is nothing to keep
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=60)[1]
+    assert "0 of 64 jobs are done in" in said
+    for status in tmp_path.glob("jobs/*/status.json"):
+        assert json.loads(status.read_text())["exit_code"] == 130
+        assert hx.load_plan(status.parent / "plan.json").cost.fits
+
+
+def test_it_reads_what_a_multirun_wrote(hexiopt: Run, tmp_path: Path) -> None:
+    base = ["cluster=small_mixed", "model=tiny", "solver=random", "solver.max_steps=5", "bound.time_limit_s=0"]
+    assert (
+        hexiopt("plan", "-m", *base, "seed=0,1", "workload.seq_len=128,100000000000", "hydra.sweep.dir=many").code == 2
+    )
+    frame = hx.read_sweep("many")
+    assert frame["seed"] == (0, 0, 1, 1)
+    assert frame["exit_code"] == (0, 2, 0, 2)
+    assert frame["result.step_time_s"][0] > 0
+    with pytest.raises(hx.InputError, match=r"'nowhere' holds no status.json"):
+        hx.read_sweep("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"work.seq_len": [1]}, "over: 'work.seq_len': unknown key; "),
+        ({"workload.sq_len": [1]}, "over: workload.sq_len: unknown key; did you mean seq_len?"),
+        ({"seed": 3}, "over: seed: 3 is not a list; write [3]"),
+        ({"seed": "12"}, "over: seed: '12' is not a list; write ['12']"),
+        ({"seed": []}, "over: seed: is empty; "),
+        ({"seed": [-1]}, "seed: -1 is out of range; "),
+        ({"solver.tau": [object]}, "over: solver.tau: <class 'object'> is not a plain value; "),
+    ],
+)
+def test_wrong_grids_are_one_line(problem: hx.Problem, tmp_path: Path, over: Any, said: str) -> None:
+    with pytest.raises(hx.InputError) as caught:
+        sweep(problem, tmp_path / "jobs", over)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_job_is_known_by_what_decides_its_plan(problem: hx.Problem) -> None:
+    def key(**stated: Any) -> str:
+        base: dict[str, Any] = {"overrides": (), "problem": problem, "solver": "random", "seed": 0}
+        return SweepJob(**{**base, "budget": Budget(1.0), **stated}).key
+
+    same = key()
+    assert key(overrides=("seed=0",)) == same
+    others = [key(seed=1), key(solver="portfolio"), key(budget=Budget(2.0)), key(options={"tau": 1})]
+    assert len({same, *others}) == 5
