@@ -11,7 +11,7 @@ from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.problem.nodelist import expand
 from hexiopt.reading import Section
 
-CASES = Path(__file__).parents[3] / "cases"
+CASES = Path(__file__).parents[2] / "cases"
 
 
 def case(option: str, name: str, machine: str | None = None) -> Discovery:
