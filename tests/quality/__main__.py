@@ -1,7 +1,7 @@
 """Are plans of the default worse than they were? `make quality`: about 10 minutes on two cores.
 
 python -m tests.quality                                  # against the stored step times; ends with 1 where it is worse
-python -m tests.quality --store [--steps 400] [--problems desk,campus]
+python -m tests.quality --store [--cpu-seconds 4 | --steps 400] [--problems desk,campus]
 python -m tests.quality --against ../before --cpu-seconds 1,3,10 [--solver NAME] [--problems a,b] [--seeds 5]
 
 Golden plans say that a search has changed; this panel says whether that was for the worse. It is worse if the geometric
@@ -9,9 +9,9 @@ mean of (now / stored) over all problems is above 1.002, or the mean over seeds 
 one.
 
 Budgets are steps, so that a run gives the same plans on a busy machine; how many stands with each problem in
-`stored.json`. What a step is, is the solver's own business, and differs widely between solvers and between phases of
-the default: after a change of that, `--store --steps N` stores a number that takes as long as before. Whether a change
-is worth its time, only CPU time can say: `--against` runs the solvers of two checkouts (or two solvers of one) in
+`stored.json`. What a step is, is the solver's own business, and takes longer on more GPUs: `--store --cpu-seconds S`
+stores as many as a search takes in S seconds of CPU time here. Whether a change is worth its time, only CPU time can
+say: `--against` runs the solvers of two checkouts (or two solvers of one) in
 turns, each run in a new process on one core, its clock being CPU time.
 """
 
@@ -47,8 +47,13 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=usable_cores(), help="runs at once (default: cores)")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout, or this one, to compare with")
     parser.add_argument("--against-solver", default="portfolio", metavar="NAME", help="its solver (default: portfolio)")
-    parser.add_argument("--cpu-seconds", type=_limits, default=[1.0, 3.0, 10.0], metavar="S,S", help="with --against")
-    return parser.parse_args(argv)
+    parser.add_argument("--cpu-seconds", type=_limits, metavar="S,S", help="of --against (default 1,3,10) or --store")
+    options = parser.parse_args(argv)
+    if options.against is not None:
+        options.cpu_seconds = options.cpu_seconds or [1.0, 3.0, 10.0]
+    elif options.cpu_seconds and (not options.store or options.steps is not None or len(options.cpu_seconds) > 1):
+        parser.error("--cpu-seconds: needs --against, or --store without --steps and one number")
+    return options
 
 
 def _names(text: str) -> list[str]:
@@ -76,9 +81,12 @@ def by_problem(options: argparse.Namespace, entries: dict[str, Entry]) -> dict[s
 
 
 def steps_of(options: argparse.Namespace, entries: dict[str, Entry], name: str) -> int:
-    """The budget of a problem."""
+    """The budget of a problem: as asked for, or as stored."""
     if options.steps is not None:
         return int(options.steps)
+    if options.cpu_seconds:
+        [(_, outcome)] = by_cpu_time([Run(Side(solver=options.solver), name, 0, cpu_s=options.cpu_seconds[0])])
+        return int(float(f"{outcome.steps:.2g}"))
     return entries[name].max_steps if name in entries else stored.FEW_STEPS
 
 
@@ -108,9 +116,10 @@ def store(options: argparse.Namespace) -> int:
     entries = stored.read()
     rows = []
     for name in options.problems:
-        only = argparse.Namespace(**{**vars(options), "problems": [name]})
+        steps = steps_of(options, entries, name)
+        only = argparse.Namespace(**{**vars(options), "problems": [name], "steps": steps})
         [outcomes] = by_problem(only, entries).values()
-        entry = Entry.of(name, steps_of(options, entries, name), outcomes)
+        entry = Entry.of(name, steps, outcomes)
         best = min(outcomes, key=lambda outcome: outcome.step_time_s)
         stored.write({name: entry}, {name: best.plan})
         rows.append(Row(name, entries[name].step_time_s if name in entries else entry.step_time_s, entry.step_time_s))

@@ -47,9 +47,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search came to: the step time, infinite without a plan, its CPU seconds, and its plan as plain data."""
+    """What a search came to: the step time, infinite without a plan, its steps and CPU seconds, and its plan as plain
+    data."""
 
     step_time_s: float
+    steps: int
     cpu_s: float
     plan: Data | None = field(repr=False)
 
@@ -111,7 +113,7 @@ class Worker:
         assert Path(told["root"]) == self._root.resolve(), f"it ran {told['root']}, not {self._root}"
         plan = told["plan"]
         step_s = float("inf") if plan is None else price_s(panel_problem(run.problem), plan)
-        return Outcome(step_s, told["cpu_s"], plan)
+        return Outcome(step_s, told["steps"], told["cpu_s"], plan)
 
     def close(self) -> None:
         """End the process."""
