@@ -36,7 +36,9 @@ demo: install
 	$(BIN)/hexiopt plan cluster=hexiscale_setting_2 model=llama2_7b solver.time_limit_s=20 alone=true \
 	  hydra.run.dir=outputs/demo/hexiscale_setting_2
 
-PYTEST := $(BIN)/python -m pytest -n 2 --durations=10
+# Tests start some hundred processes, so Python keeps what it compiled, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
 test: install lint
 	$(PYTEST) -m "not slow"

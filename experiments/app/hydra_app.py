@@ -92,7 +92,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
         overrides.append("workload=small")
     hydra_version.setbase("1.3")
     register()
-    solver_config.register(_chosen_solvers(parsed))
+    solver_config.register(_chosen_solvers(parsed), whole="solver" in READS[verb])
     search_path = create_automatic_config_search_path(None, None, parsed.config_path or "pkg://conf")
     if parsed.config_dir is not None:
         folder = Path(parsed.config_dir)

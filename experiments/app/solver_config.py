@@ -5,6 +5,7 @@ it again.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import MISSING, Field, field, make_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -32,14 +33,16 @@ def schema(name: str) -> type[SolverConfig]:
     return make_dataclass(f"{name.title()}Config", own, bases=(bases,))
 
 
-def register(names: Iterable[str] | None = None) -> None:
-    """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore."""
+def register(names: Iterable[str] | None = None, *, whole: bool = True) -> None:
+    """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore.
+
+    Without parameters unless `whole`: for verbs that read none, so that they need not import what searches.
+    """
     store, solvers = ConfigStore.instance(), {*known(), *ALIASES}
     for name in solvers if names is None else solvers.intersection(names):
-        try:
-            node = schema(name)
-        except InputError:  # choosing the solver reports the error
-            node = make_dataclass("Broken", [("name", str, field(default=name))], bases=(SolverConfig,))
+        node = make_dataclass("Named", [("name", str, field(default=name))], bases=(SolverConfig,))
+        with suppress(InputError):  # choosing the solver reports the error
+            node = schema(name) if whole else node
         store.store(group="solver", name=name, node=node)
 
 

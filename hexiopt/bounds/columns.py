@@ -25,7 +25,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from hexiopt.bounds.box_stages import Multipliers, stage_prices, sync_room_s
 from hexiopt.bounds.chains import Chain
@@ -188,6 +187,8 @@ class BoundColumns:
         kinds, modes = self._shape
         cells, types = kinds * modes, self.types
         count = table.usage.shape[1]
+        from scipy.optimize import linprog  # here, because scipy.optimize is slow to import
+
         # Variables: columns; machines of each kind and mode; their O.
         matrix = np.zeros((3 * cells + 1 + kinds + 1, count + 2 * cells))
         matrix[: 3 * cells + 1, :count] = table.usage

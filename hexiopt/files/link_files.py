@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.files.profile_files import SAILOR_GPUS
@@ -44,6 +43,8 @@ def nonnegative(columns: Sequence[Floats], seconds: Floats) -> list[float]:
 
     The soft L1 loss is minimised by iteratively reweighted least squares.
     """
+    from scipy.optimize import nnls  # here, because scipy.optimize is slow to import
+
     relative = np.column_stack(columns) / seconds[:, None]
     scale = 1.0 / relative.max(axis=0)
     weights = np.ones_like(seconds)
