@@ -17,6 +17,7 @@ from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import search_partitions
 from solvers.loop.finish import finish
+from solvers.loop.loading import load_kernels
 from solvers.loop.search import share_for_walks, walk_candidates
 from solvers.loop.settings import LoopSettings
 from solvers.proof.gaps import checked_gap, prove, share_for_proof
@@ -45,6 +46,7 @@ class Portfolio(SearchSolver):
     def __post_init__(self) -> None:
         checked_gap(self.gap)
         _ = self.loop_settings
+        load_kernels()
 
     @property
     def loop_settings(self) -> LoopSettings:
