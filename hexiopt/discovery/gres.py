@@ -3,7 +3,8 @@
 import re
 
 from hexiopt.discovery.inventory import GpuGroup
-from hexiopt.discovery.lines import Line, words
+from hexiopt.discovery.lines import Line
+from hexiopt.ledger import words
 
 NONE = ("(null)", "N/A", "none", "")
 MOST_GPUS = 1024

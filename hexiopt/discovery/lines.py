@@ -83,11 +83,6 @@ def open_text(path: str) -> Text:
     return Text(path, _COPIED.sub("", _COLOURS.sub("", read_text(Path(path), max_bytes=_MAX_BYTES))))
 
 
-def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
-    return frozenset(text.split())
-
-
 class Faults:
     """The faults of a text, refused together."""
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hexiopt.discovery.lines import Faults, Line, Text, words
+from hexiopt.discovery.lines import Faults, Line, Text
 from hexiopt.discovery.product import fits_some_type
 from hexiopt.errors import InputError
-from hexiopt.ledger import Vocabulary
+from hexiopt.ledger import Vocabulary, words
 
 QUERY = "nvidia-smi --query-gpu=index,name,memory.total --format=csv"
 _ALIASES = {"gpu_name": "name"}

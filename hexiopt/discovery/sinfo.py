@@ -8,8 +8,9 @@ from itertools import chain
 
 from hexiopt.discovery.gres import NONE, is_state, not_read, outage, read_gres
 from hexiopt.discovery.inventory import Inventory, Node
-from hexiopt.discovery.lines import Faults, Line, Text, words
+from hexiopt.discovery.lines import Faults, Line, Text
 from hexiopt.errors import InputError
+from hexiopt.ledger import words
 
 COMMAND = "sinfo -N -o '%N %G %t'"
 _NODES, _GRES, _STATE, _COUNT, _FEATURES = "NODELIST", "GRES", "STATE", "NODES", "FEATURES"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from hexiopt.discovery.gres import NONE, not_read, outage, read_gres
 from hexiopt.discovery.inventory import Inventory, Node
-from hexiopt.discovery.lines import Faults, Line, Text, words
+from hexiopt.discovery.lines import Faults, Line, Text
 from hexiopt.errors import InputError
-from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.ledger import Ledger, Vocabulary, words
 
 COMMAND = "scontrol show node"
 _RECORD = r"^\s*NodeName="

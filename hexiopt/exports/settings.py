@@ -1,17 +1,36 @@
 """The settings in a trainer's file by dotted names, read with their types; all faults of a file are said at once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.exports.formats import ImportContext
-from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.ledger import Ledger, Reason, Vocabulary
 from hexiopt.reading import MAX_DEPTH
 
 AUTO = "auto"  # what a training script fills in when it runs
 _MOST = 10**9
+EXPERTS = "mixtures of experts are not planned; import a dense layout"
+OFFLOAD = "keeps states in CPU memory or on NVMe, which is not modelled; import the layout without offload"
 
 T = TypeVar("T")
+
+
+def unless(values: Iterable[Any], reason: str) -> Reason:
+    """The reason why a key is refused with any value but those of `values`."""
+    harmless = tuple(values)
+    return lambda value: None if value in harmless else reason
+
+
+def above_one(reason: str) -> Reason:
+    """The reason why a degree above 1 is refused."""
+    return unless((None, 0, 1), reason)
+
+
+def other_optimizers(names: str, remedy: str) -> Reason:
+    """Why an optimizer is refused that has none of `names` of Adam's."""
+    states = "keeps other states than Adam's two moments in FP32, which alone are modelled"
+    return lambda value: None if str(value).lower() in names.split() else f"{states}; {remedy}"
 
 
 def flat(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
