@@ -21,7 +21,7 @@ from hexiopt.reading import read_text
 
 ONLY_RANKS = "ranks"
 FORMATS = (ONLY_RANKS, *LAUNCHERS, *(name for name in TRAINERS if name != OWN))
-READ = tuple(name for name, trainer in TRAINERS.items() if trainer.read is not None)
+READ = tuple(name for name, trainer in TRAINERS.items() if trainer.can_read)
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,7 @@ def imported(
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
     stated |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
-    read = TRAINERS[format].read
-    assert read is not None, "only formats that are read"
-    layout = _with_its_freedoms(read(read_text(file), context))
+    layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
     return replace(layout, notes=(what_was_read(layout.problem, layout.plan), *layout.notes))
 
 

@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import groupby
 
-from hexiopt.exports.formats import Launch, LaunchOptions, Program
-from hexiopt.exports.formats import Launcher as LauncherFormat
+from hexiopt.exports.formats import Launch, Launcher, LaunchOptions, Program
 from hexiopt.exports.launchers import torchrun
 from hexiopt.exports.launchers.shell import exports_of, meeting_point
 from hexiopt.exports.rank_table import RankRow
@@ -28,17 +27,6 @@ def components(cluster: Cluster, rows: Sequence[RankRow]) -> list[tuple[str, int
     needed = {name: 1 + max(row.cuda_index for row in rows if row.machine == name) for name in order}
     runs = groupby(order, key=lambda name: (gpu_of[name], needed[name]))
     return [(gpu, count, list(names)) for (gpu, count), names in runs]
-
-
-def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
-    files = {
-        torchrun.FILE: torchrun.script(rows, program, options.master),
-        FILE: _batch(cluster, rows, options),
-        ARBITRARY: _arbitrary(cluster, rows, program, options),
-        HOSTS: "".join(f"{row.machine}\n" for row in rows),
-    }
-    notes = ("machines must be the names of Slurm's nodes",)
-    return Launch(files, f"sbatch {FILE}    (or {ARBITRARY}: one partition with all types)", notes)
 
 
 def _batch(cluster: Cluster, rows: Sequence[RankRow], options: LaunchOptions) -> str:
@@ -89,9 +77,22 @@ def _arbitrary(cluster: Cluster, rows: Sequence[RankRow], program: Program, opti
     return "\n".join(lines) + "\n"
 
 
-LAUNCHER = LauncherFormat(
-    name="slurm",
-    target=TARGET,
-    expresses="every rank table; a component of a heterogeneous job for each run of like machines",
-    write=_write,
-)
+class Slurm(Launcher):
+    """Batch scripts."""
+
+    name = "slurm"
+    target = TARGET
+    expresses = "every rank table; a component of a heterogeneous job for each run of like machines"
+
+    def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+        files = {
+            torchrun.FILE: torchrun.script(rows, program, options.master),
+            FILE: _batch(cluster, rows, options),
+            ARBITRARY: _arbitrary(cluster, rows, program, options),
+            HOSTS: "".join(f"{row.machine}\n" for row in rows),
+        }
+        notes = ("machines must be the names of Slurm's nodes",)
+        return Launch(files, f"sbatch {FILE}    (or {ARBITRARY}: one partition with all types)", notes)
+
+
+LAUNCHER = Slurm()

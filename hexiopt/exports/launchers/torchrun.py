@@ -9,8 +9,7 @@ can be started.
 import shlex
 from collections.abc import Sequence
 
-from hexiopt.exports.formats import Launch, LaunchOptions, Program
-from hexiopt.exports.formats import Launcher as LauncherFormat
+from hexiopt.exports.formats import Launch, Launcher, LaunchOptions, Program
 from hexiopt.exports.launchers.shell import by_machine, cuda_list, exports_of, meeting_point, torchrun_line
 from hexiopt.exports.rank_table import RankRow, agents
 from hexiopt.problem.cluster import Cluster
@@ -59,14 +58,16 @@ def script(rows: Sequence[RankRow], program: Program, master: str | None) -> str
     return "\n".join(lines) + "\n"
 
 
-def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
-    first = rows[0].machine
-    return Launch({FILE: script(rows, program, options.master)}, f"sh {FILE} {first}    (and so on every machine)")
+class TorchRun(Launcher):
+    """A shell script that runs torchrun on each machine."""
+
+    name = "torchrun"
+    target = TARGET
+    expresses = "every rank table; GPUs exactly as planned, unused ones left out"
+
+    def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+        first = rows[0].machine
+        return Launch({FILE: script(rows, program, options.master)}, f"sh {FILE} {first}    (and so on every machine)")
 
 
-LAUNCHER = LauncherFormat(
-    name="torchrun",
-    target=TARGET,
-    expresses="every rank table; GPUs exactly as planned, unused ones left out",
-    write=_write,
-)
+LAUNCHER = TorchRun()

@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refuse, stage_name
 from hexiopt.exports.layout import (
     NO_RECOMPUTE,
     UNIFORM_RECOMPUTE,
@@ -30,11 +29,11 @@ from hexiopt.exports.layout import (
 )
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.stated_jobs import imported_layout
-from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
-from hexiopt.exports.trainers.megatron import EVEN, stated_precision, words
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
+from hexiopt.exports.trainers.megatron import MegatronFormat, stated_precision, words, written_otherwise
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_recompute
-from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
+from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import JOINED
@@ -59,44 +58,8 @@ _HETEROGENEOUS = (
 Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have them
 
 
-def _preset(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
-    """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
-    even = {key: value for key, value in EVEN.items() if key not in _FREE or problem.model.tied_embeddings}
-    return even | {"workload.schedule": preset_schedules("flagscale"), "workload.optimizer_sharding": ("1", "0")}
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    refuse = Refusal("flagscale")
-    schedule_of(plan, schedules_of("flagscale"), refuse)
-    chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
-    _check(problem, chain, refuse)
-    system, model = _system(problem, chain, zero), _model(problem, chain)
-    settings = {**system, **model}
-    notes = _notes(problem, chain)
-    header = [
-        f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: start ranks in that",
-        "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
-        *note_lines(notes),
-    ]
-    document = {"system": _nested(system), "model": model}
-    text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
-    script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
-    return Program(
-        chain.stage_major(),
-        '"${FLAGSCALE:-.}/flagscale/train/train_gpt.py" $PLAN',
-        {FILE: text, ARGUMENTS: "\n".join(script) + "\n"},
-        setup=f'. "$HERE/{ARGUMENTS}"',
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        notes=notes,
-    )
-
-
-def _check(problem: Problem, chain: JobLayout, refuse: Refusal) -> None:
+def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
-    if problem.workload.precision not in ("bf16", "fp16", "fp32"):
-        raise InputError(
-            "export.format: flagscale is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
-        )
     check_tp(problem, chain, takes_tp, refuse)
     for s, stage in enumerate(chain.stages):
         if chain.micro_batch_size % stage.dp:
@@ -107,7 +70,7 @@ def _check(problem: Problem, chain: JobLayout, refuse: Refusal) -> None:
         refuse(said, "space.uneven_tp=false space.replicas=false")
 
 
-def _system(problem: Problem, chain: JobLayout, zero: int) -> Settings:
+def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
     for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
@@ -124,12 +87,11 @@ def _system(problem: Problem, chain: JobLayout, zero: int) -> Settings:
         "hetero_device_types": [_LABEL] * (len(meshes) // 5),
         "hetero_current_device_type": _LABEL,
     }
-    return settings | _recompute(chain)
+    return settings | _recompute(chain, refuse)
 
 
-def _recompute(chain: JobLayout) -> Settings:
+def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
-    refuse = Refusal("flagscale")
     policies = [policies for stage in chain.stages for policies in stage.policies()]
     every = {policy for own in policies for policy in own}
     if every == {"none"}:
@@ -180,15 +142,6 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _notes(problem: Problem, chain: JobLayout) -> tuple[str, ...]:
-    most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
-    padded = -(-vocab // most) * most
-    said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
-    if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
-        said.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
-    return tuple(said)
-
-
 def _nested(system: Settings) -> Settings:
     hetero = {key: value for key, value in system.items() if "hetero" in key}
     recompute = {key: value for key, value in system.items() if key.startswith("recompute")}
@@ -209,43 +162,6 @@ def _arguments(settings: Settings) -> Arguments:
 
 
 # ----------------------------------------------------------------------------- reading
-
-
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    data = as_mapping(parse(text, context.where, as_json=False), context.where)
-    settings, sections = _flat(data, context)
-    arguments = MegatronArguments(
-        context,
-        {
-            key.replace("_", "-"): _words(value)
-            for key, value in settings.items()
-            if value is not False and value is not None
-        },
-        lambda name: name.replace("-", "_"),
-        (key.replace("_", "-") for key in _HETEROGENEOUS),
-    )
-    tp = int(_numbers(settings, "hetero_process_meshes", context)[0])
-    model, notes = read_model(arguments, context, tp)
-    chain = _chain(settings, arguments, model.num_layers, context)
-    ranks = sum(len(replica) for stage in chain.stages for replica in stage.replicas)
-    world = _world(data)
-    if world not in (None, ranks):
-        context.fail(f"experiment.runner: starts {world} GPUs, and its meshes have {ranks}; correct one of them")
-    precision, gradient_bytes = stated_precision(arguments, context)
-    workload = {
-        "global_batch": chain.global_batch,
-        "seq_len": arguments.whole("seq-length", context.workload.seq_len),
-        "precision": precision,
-        "gradient_bytes": gradient_bytes,
-        "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
-    }
-    zero = int(arguments.flag("use-distributed-optimizer"))
-    arguments.get("recompute-granularity")  # stages may have their own
-    notes += _restated(arguments, chain, tp)
-    notes += [f"not read: {', '.join(sections)}"] if sections else []
-    [schedule] = schedules_of("flagscale")
-    layout = imported_layout(context, model, chain, schedule, zero, workload, notes)
-    return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 
 def _restated(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
@@ -395,15 +311,81 @@ def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[
     return found
 
 
-TRAINER = Trainer(
-    name="flagscale",
-    target=TARGET,
-    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage",
-    preset=_preset,
-    takes_tp=takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=unsuitable,
-    recomputes_together=True,
-    optional_sequence_parallelism=True,
-)
+class FlagScaleFormat(MegatronFormat):
+    """FlagScale's heterogeneous training, whose arguments are Megatron-LM's."""
+
+    name = "flagscale"
+    target = TARGET
+    expresses = "one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage"
+    schedules = TRAINER_SCHEDULES["flagscale"]
+
+    def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+        """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
+        preset = super().preset(problem)
+        return {key: value for key, value in preset.items() if key not in _FREE or problem.model.tied_embeddings}
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        refuse = self.refuse
+        schedule_of(plan, self.schedules, refuse)
+        chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
+        self.check_precision(problem)
+        _check(problem, chain, refuse)
+        system, model = _system(problem, chain, zero, refuse), _model(problem, chain)
+        settings = {**system, **model}
+        notes = written_otherwise(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
+        header = [
+            f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: "
+            "start ranks in that",
+            "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
+            *note_lines(notes),
+        ]
+        document = {"system": _nested(system), "model": model}
+        text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
+        script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
+        return Program(
+            chain.stage_major(),
+            '"${FLAGSCALE:-.}/flagscale/train/train_gpt.py" $PLAN',
+            {FILE: text, ARGUMENTS: "\n".join(script) + "\n"},
+            setup=f'. "$HERE/{ARGUMENTS}"',
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=notes,
+        )
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        data = as_mapping(parse(text, context.where, as_json=False), context.where)
+        settings, sections = _flat(data, context)
+        arguments = MegatronArguments(
+            context,
+            {
+                key.replace("_", "-"): _words(value)
+                for key, value in settings.items()
+                if value is not False and value is not None
+            },
+            lambda name: name.replace("-", "_"),
+            (key.replace("_", "-") for key in _HETEROGENEOUS),
+        )
+        tp = int(_numbers(settings, "hetero_process_meshes", context)[0])
+        model, notes = read_model(arguments, context, tp)
+        chain = _chain(settings, arguments, model.num_layers, context)
+        ranks = sum(len(replica) for stage in chain.stages for replica in stage.replicas)
+        world = _world(data)
+        if world not in (None, ranks):
+            context.fail(f"experiment.runner: starts {world} GPUs, and its meshes have {ranks}; correct one of them")
+        precision, gradient_bytes = stated_precision(arguments, context)
+        workload = {
+            "global_batch": chain.global_batch,
+            "seq_len": arguments.whole("seq-length", context.workload.seq_len),
+            "precision": precision,
+            "gradient_bytes": gradient_bytes,
+            "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
+        }
+        zero = int(arguments.flag("use-distributed-optimizer"))
+        arguments.get("recompute-granularity")  # stages may have their own
+        notes += _restated(arguments, chain, tp)
+        notes += [f"not read: {', '.join(sections)}"] if sections else []
+        [schedule] = self.schedules
+        layout = imported_layout(context, model, chain, schedule, zero, workload, notes)
+        return replace(layout, notes=(*layout.notes, *arguments.notes()))
+
+
+TRAINER = FlagScaleFormat()

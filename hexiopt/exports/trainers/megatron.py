@@ -8,8 +8,7 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
+from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import (
     JobLayout,
     block_recompute,
@@ -22,7 +21,7 @@ from hexiopt.exports.layout import (
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.stated_jobs import StatedJob, imported_job
-from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_parts, stated_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
@@ -35,35 +34,15 @@ FILE = "megatron.sh"
 _PRECISIONS: dict[str, Arguments] = {"bf16": {"bf16": []}, "fp16": {"fp16": []}, "fp32": {}}
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
-EVEN = {
-    "space.tp_degrees": ("powers_of_two",),
-    "space.uneven_tp": (False,),
-    "space.uneven_structure": (False,),
-    "space.uneven_batch": (False,),
-    "space.batch_remainder": (False,),
-    "space.recompute_per_stage": (False,),
-    "space.recompute_per_layer": (False,),
-    "space.replicas": (False,),
-    "space.machine_sharding": (False,),
-    "space.sequence": (False,),
-}
-PRESET = EVEN | {
-    "workload.schedule": preset_schedules("megatron"),
-    "workload.optimizer_sharding": ("1", "0"),
-}
 
-
-def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, JobLayout, tuple[int, ...]]:
+def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Arguments, JobLayout, tuple[int, ...]]:
     """The arguments that state a plan, its grid, and its devices in the order of ranks. Raises InputError."""
-    refuse = Refusal(trainer)
+    refuse = trainer.refuse
     grid = grid_of(plan, refuse)
     tp, recompute = uniform_tp(problem, grid, takes_tp, refuse), block_recompute(grid, refuse)
-    schedule = schedule_of(plan, schedules_of("megatron"), refuse)
+    schedule = schedule_of(plan, trainer.schedules, refuse)
     zero = zero_stage(plan, (1, 0), refuse)
-    if problem.workload.precision not in _PRECISIONS:
-        raise InputError(
-            f"export.format: {trainer} is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
-        )
+    trainer.check_precision(problem)
     found: Arguments = {
         "tensor-model-parallel-size": [str(tp)],
         "pipeline-model-parallel-size": [str(grid.num_stages)],
@@ -93,34 +72,14 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
     return found, grid, orders[order]
 
 
-def _notes(problem: Problem, grid: JobLayout) -> tuple[str, ...]:
-    tp, vocab = grid.stages[0].tp, problem.model.vocab_size
+def written_otherwise(problem: Problem, tp: int) -> tuple[str, ...]:
+    """Notes on what Megatron-LM does otherwise than the plan is priced, with TP degree `tp` at the embedding."""
+    vocab = problem.model.vocab_size
     padded = -(-vocab // tp) * tp
-    said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
+    notes = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
     if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
-        said.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
-    return (*grid.notes(), *said)
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    arguments, grid, devices = plan_arguments(problem, plan, "megatron")
-    model, notes = model_arguments(problem.model, problem.workload.seq_len), _notes(problem, grid)
-    lines = [
-        f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
-        "# the GPU of row r of ranks.tsv.",
-        *note_lines(notes),
-        "set -f  # the layout has asterisks",
-        f'MODEL="{words(model)}"',
-        f'PLAN="{words(arguments)}"',
-    ]
-    return Program(
-        devices,
-        '"${MEGATRON:-.}/pretrain_gpt.py" $MODEL $PLAN',
-        {FILE: "\n".join(lines) + "\n"},
-        setup=f'. "$HERE/{FILE}"',
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        notes=notes,
-    )
+        notes.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
+    return tuple(notes)
 
 
 def words(arguments: Mapping[str, list[str]]) -> str:
@@ -142,11 +101,6 @@ CORE = (
 """Arguments by which a training run is known."""
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    script = read_script(text, context.where, CORE)
-    return imported(MegatronArguments(context, script.arguments), context, script.world, script.notes)
-
-
 def imported(
     arguments: MegatronArguments, context: ImportContext, world: int | None, notes: Sequence[str] = ()
 ) -> ImportedPlan:
@@ -161,7 +115,7 @@ def imported(
     sharding, why = _sharding(arguments, precision)
     if "global-batch-size" not in arguments:
         arguments.by_default("global-batch-size", "a micro-batch of each pipeline")
-    plain, interleaved = schedules_of("megatron")
+    plain, interleaved = TRAINER_SCHEDULES["megatron"]
     job = StatedJob(
         model,
         tp=tp,
@@ -235,18 +189,46 @@ def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[
     return int(distributed), ()
 
 
-TRAINER = Trainer(
-    name="megatron",
-    target=TARGET,
-    expresses=(
+class MegatronFormat(Trainer):
+    """Megatron-LM's arguments."""
+
+    name = "megatron"
+    target = TARGET
+    expresses = (
         "pipelines all alike with one TP degree; uneven and interleaved layers, "
         "full recompute of first layers or groups"
-    ),
-    preset=lambda problem: PRESET,
-    takes_tp=takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=unsuitable,
-    optional_sequence_parallelism=True,
-    recomputes_together=True,
-)
+    )
+    schedules = TRAINER_SCHEDULES["megatron"]
+    choices = EVEN | {"workload.optimizer_sharding": ("1", "0")}
+    optional_sequence_parallelism = True
+    recomputes_together = True
+    takes_tp = staticmethod(takes_tp)
+    unsuitable = staticmethod(unsuitable)
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        arguments, grid, devices = plan_arguments(problem, plan, self)
+        model = model_arguments(problem.model, problem.workload.seq_len)
+        notes = (*grid.notes(), *written_otherwise(problem, grid.stages[0].tp))
+        lines = [
+            f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
+            "# the GPU of row r of ranks.tsv.",
+            *note_lines(notes),
+            "set -f  # the layout has asterisks",
+            f'MODEL="{words(model)}"',
+            f'PLAN="{words(arguments)}"',
+        ]
+        return Program(
+            devices,
+            '"${MEGATRON:-.}/pretrain_gpt.py" $MODEL $PLAN',
+            {FILE: "\n".join(lines) + "\n"},
+            setup=f'. "$HERE/{FILE}"',
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=notes,
+        )
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        script = read_script(text, context.where, CORE)
+        return imported(MegatronArguments(context, script.arguments), context, script.world, script.notes)
+
+
+TRAINER = MegatronFormat()

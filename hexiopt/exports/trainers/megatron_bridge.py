@@ -9,13 +9,12 @@ from typing import Any
 
 import yaml
 
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program
 from hexiopt.exports.layout import note_lines
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.shell.values import Unknown
-from hexiopt.exports.trainers.megatron import PRESET, imported, plan_arguments
+from hexiopt.exports.trainers.megatron import MegatronFormat, imported, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
-from hexiopt.exports.trainers.megatron_model import takes_tp, unsuitable
 from hexiopt.exports.trainers.python_settings import Computed, python_settings
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -80,69 +79,10 @@ _ASKED = (
 )
 
 
-def _write(problem: Problem, plan: Plan) -> Program:
-    arguments, grid, devices = plan_arguments(problem, plan, "megatron_bridge")
-    arguments["seq-length"] = [str(problem.workload.seq_len)]
-    lines = [
-        f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
-        "# GPU of row r of ranks.tsv.",
-        *note_lines(grid.notes()),
-        *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
-    ]
-    if grid.num_chunks > 1:
-        lines.append(f"{_VIRTUAL}={grid.num_chunks}")
-    if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
-        lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
-    if problem.workload.precision == "fp32":
-        lines.append(f"{OVERRIDES['bf16']}=false")  # as recipes have it
-    if "use-distributed-optimizer" in arguments:
-        lines.append("optimizer.use_distributed_optimizer=true")
-    command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
-    return Program(
-        devices,
-        command,
-        {FILE: "\n".join(lines) + "\n"},
-        setup="set -f",
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        notes=grid.notes(),
-    )
-
-
 def _value(name: str, values: list[str]) -> str:
     if name in _LISTS:
         return f"[{','.join(values)}]"
     return values[0] if values else "true"
-
-
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    values, notes = _stated(text, context)
-    names = {key: _name(key) for key in values}
-    if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
-        context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
-    context.stated_model("Megatron-Bridge")
-    if adapters := [key for key in values if key.startswith("peft")]:
-        context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
-    arguments: dict[str, Words] = {}
-    for key, value in values.items():
-        name = names[key]
-        if name == _MIXED:
-            arguments |= _mixed(value, context)
-        elif name == "grad-reduce-in-fp32":
-            arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
-        elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
-            arguments[name] = _words(name, value)
-    if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
-        arguments[context.workload.precision] = []
-    if "global-batch-size" not in arguments:
-        arguments["global-batch-size"] = [str(context.workload.global_batch)]
-    absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
-    if not {"bf16", "fp16", _MIXED} & set(names.values()):
-        absent.append(_MIXED)
-    if absent:
-        notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
-    by_name = {name: key for key, name in reversed(names.items())}
-    ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
-    return imported(ledger, context, None, notes)
 
 
 def _name(key: str) -> str:
@@ -195,15 +135,69 @@ def _stated(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str
     return found, [f"not read: what {base} returns, which the recipe changes" for base in bases]
 
 
-TRAINER = Trainer(
-    name="megatron_bridge",
-    target=TARGET,
-    expresses="as `megatron`; the model is that of the recipe",
-    preset=lambda problem: PRESET,
-    takes_tp=takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=unsuitable,
-    optional_sequence_parallelism=True,
-    recomputes_together=True,
-)
+class MegatronBridgeFormat(MegatronFormat):
+    """Megatron-Bridge's overrides, which state what Megatron-LM's arguments do."""
+
+    name = "megatron_bridge"
+    target = TARGET
+    expresses = "as `megatron`; the model is that of the recipe"
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        arguments, grid, devices = plan_arguments(problem, plan, self)
+        arguments["seq-length"] = [str(problem.workload.seq_len)]
+        lines = [
+            f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
+            "# GPU of row r of ranks.tsv.",
+            *note_lines(grid.notes()),
+            *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
+        ]
+        if grid.num_chunks > 1:
+            lines.append(f"{_VIRTUAL}={grid.num_chunks}")
+        if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
+            lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
+        if problem.workload.precision == "fp32":
+            lines.append(f"{OVERRIDES['bf16']}=false")  # as recipes have it
+        if "use-distributed-optimizer" in arguments:
+            lines.append("optimizer.use_distributed_optimizer=true")
+        command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
+        return Program(
+            devices,
+            command,
+            {FILE: "\n".join(lines) + "\n"},
+            setup="set -f",
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=grid.notes(),
+        )
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        values, notes = _stated(text, context)
+        names = {key: _name(key) for key in values}
+        if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
+            context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
+        context.stated_model("Megatron-Bridge")
+        if adapters := [key for key in values if key.startswith("peft")]:
+            context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
+        arguments: dict[str, Words] = {}
+        for key, value in values.items():
+            name = names[key]
+            if name == _MIXED:
+                arguments |= _mixed(value, context)
+            elif name == "grad-reduce-in-fp32":
+                arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
+            elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
+                arguments[name] = _words(name, value)
+        if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
+            arguments[context.workload.precision] = []
+        if "global-batch-size" not in arguments:
+            arguments["global-batch-size"] = [str(context.workload.global_batch)]
+        absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
+        if not {"bf16", "fp16", _MIXED} & set(names.values()):
+            absent.append(_MIXED)
+        if absent:
+            notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
+        by_name = {name: key for key, name in reversed(names.items())}
+        ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
+        return imported(ledger, context, None, notes)
+
+
+TRAINER = MegatronBridgeFormat()
