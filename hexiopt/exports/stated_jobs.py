@@ -5,14 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan
-from hexiopt.exports.layout import (
-    NO_RECOMPUTE,
-    BlockRecompute,
-    JobLayout,
-    LayoutStage,
-    plan_of_layout,
-    rank_groups,
-)
+from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, JobLayout, LayoutStage, plan_of_layout, rank_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem

@@ -7,12 +7,7 @@ from typing import Any
 from hexiopt.checks import is_whole
 from hexiopt.errors import InputError, quoted
 from hexiopt.files.calibration_file import calibration_from_section, calibration_to_dict
-from hexiopt.files.machine_entries import (
-    finite_gb_per_s,
-    gpus_from_section,
-    machine_to_dict,
-    machines_from_section,
-)
+from hexiopt.files.machine_entries import finite_gb_per_s, gpus_from_section, machine_to_dict, machines_from_section
 from hexiopt.files.profile_files import profile_from_section, profile_to_dict, read_profile
 from hexiopt.files.synthetic import resolve_synthetic
 from hexiopt.numbers.gpus import catalogue, gpu_to_dict

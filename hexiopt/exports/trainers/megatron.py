@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
-from hexiopt.exports.layout import (
-    JobLayout,
-    block_recompute,
-    grid_of,
-    note_lines,
-    schedule_of,
-    uniform_tp,
-    zero_stage,
-)
+from hexiopt.exports.layout import JobLayout, block_recompute, grid_of, note_lines, schedule_of, uniform_tp, zero_stage
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.stated_jobs import StatedJob, imported_job

@@ -222,8 +222,7 @@ _BY_FIELDS: dict[str, ModelType] = {
     "gemma": ModelType(row(GEMMA, num_kv_heads=kv_heads(16))),
     "gemma2": ModelType(row(GEMMA, norms=4), _alternating(2), notes=(_CAPPED,)),
     "gemma3_text": ModelType(
-        row(GEMMA, norms=4, qk_norm="head", max_positions=positions(131_072), rope_theta=theta(1e6)),
-        _alternating(6),
+        row(GEMMA, norms=4, qk_norm="head", max_positions=positions(131_072), rope_theta=theta(1e6)), _alternating(6)
     ),
     "glm": ModelType(GLM),
     "glm4": ModelType(row(GLM, norms=4)),
