@@ -3,21 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hexiopt.files.models.facts import (
-    HEAD_DIM,
-    LAYER_NORM_EPS,
-    REQUIRED,
-    TIED,
-    Key,
-    Row,
-    activation,
-    key,
-    kv_heads,
-    positions,
-    rms_eps,
-    row,
-    theta,
-)
+from hexiopt.files.models.facts import LAYER_NORM_EPS, REQUIRED, Key, Row, key, row, usual
 from hexiopt.problem.form import GPT, LLAMA
 from hexiopt.problem.model import ARCHITECTURES, DECODER
 
@@ -66,25 +52,27 @@ def named(architecture: str) -> Row:
 # Rows from which the types that are read by their fields are made.
 BASE = row(
     row(
+        usual(
+            num_kv_heads=None,
+            head_dim=None,
+            max_positions=2048,
+            tied_embeddings=False,
+            activation="silu",
+            norm_eps=1e-5,
+            rope_theta=10_000.0,
+        ),
         num_layers=key("num_hidden_layers"),
         hidden_size=key("hidden_size"),
         num_heads=key("num_attention_heads"),
         ffn_size=key("intermediate_size"),
         vocab_size=key("vocab_size"),
-        num_kv_heads=key("num_key_value_heads", default=None),
-        head_dim=key("head_dim", default=None),
-        max_positions=positions(2048),
-        tied_embeddings=key("tie_word_embeddings", default=False),
-        activation=activation("silu"),
         attention_bias=False,
         mlp_bias=False,
-        norm_eps=rms_eps(1e-5),
-        rope_theta=theta(10_000.0),
     ),
     LLAMA.to_dict(),
 )
-BIASED = row(BASE, attention_bias=key("attention_bias", default=False))
-LLAMA_LIKE = row(BIASED, mlp_bias=key("mlp_bias", default=False))
+BIASED = row(BASE, usual(attention_bias=False))
+LLAMA_LIKE = row(BIASED, usual(mlp_bias=False))
 PLAIN = row(BASE, GPT.to_dict(), norm_eps=LAYER_NORM_EPS)
 ALL_BIASED = {"attention_bias": True, "mlp_bias": True}
 MULTI_HEAD = {"num_kv_heads": None, "head_dim": None}
@@ -111,23 +99,13 @@ GPTJ = row(
 )
 GEMMA = row(
     BIASED,
-    num_kv_heads=kv_heads(4),
-    head_dim=key("head_dim", default=256),
-    tied_embeddings=TIED,
-    max_positions=positions(8192),
+    usual(num_kv_heads=4, head_dim=256, tied_embeddings=True, max_positions=8192, norm_eps=1e-6),
     activation=key("hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
-    norm_eps=rms_eps(1e-6),
 )
-COHERE = row(
-    BIASED, norm="layer", norms=1, norm_eps=LAYER_NORM_EPS, tied_embeddings=TIED, max_positions=positions(8192)
-)
+COHERE = row(BIASED, usual(tied_embeddings=True, max_positions=8192), norm="layer", norms=1, norm_eps=LAYER_NORM_EPS)
 GLM = row(
     BASE,
-    attention_bias=key("attention_bias", default=True),
+    usual(attention_bias=True, num_kv_heads=2, head_dim=128, max_positions=131_072, norm_eps=1.5625e-7),
     output_bias=False,
-    num_kv_heads=kv_heads(2),
-    head_dim=HEAD_DIM,
-    max_positions=positions(131_072),
-    norm_eps=rms_eps(1.5625e-7),
 )
 OLMO2 = row(BIASED, qk_norm="whole")
