@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from hexiopt.discovery.gres import NONE, is_state, not_read, outage, read_gres
-from hexiopt.discovery.inventory import Inventory, Node
-from hexiopt.discovery.lines import Faults, Line, Text
+from hexiopt.discovery.gres import NONE, SlurmNodes, is_state
+from hexiopt.discovery.inventory import Inventory
+from hexiopt.discovery.lines import Line, Text
 from hexiopt.errors import InputError
 from hexiopt.ledger import words
 
@@ -165,25 +165,15 @@ def _cells(table: _Table, line: Line) -> dict[str, str] | None:
 
 
 def _inventory(text: Text, rows: Iterable[Line], cells_of: Callable[[Line], Mapping[str, str] | None]) -> Inventory:
-    nodes: dict[str, Node] = {}
-    others: set[str] = set()
-    faults = Faults(text.path)
+    nodes = SlurmNodes(text, COMMAND)
     for line in rows:
-        with faults.collect():
+        with nodes.faults.collect():
             cells = cells_of(line)
             if cells is None:
                 continue
             names, count = line.names(cells[_NODES]), cells.get(_COUNT)
             if count is not None and count != str(len(names)):
                 line.refuse(f"lists {len(names)} nodes, and its column NODES states {count}; write it with {COMMAND}")
-            gpus, more = read_gres(line, cells[_GRES])
-            others |= more
-            state, features = cells.get(_STATE, ""), cells.get(_FEATURES, "(null)")
-            node = Node(gpus, None if features in NONE else features, outage(state))
-            for name in names:
-                if nodes.setdefault(name, node) != node:  # a node appears once per partition
-                    line.refuse("appears above with another GRES, state or features; keep one", name)
-    faults.refuse()
-    if not nodes:
-        raise InputError(f"{text.path}: names no node; write it with {COMMAND}")
-    return Inventory(nodes, not_read(others))
+            node = nodes.node(line, cells[_GRES], cells.get(_FEATURES, "(null)"), cells.get(_STATE, ""))
+            nodes.add(line, names, node)
+    return nodes.inventory()

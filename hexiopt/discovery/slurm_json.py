@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hexiopt.discovery.gres import not_read, outage, read_gres
-from hexiopt.discovery.inventory import Inventory, Node
-from hexiopt.discovery.lines import Faults, Line, Text
+from hexiopt.discovery.gres import SlurmNodes
+from hexiopt.discovery.inventory import Inventory
+from hexiopt.discovery.lines import Line, Text
 from hexiopt.errors import InputError
 from hexiopt.reading import parse
 
@@ -22,25 +22,16 @@ def read_slurm_json(text: Text) -> Inventory:
     data = parse(text.content, text.path, as_json=True)
     if data.get("errors"):
         raise InputError(f"{text.path}: reports errors of Slurm and may lack nodes; write it again with {COMMAND}")
-    nodes: dict[str, Node] = {}
-    others: set[str] = set()
-    faults = Faults(text.path)
+    nodes = SlurmNodes(text, COMMAND)
     for place, entry in _entries(data):
-        with faults.collect():
+        with nodes.faults.collect():
             names, gres, features, state = _node(entry) if place == "nodes" else _row(entry)
             line = Line(text.path, 0, names, f"node {names or '?'}")
             if gres is None:
                 line.refuse(f"has no GRES, so its GPUs are not stated; write it with {COMMAND}")
-            gpus, more = read_gres(line, gres)
-            others |= more
-            node = Node(gpus, features or None, outage(state))
-            for name in line.names(names):
-                if nodes.setdefault(name, node) != node:
-                    line.refuse("appears above with another GRES, state or features; keep one", name)
-    faults.refuse()
-    if not nodes:
-        raise InputError(f"{text.path}: names no node; write it with {COMMAND}")
-    return Inventory(nodes, not_read(others))
+            node = nodes.node(line, gres, features, state)
+            nodes.add(line, line.names(names), node)
+    return nodes.inventory()
 
 
 def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
