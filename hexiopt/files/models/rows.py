@@ -52,29 +52,21 @@ def named(architecture: str) -> Row:
 # Rows from which the types that are read by their fields are made.
 BASE = row(
     row(
-        usual(
-            num_kv_heads=None,
-            head_dim=None,
-            max_positions=2048,
-            tied_embeddings=False,
-            activation="silu",
-            norm_eps=1e-5,
-            rope_theta=10_000.0,
-        ),
         num_layers=key("num_hidden_layers"),
         hidden_size=key("hidden_size"),
         num_heads=key("num_attention_heads"),
         ffn_size=key("intermediate_size"),
         vocab_size=key("vocab_size"),
-        attention_bias=False,
-        mlp_bias=False,
     ),
+    usual(num_kv_heads=None, head_dim=None, max_positions=2048, tied_embeddings=False, activation="silu"),
+    {"attention_bias": False, "mlp_bias": False},
+    usual(norm_eps=1e-5, rope_theta=10_000.0),
     LLAMA.to_dict(),
 )
 BIASED = row(BASE, usual(attention_bias=False))
+ALL_BIASED = {"attention_bias": True, "mlp_bias": True}
 LLAMA_LIKE = row(BIASED, usual(mlp_bias=False))
 PLAIN = row(BASE, GPT.to_dict(), norm_eps=LAYER_NORM_EPS)
-ALL_BIASED = {"attention_bias": True, "mlp_bias": True}
 MULTI_HEAD = {"num_kv_heads": None, "head_dim": None}
 LEARNED = {"positions": "learned", "rope_theta": 10_000.0}
 UNROTATED = {"positions": "none", "rope_theta": 10_000.0}
