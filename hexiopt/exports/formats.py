@@ -1,5 +1,6 @@
 """What a trainer's and a launcher's format are, and how a format refuses a plan."""
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,10 @@ class Program:
     setup: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def exports(self) -> list[str]:
+        """Lines of shell that set the environment."""
+        return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,11 @@ class LaunchOptions:
     image: str = "pytorch/pytorch:latest"
     minutes: int = 60
     gpu_names: Mapping[str, str] = field(default_factory=dict)
+
+    def meeting_point(self, first_machine: str) -> tuple[str, str]:
+        """The host and the port where ranks meet: `master`, else the usual port of the first rank's machine."""
+        host, _, port = (self.master or first_machine).partition(":")
+        return host, port or "29500"
 
 
 @dataclass(frozen=True)

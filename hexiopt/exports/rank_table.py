@@ -46,6 +46,11 @@ class Agent:
         """Number of ranks."""
         return len(self.cuda_indices)
 
+    @property
+    def cuda_list(self) -> str:
+        """The GPUs, as CUDA_VISIBLE_DEVICES has them."""
+        return ",".join(map(str, self.cuda_indices))
+
 
 def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[RankRow, ...]:
     """The rank table of `plan`; `devices` are those of the plan in the order of ranks."""

@@ -16,10 +16,10 @@ from hexiopt.exports.formats import (
     stage_name,
 )
 from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
-from hexiopt.exports.settings import StatedSettings, flat, script_notes
+from hexiopt.exports.settings import EXPERTS, StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
-from hexiopt.ledger import Reason, Vocabulary
+from hexiopt.ledger import Reason, Vocabulary, words
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
@@ -42,29 +42,17 @@ def _all(kept: str, reason: str) -> Reason:
     return lambda value: None if {part.strip() for part in str(value).split(",")} == {kept} else reason
 
 
-_KEYS = frozenset(
-    {
-        "checkpoint",
-        "chunks",
-        "default_dp_type",
-        "dp_types_enc",
-        "global_bsz",
-        "pipeline_type",
-        "pp_deg",
-        "pp_division",
-        "tp_sizes_enc",
-        "vtp",
-    }
-)
-_EXPERTS = "mixtures of experts are not planned; import a dense layout"
+_KEYS = words("""
+    checkpoint chunks default_dp_type dp_types_enc global_bsz pipeline_type pp_deg pp_division tp_sizes_enc vtp
+""")
 VOCABULARY = Vocabulary(
     harmless=frozenset({"dispatcher", "hexiopt.notes", "hexiopt.target"}),  # of experts; the exporter's own
     refused={
         "cp_sizes_enc": _all("1", "context parallelism is not read here; take 1"),
         "embed_sdp": _all("0", "shards the embedding alone, which is not modelled; take 0"),
-        "ep_sizes_enc": _all("1", _EXPERTS),
+        "ep_sizes_enc": _all("1", EXPERTS),
         "tp_consecutive_flags": _all("1", "puts ranks of a TP group apart, which is not read here; take 1"),
-        "tp_of_ep_sizes_enc": _all("1", _EXPERTS),
+        "tp_of_ep_sizes_enc": _all("1", EXPERTS),
         "use_sp": _all("0", "Ulysses' sequence parallelism is not read here; take 0"),
         "vcp": _all("1", "context parallelism is not read here; take 1"),
         "vsp": _all("0", "Ulysses' sequence parallelism of the vocabulary is not read here; take 0"),

@@ -16,6 +16,7 @@ from hexiopt.exports.shell.values import Unknown
 from hexiopt.exports.trainers.megatron import MegatronFormat, imported, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.python_settings import Computed, python_settings
+from hexiopt.ledger import words
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -57,18 +58,7 @@ _OTHER_NAMES = {
 }
 _SECTIONS = ("model", "train", "ddp", "dist", "optimizer")
 # Sections that change nothing that is priced, but for the keys above.
-_HARMLESS = (
-    "checkpoint",
-    "logger",
-    "tokenizer",
-    "scheduler",
-    "rng",
-    "profiling",
-    "validation",
-    "straggler",
-    "ft",
-    "nvrx",
-)
+_HARMLESS = words("checkpoint logger tokenizer scheduler rng profiling validation straggler ft nvrx")
 _LAYERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}
 _ASKED = (
     "sequence-parallel",
