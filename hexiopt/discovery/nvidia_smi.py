@@ -205,8 +205,8 @@ def _gpu(line: Line, cells: Mapping[str, str]) -> SmiGpu:
 def _fabric(cells: Mapping[str, str]) -> str | None:
     """The fabric of a GPU; the driver writes zeros where a machine has switches of its own alone."""
     cluster, clique = cells.get("fabric.clusterUuid", ""), cells.get("fabric.cliqueId", "")
-    stated = set(cluster) - set("0-") and not _UNKNOWN.fullmatch(cluster) and not _UNKNOWN.fullmatch(clique)
-    return f"{cluster}.{clique}" if stated else None
+    is_set = set(cluster) - set("0-") and not _UNKNOWN.fullmatch(cluster) and not _UNKNOWN.fullmatch(clique)
+    return f"{cluster}.{clique}" if is_set else None
 
 
 def _whole(line: Line, cell: str, unit: str, least: int, most: int) -> int | None:

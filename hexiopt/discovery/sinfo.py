@@ -51,7 +51,7 @@ def _is_header(words: Sequence[str]) -> bool:
 
 def _spans(text: str, piped: bool) -> list[tuple[int, int]]:
     """Where the cells of a line are, separated by blanks or by `|`."""
-    return [found.span() for found in re.finditer(r"[^|\s](?:[^|]*[^|\s])?" if piped else r"\S+", text)]
+    return [match.span() for match in re.finditer(r"[^|\s](?:[^|]*[^|\s])?" if piped else r"\S+", text)]
 
 
 def read_sinfo(text: Text) -> Inventory:
@@ -144,12 +144,8 @@ def _cells(table: _Table, line: Line) -> dict[str, str] | None:
     """The cells of a row by column; None for a partition without nodes. Raises InputError."""
     spans = _spans(line.text, table.piped)
     columns, count = table.columns, len(table.columns)
-    stated = [line.text[start:end] for start, end in spans]
-    if (
-        len(spans) == count - 1
-        and columns[-1] == _NODES
-        and dict(zip(columns, stated, strict=False)).get(_COUNT) == "0"
-    ):
+    texts = [line.text[start:end] for start, end in spans]
+    if len(spans) == count - 1 and columns[-1] == _NODES and dict(zip(columns, texts, strict=False)).get(_COUNT) == "0":
         return None
     free = next((k for k, column in enumerate(columns) if column in _FREE), None)
     if free is not None and len(spans) >= count:

@@ -107,7 +107,7 @@ def imported(
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
     """A layout whose chunks are uneven is one of a plan space that has them, which is noted."""
     problem, ranges = layout.problem, [[s.layers for s in pipeline.stages] for pipeline in layout.plan.pipelines]
-    if problem.space.uneven_chunks or all(own == with_equal_chunks(own) for own in ranges):
+    if problem.space.uneven_chunks or all(stage_ranges == with_equal_chunks(stage_ranges) for stage_ranges in ranges):
         return layout
     problem = replace(problem, space=replace(problem.space, uneven_chunks=True))
     note = "the layer ranges of a stage differ in length, so space.uneven_chunks=true"

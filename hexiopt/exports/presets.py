@@ -25,8 +25,8 @@ def restricted(problem: Problem, trainer: Trainer) -> Problem:
     for key, allowed in trainer.preset(problem).items():
         group, _, name = key.partition(".")
         if group == "workload":
-            stated = getattr(problem.workload, name)
-            workload[name] = _chosen(key, stated, AUTO, allowed, trainer.name)
+            value = getattr(problem.workload, name)
+            workload[name] = _chosen(key, value, AUTO, allowed, trainer.name)
         else:
             assert (name in BOUNDS) == (group == "constraints")
             space[name] = _chosen(key, getattr(problem.space, name), defaults[name], allowed, trainer.name)

@@ -144,5 +144,5 @@ class StatedSettings(Ledger):
 
 def script_notes(context: ImportContext, **assumed: Any) -> list[str]:
     """The note on what the training script sets, and neither the file nor the command line states, as it is assumed."""
-    said = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
-    return [f"not in the file but in the training script, so assumed: {said}"] if said else []
+    listed = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
+    return [f"not in the file but in the training script, so assumed: {listed}"] if listed else []

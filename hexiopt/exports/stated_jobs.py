@@ -68,7 +68,10 @@ def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
             f"{job.label('micro_batch_size')} {size}; correct one of them, or give ranks=ranks.tsv"
         )
     ranges = ranges_of(_parts(context, job), num_stages)
-    stages = tuple(LayoutStage(g, own, job.recompute.of(own)) for g, own in zip(groups, ranges, strict=True))
+    stages = tuple(
+        LayoutStage(g, stage_ranges, job.recompute.of(stage_ranges))
+        for g, stage_ranges in zip(groups, ranges, strict=True)
+    )
     layout = JobLayout(stages, max(1, batch // (size * dp)), size * dp)
     values = {"global_batch": batch, **job.workload}
     return imported_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
@@ -117,9 +120,9 @@ def imported_plan(
     """
     notes = list(notes)
     with context.blamed():
-        stated, overrules = context.workload_of(**workload)
-    if stated.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
-        plan = _with_batch(context, plan, stated.global_batch)
+        whole_workload, overrules = context.workload_of(**workload)
+    if whole_workload.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
+        plan = _with_batch(context, plan, whole_workload.global_batch)
     chosen = {key: word for key in ("recompute", "schedule", "optimizer_sharding") if (word := _choice(context, key))}
     if "recompute" in chosen:
         policies = sorted({policy for pipeline in plan.pipelines for s in pipeline.stages for policy in s.recompute})
@@ -132,7 +135,7 @@ def imported_plan(
         notes.append(context.overruled("optimizer_sharding", plan.sharding.stage))
         plan = replace(plan, sharding=replace(plan.sharding, stage=int(chosen["optimizer_sharding"])))
     with context.blamed():
-        problem = Problem(context.cluster, model, stated, context.space)
+        problem = Problem(context.cluster, model, whole_workload, context.space)
     return ImportedPlan(problem, plan, (*notes, *overrules))
 
 
@@ -166,12 +169,12 @@ def _choice(context: ImportContext, key: str) -> str | None:
 def sharded_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
     """The layout with its parameters sharded within each of a number of groups of consecutive pipelines, or within
     what `Sharding.groups` names."""
-    stated: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
+    sharding_groups: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
     pipelines = layout.plan.pipelines
     if isinstance(groups, int):
         each = len(pipelines) // groups
-        stated = tuple(
+        sharding_groups = tuple(
             tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.devices)
             for k in range(0, len(pipelines), each)
         )
-    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, stated)))
+    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, sharding_groups)))

@@ -68,25 +68,25 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
 
 
 def _read_profile(section: Section, folder: Path) -> Profile:
-    found = section.raw("profile", None)
-    if found is None:
+    source = section.raw("profile", None)
+    if source is None:
         return NOTHING_MEASURED
-    if isinstance(found, str):
+    if isinstance(source, str):
         try:
-            return read_profile(folder / found)
+            return read_profile(folder / source)
         except InputError as error:
             raise InputError(f"{section.at('profile')}: {error}") from None
     return profile_from_section(section.section("profile"))
 
 
 def _read_calibration(section: Section, folder: Path) -> Calibration | None:
-    found = section.raw("calibration", None)
-    if found is None:
+    source = section.raw("calibration", None)
+    if source is None:
         return None
-    if not isinstance(found, str):
+    if not isinstance(source, str):
         return calibration_from_section(section.section("calibration"))
     try:
-        return calibration_from_section(Section(read_mapping(folder / found), str(folder / found)))
+        return calibration_from_section(Section(read_mapping(folder / source), str(folder / source)))
     except InputError as error:
         raise InputError(f"{section.at('calibration')}: {error}") from None
 

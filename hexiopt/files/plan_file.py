@@ -97,9 +97,9 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
     memory = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
-                parts = {part: getattr(one.memory, part) / GIB for part in MEMORY_PARTS}
-                row = {"limit": one.limit_bytes / GIB, "total": one.memory.total / GIB} | parts
+            for devices, copy in zip(stage.parameter_copies, stage_cost.copies, strict=True):
+                parts = {part: getattr(copy.memory, part) / GIB for part in MEMORY_PARTS}
+                row = {"limit": copy.limit_bytes / GIB, "total": copy.memory.total / GIB} | parts
                 for device in devices:
                     memory[problem.cluster.device_name(device)] = row
     return {
@@ -117,11 +117,11 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
 
 def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
     """The solver that found the plan, its search, and its bounds; and the cost model `pricer`, if that is not ours."""
-    own = result.restricted_bound
-    beside = (
+    bound = result.restricted_bound
+    restricted = (
         {}
-        if own is None
-        else {"own_lower_bound_s": own.bound_s, "own_gap": result.restricted_gap, "own_space": own.space}
+        if bound is None
+        else {"own_lower_bound_s": bound.bound_s, "own_gap": result.restricted_gap, "own_space": bound.space}
     )
     return {
         "name": result.solver,
@@ -131,7 +131,7 @@ def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
         "steps": result.steps,
         "lower_bound_s": result.bound_s,
         "gap": result.gap,
-        **beside,
+        **restricted,
         **({"pricer": pricer} if pricer else {}),
     }
 

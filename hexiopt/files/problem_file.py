@@ -92,9 +92,9 @@ def space_to_dict(space: Space) -> dict[str, Any]:
     Exact switches, uneven chunks and the memory headroom stand there only where they are not the default: other
     problems keep the hash that they have in files written before there were any.
     """
-    stated = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
+    values = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
     later = (*EXACT_SWITCHES, "uneven_chunks", "memory_headroom")
-    data = {name: value for name, (value, default) in stated.items() if name not in later or value != default}
+    data = {name: value for name, (value, default) in values.items() if name not in later or value != default}
     return data | {"exclude": list(space.exclude)}
 
 

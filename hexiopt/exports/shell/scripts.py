@@ -164,11 +164,13 @@ def _agreed(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words
     names = dict.fromkeys(name for _, values in read for name in values)
     result: dict[str, Words] = {}
     for name in names:
-        stated = [values.get(name) for _, values in read]
-        if all(words == stated[0] for words in stated):
+        values_by_path = [values.get(name) for _, values in read]
+        if all(words == values_by_path[0] for words in values_by_path):
             result[name] = read[0][1][name]
             continue
-        shown = dict.fromkeys("absent" if words is None else " ".join(map(str, words)) or "stated" for words in stated)
+        shown = dict.fromkeys(
+            "absent" if words is None else " ".join(map(str, words)) or "stated" for words in values_by_path
+        )
         why = f"depends on {_dividing(read, name)}, which the script does not decide"
         result[name] = [Unknown(" or ".join(shown), why, undecided=True)]
     return result
@@ -241,7 +243,7 @@ def _slurm_variables(options: Mapping[str, str]) -> dict[str, Value]:
 def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
     """The number of ranks that a launcher's words and Slurm's options state; None where they do not."""
     result: dict[str, str] = dict(slurm)
-    stated: set[str] = set()
+    names_given: set[str] = set()
     names = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--num-nodes": "--nnodes"}
     names |= {"--num-gpus": "--nproc-per-node"}
     for word, after in zip(launcher, [*launcher[1:], ""], strict=True):
@@ -257,10 +259,10 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
             "--nproc-per-node",
         ):
             result[name] = value if equals else after
-            stated.add(name)
-    if {"--nnodes", "--nproc-per-node"} & stated:
+            names_given.add(name)
+    if {"--nnodes", "--nproc-per-node"} & names_given:
         nodes = result.get("--nnodes", slurm.get("--nodes", "1"))
-        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in stated else _per_node(result)
+        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in names_given else _per_node(result)
         return _ranks(_count(nodes), each)
     if any(word.rpartition("/")[2] in ("mpirun", "mpiexec") for word in launcher):
         return _count(result.get("--ntasks"))

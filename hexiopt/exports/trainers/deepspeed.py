@@ -73,16 +73,16 @@ def _workload(settings: StatedSettings, context: ImportContext) -> dict[str, Any
         settings.fault("bf16.enabled and fp16.enabled", "are both true; keep one")
     precision = on[0] if on else "fp32"
     widths = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
-    stated = [
+    widths_given = [
         settings.word(name, widths, precision) for name in ("data_types.grad_accum_dtype", "communication_data_type")
     ]
-    if len(set(stated)) > 1 and "gradient_bytes" not in context.stated:
+    if len(set(widths_given)) > 1 and "gradient_bytes" not in context.stated:
         settings.fault(
             "data_types.grad_accum_dtype and communication_data_type",
             "gradients are kept and sent in different widths, "
             "which is not modelled; state both as one, or workload.gradient_bytes=2 or 4",
         )
-    return {"precision": precision} | ({"gradient_bytes": stated[0]} if on else {})
+    return {"precision": precision} | ({"gradient_bytes": widths_given[0]} if on else {})
 
 
 class DeepSpeedFormat(Trainer):

@@ -63,11 +63,11 @@ def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
     check_tp(problem, chain, takes_tp, refuse)
     for s, stage in enumerate(chain.stages):
         if chain.micro_batch_size % stage.dp:
-            said = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
-            refuse(said, "space.replicas=false")
+            what = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
+            refuse(what, "space.replicas=false")
     if problem.model.tied_embeddings and len({(s.tp, s.dp) for s in (chain.stages[0], chain.stages[-1])}) > 1:
-        said = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with tied embeddings"
-        refuse(said, "space.uneven_tp=false space.replicas=false")
+        what = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with tied embeddings"
+        refuse(what, "space.uneven_tp=false space.replicas=false")
 
 
 def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Settings:
@@ -93,7 +93,7 @@ def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Se
 def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
     policies = [policies for stage in chain.stages for policies in stage.policies()]
-    every = {policy for own in policies for policy in own}
+    every = {policy for stage_policies in policies for policy in stage_policies}
     if every == {"none"}:
         return {}
     if every == {"selective"}:
@@ -104,11 +104,11 @@ def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
         together = joined_groups(chain, refuse).together
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": together}
     counts = []
-    for s, own in enumerate(policies):
-        count = first_layers(own)
+    for s, stage_policies in enumerate(policies):
+        count = first_layers(stage_policies)
         if count is None:
-            said = f"{stage_name(0, s)} has recompute {' and '.join(sorted(set(own)))}, not full of its first layers"
-            refuse(said, UNIFORM_RECOMPUTE)
+            listed = " and ".join(sorted(set(stage_policies)))
+            refuse(f"{stage_name(0, s)} has recompute {listed}, not full of its first layers", UNIFORM_RECOMPUTE)
         counts.append(count)
     number = chain.num_micro_batches
 
@@ -151,14 +151,14 @@ def _nested(system: Settings) -> Settings:
 
 def _arguments(settings: Settings) -> Arguments:
     """As FlagScale's runner makes arguments of a file's keys."""
-    found: Arguments = {}
+    arguments: Arguments = {}
     for key, value in settings.items():
         if value is not False:
             values = value if isinstance(value, list) else [] if value is True else [value]
-            found[key.replace("_", "-")] = [
-                str(one).replace(" ", "") if "[" in str(one) else str(one) for one in values
+            arguments[key.replace("_", "-")] = [
+                str(item).replace(" ", "") if "[" in str(item) else str(item) for item in values
             ]
-    return found
+    return arguments
 
 
 # ----------------------------------------------------------------------------- reading
@@ -166,8 +166,12 @@ def _arguments(settings: Settings) -> Arguments:
 
 def _restated(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
     """Notes on degrees that are not those of the meshes, which go before them."""
-    stated = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
-    wrong = [arguments.label(name) for name, own in stated.items() if arguments.whole(name, own, noted=False) != own]
+    of_meshes = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
+    wrong = [
+        arguments.label(name)
+        for name, degree in of_meshes.items()
+        if arguments.whole(name, degree, noted=False) != degree
+    ]
     return [f"{' and '.join(wrong)}: not that of the meshes, which is taken"] if wrong else []
 
 
@@ -183,24 +187,24 @@ def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, li
 
     Raises InputError where two levels state a key with different values.
     """
-    found: Settings = {}
+    settings: Settings = {}
 
     def take(values: Mapping[str, Any], path: str) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
                 take(value, f"{path}{key}.")
-            elif found.setdefault(key, value) != value:
-                context.fail(f"{path}{key}: is {value!r}, and {found[key]!r} in another section; state it once")
+            elif settings.setdefault(key, value) != value:
+                context.fail(f"{path}{key}: is {value!r}, and {settings[key]!r} in another section; state it once")
 
     nested = data.get("train")
     for section in _TAKEN:
         own = data.get(section, nested.get(section) if isinstance(nested, Mapping) else None)
         if isinstance(own, Mapping):
             take(own, f"{section}.")
-    if not found:
+    if not settings:
         take({key: value for key, value in data.items() if key not in _RUNNER}, "")
-        return found, []
-    return found, [key for key in data if key not in (*_TAKEN, *_RUNNER, "train")]
+        return settings, []
+    return settings, [key for key in data if key not in (*_TAKEN, *_RUNNER, "train")]
 
 
 def _world(data: Mapping[str, Any]) -> int | None:
@@ -227,14 +231,14 @@ def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, co
     if not size or batch % size or any(size % dp for _, dp, _ in meshes):
         context.fail(f"micro-batches of {size} sequences do not divide global_batch_size {batch}, or replicas them")
     recompute = _stage_recompute(settings, arguments, stages, context)
-    found, rank, layer = [], 0, 0
+    chain, rank, layer = [], 0, 0
     degrees = [(tp, dp) for tp, dp, pp in meshes for _ in range(pp)]
-    for (tp, dp), count, own in zip(degrees, split, recompute, strict=True):
+    for (tp, dp), count, stage_recompute in zip(degrees, split, recompute, strict=True):
         replicas = tuple(ranks[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
         layers = ((layer, layer + count),)
-        found.append(LayoutStage(replicas, layers, own.of(layers)))
+        chain.append(LayoutStage(replicas, layers, stage_recompute.of(layers)))
         rank, layer = rank + tp * dp, layer + count
-    return JobLayout(tuple(found), batch // size, size)
+    return JobLayout(tuple(chain), batch // size, size)
 
 
 def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
@@ -242,24 +246,24 @@ def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, 
     numbers = _numbers(settings, "hetero_process_meshes", context)
     if len(numbers) % 5:
         context.fail("hetero_process_meshes: is not a list of five numbers a mesh; write tp, cp, ep, dp, pp of each")
-    found = []
+    meshes = []
     for k in range(0, len(numbers), 5):
         tp, cp, ep, dp, pp = numbers[k : k + 5]
         if cp != 1 or ep != 1:
             context.fail(
                 f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1"
             )
-        found.append((tp, dp, pp))
+        meshes.append((tp, dp, pp))
     if settings.get("enable_hetero") is not True:
         context.fail("enable_hetero: is not true, so that the meshes are not used; set it, or give format=megatron")
     labels = settings.get("hetero_device_types")
-    if not isinstance(labels, list) or len(labels) != len(found):
-        context.fail(f"hetero_device_types: does not have a label for each of {len(found)} meshes; state it")
+    if not isinstance(labels, list) or len(labels) != len(meshes):
+        context.fail(f"hetero_device_types: does not have a label for each of {len(meshes)} meshes; state it")
     if [label for label, _ in groupby(labels)] != list(dict.fromkeys(labels)):
         context.fail(
             "hetero_device_types: a label returns after another, which mixes meshes up; put like ones together"
         )
-    return found
+    return meshes
 
 
 def _numbers(settings: Settings, key: str, context: ImportContext) -> list[int]:
@@ -275,7 +279,7 @@ def _stage_recompute(
     """The recompute of each stage: Megatron's where no stage has its own."""
     named = ("granularity", "method", "num_layers")
     rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in named}
-    used = [f"recompute_{name}{_PER_STAGE}" for name, own in rows.items() if own is not None]
+    used = [f"recompute_{name}{_PER_STAGE}" for name, values in rows.items() if values is not None]
     if used and settings.get("recompute_granularity") != "full":
         context.fail(f"{used[0]}: is not used without recompute_granularity full; state it, or leave this out")
     if not used:
@@ -289,26 +293,26 @@ def _stage_recompute(
             arguments.by_default(key, default)
         return [default] * stages if rows[name] is None else _by_stage(rows[name], stages, key, context)
 
-    found = []
+    policies = []
     choices = zip(each("granularity", 1), each("method", int(block)), each("num_layers", count), strict=True)
     for on, by_block, layers in choices:
         grouped = BlockRecompute("full", layers) if by_block else BlockRecompute("full", together=layers)
-        found.append(grouped if on else NO_RECOMPUTE)
-    return found
+        policies.append(grouped if on else NO_RECOMPUTE)
+    return policies
 
 
 def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[int]:
     """The value of each stage; it must be the same for all its micro-batches."""
-    found: list[int] = []
+    by_stage: list[int] = []
     for row in rows if isinstance(rows, list) else [rows]:
         numbers = parse(row, f"{context.where}: {key}", as_json=True) if isinstance(row, str) else row
         whole = isinstance(numbers, list) and len(numbers) > 2 and all(type(n) is int for n in numbers)
         if not whole or len(set(numbers[2::2])) != 1:
             context.fail(f"{key}: {row!r} has no one value for all micro-batches; write [stages, micro-batches, value]")
-        found += [numbers[2]] * min(numbers[0], stages)
-    if len(found) != stages:
-        context.fail(f"{key}: has {len(found)} stages of {stages}; state every stage")
-    return found
+        by_stage += [numbers[2]] * min(numbers[0], stages)
+    if len(by_stage) != stages:
+        context.fail(f"{key}: has {len(by_stage)} stages of {stages}; state every stage")
+    return by_stage
 
 
 class FlagScaleFormat(MegatronFormat):

@@ -33,15 +33,15 @@ _OWN = "hexiopt"  # a key of the JSON that FlashFlex does not read
 
 
 def _arguments(problem: Problem, document: dict[str, Any]) -> str:
-    model, own = problem.model, document[_OWN]
+    model, run = problem.model, document[_OWN]
     size = SIZES[model.num_layers, model.hidden_size, model.num_heads]
-    found = [
+    arguments = [
         f"--model_size {size} --total-layer-num {model.num_layers}",
         "--fp16 --mixed_precision fp16 --use-flash-attn",
-        f"--chunks {' '.join(map(str, own['chunks']))} --global_bsz_size {' '.join(map(str, own['global_bsz_size']))}",
-        f"--pipeline-type {own['pipeline_type']} --default_dp_type ddp",
+        f"--chunks {' '.join(map(str, run['chunks']))} --global_bsz_size {' '.join(map(str, run['global_bsz_size']))}",
+        f"--pipeline-type {run['pipeline_type']} --default_dp_type ddp",
     ]
-    return " ".join(found + ["--checkpoint-layers --checkpoint-all"] * (own["recompute"] == "full"))
+    return " ".join(arguments + ["--checkpoint-layers --checkpoint-all"] * (run["recompute"] == "full"))
 
 
 # ----------------------------------------------------------------------------- reading
@@ -157,8 +157,8 @@ class FlashFlexFormat(Trainer):
                     refuse(f"{stage_name(p, s)} has several layer ranges", "workload.schedule=1f1b")
                 policies |= set(stage.recompute)
                 if len(policies) > 1:
-                    said = f"{stage_name(p, s)} recomputes {stage.recompute[-1]}, a layer before it does not"
-                    refuse(said, UNIFORM_RECOMPUTE)
+                    what = f"{stage_name(p, s)} recomputes {stage.recompute[-1]}, a layer before it does not"
+                    refuse(what, UNIFORM_RECOMPUTE)
         if policies == {"selective"}:
             refuse("it recomputes selectively", "workload.recompute=full")
         unequal = len({pipeline.num_sequences for pipeline in plan.pipelines}) > 1
@@ -167,7 +167,7 @@ class FlashFlexFormat(Trainer):
         chunks = [pipeline.num_micro_batches for pipeline in plan.pipelines]
         sequences = [pipeline.num_sequences for pipeline in plan.pipelines]
         machine_of = problem.cluster.machine_of
-        own = {"target": TARGET, "chunks": chunks, "global_bsz_size": sequences, "pipeline_type": _SCHEDULES[schedule]}
+        run = {"target": TARGET, "chunks": chunks, "global_bsz_size": sequences, "pipeline_type": _SCHEDULES[schedule]}
         document = {
             "hetero_configs": [[stage.tp for stage in pipeline.stages] for pipeline in plan.pipelines],
             "layer_partitions": [[stage.num_layers for stage in pipeline.stages] for pipeline in plan.pipelines],
@@ -175,7 +175,7 @@ class FlashFlexFormat(Trainer):
                 [[int(machine_of[d]) for d in stage.devices] for stage in pipeline.stages]
                 for pipeline in plan.pipelines
             ],
-            _OWN: own | {"recompute": policies.pop(), "notes": list(notes)},
+            _OWN: run | {"recompute": policies.pop(), "notes": list(notes)},
         }
         lines = [
             f"# For {TARGET}. Rank r runs on the GPU of row r of ranks.tsv.",
@@ -205,7 +205,9 @@ class FlashFlexFormat(Trainer):
         _check_machines(settings, context, degrees)
         chunks, sequences, assumed = _batch(settings, context, len(degrees))
         policy = settings.word(f"{_OWN}.recompute", {"none": "none", "full": "full"}, "full")
-        schedule = settings.word(f"{_OWN}.pipeline_type", {theirs: own for own, theirs in _SCHEDULES.items()}, "Gpipe")
+        schedule = settings.word(
+            f"{_OWN}.pipeline_type", {word: schedule for schedule, word in _SCHEDULES.items()}, "Gpipe"
+        )
         settings.refuse()
         pipelines, rank = [], 0
         for p, (tps, counts) in enumerate(zip(degrees, layers, strict=True)):

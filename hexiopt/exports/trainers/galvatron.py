@@ -37,9 +37,9 @@ def _listed(numbers: list[int]) -> str:
 # ----------------------------------------------------------------------------- reading
 
 
-def _all(kept: str, reason: str) -> Reason:
+def _all(harmless: str, reason: str) -> Reason:
     """Refuses lists of numbers with others than `kept`."""
-    return lambda value: None if {part.strip() for part in str(value).split(",")} == {kept} else reason
+    return lambda value: None if {part.strip() for part in str(value).split(",")} == {harmless} else reason
 
 
 _KEYS = words("""
@@ -101,9 +101,9 @@ class GalvatronFormat(Trainer):
         check_tp(problem, chain, self.takes_tp, refuse)
         for s, stage in enumerate(chain.stages):
             if stage.tp * stage.dp != chain.stages[0].tp * chain.stages[0].dp:
-                said = f"{stage_name(0, s)} has {stage.tp * stage.dp} GPUs, stage 0 has"
+                what = f"{stage_name(0, s)} has {stage.tp * stage.dp} GPUs, stage 0 has"
                 refuse(
-                    f"{said} {chain.stages[0].tp * chain.stages[0].dp}", "space.uneven_tp=false space.replicas=false"
+                    f"{what} {chain.stages[0].tp * chain.stages[0].dp}", "space.uneven_tp=false space.replicas=false"
                 )
             if "selective" in stage.recompute:
                 refuse(f"{stage_name(0, s)} recomputes selectively", "workload.recompute=full")
@@ -112,8 +112,8 @@ class GalvatronFormat(Trainer):
             int(policy == "full") for stage in chain.stages for policies in stage.policies() for policy in policies
         ]
         ends = chain.stages[0].tp, chain.stages[-1].tp
-        said = f"embedding and head have one TP degree, {ends[0]}, where the plan has {ends[0]} and {ends[1]}"
-        notes = (said,) * (ends[0] != ends[1])
+        what = f"embedding and head have one TP degree, {ends[0]}, where the plan has {ends[0]} and {ends[1]}"
+        notes = (what,) * (ends[0] != ends[1])
         document = {
             "pp_deg": len(chain.stages),
             "tp_sizes_enc": _listed(tps),
@@ -147,8 +147,8 @@ class GalvatronFormat(Trainer):
             for name, default in (("tp_sizes_enc", None), ("checkpoint", 0), ("dp_types_enc", 0))
         )
         batch, chunks = settings.whole("global_bsz"), settings.whole("chunks")
-        schedule = settings.word("pipeline_type", {theirs: own for own, theirs in _SCHEDULES.items()}, "gpipe")
-        zero = settings.word("default_dp_type", {theirs: own for own, theirs in _ZERO.items()}, "ddp")
+        schedule = settings.word("pipeline_type", {word: value for value, word in _SCHEDULES.items()}, "gpipe")
+        zero = settings.word("default_dp_type", {word: value for value, word in _ZERO.items()}, "ddp")
         if len(set(types)) > 1:
             settings.fault("dp_types_enc", "layers differ in ZeRO stage, which is not modelled; give all the same")
         if sum(division) != model.num_layers:

@@ -35,7 +35,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
     schedule = schedule_of(plan, trainer.schedules, refuse)
     zero = zero_stage(plan, (1, 0), refuse)
     trainer.check_precision(problem)
-    found: Arguments = {
+    arguments: Arguments = {
         "tensor-model-parallel-size": [str(tp)],
         "pipeline-model-parallel-size": [str(grid.num_stages)],
         "micro-batch-size": [str(grid.samples)],
@@ -43,25 +43,25 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
         **_PRECISIONS[problem.workload.precision],
     }
     if tp > 1 and problem.workload.sequence_parallel:
-        found["sequence-parallel"] = []
+        arguments["sequence-parallel"] = []
     if grid.num_stages > 1:
-        found["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
+        arguments["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
         assert schedule.chunked or grid.num_chunks == 1
     if recompute.block is not None:
-        found |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
-        found["recompute-num-layers"] = [str(recompute.block)]
+        arguments |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
+        arguments["recompute-num-layers"] = [str(recompute.block)]
     elif recompute.policy == "full":
-        found |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
-        found["recompute-num-layers"] = [str(recompute.together)]
+        arguments |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
+        arguments["recompute-num-layers"] = [str(recompute.together)]
     elif recompute.policy == "selective":
-        found |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
+        arguments |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
     if zero:
-        found["use-distributed-optimizer"] = []
+        arguments["use-distributed-optimizer"] = []
     orders = {"": grid.stage_major(), "use-tp-pp-dp-mapping": grid.pipeline_major()}
     order = min(orders, key=lambda flag: (num_agents(problem.cluster, orders[flag]), flag))
     if order:
-        found[order] = []
-    return found, grid, orders[order]
+        arguments[order] = []
+    return arguments, grid, orders[order]
 
 
 def written_otherwise(problem: Problem, tp: int) -> tuple[str, ...]:
@@ -151,8 +151,8 @@ def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tu
     named = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     gradients = 4 if arguments.flag("accumulate-allreduce-grads-in-fp32") else context.workload.gradient_bytes
     if "bf16" in named:
-        kept = arguments.word("main-grads-dtype", "fp32", noted=False)
-        gradients = 2 if arguments.flag("grad-reduce-in-bf16") or kept == "bf16" else 4
+        main_gradients = arguments.word("main-grads-dtype", "fp32", noted=False)
+        gradients = 2 if arguments.flag("grad-reduce-in-bf16") or main_gradients == "bf16" else 4
     precision = named[0] if named else "fp32"
     if "fp8-format" in arguments or any([arguments.flag("fp8-hybrid"), arguments.flag("fp8-e4m3")]):
         arguments.word("fp8-format", "hybrid", ("hybrid", "e4m3"))

@@ -78,8 +78,8 @@ def _value(name: str, values: list[str]) -> str:
 def _name(key: str) -> str:
     """The argument of Megatron-LM that a key is."""
     section, _, rest = key.partition(".")
-    own = {override: name for name, override in OVERRIDES.items()} | _OTHER_NAMES
-    return own.get(key, rest.replace("_", "-") if section in _SECTIONS and "." not in rest else key)
+    names = {override: name for name, override in OVERRIDES.items()} | _OTHER_NAMES
+    return names.get(key, rest.replace("_", "-") if section in _SECTIONS and "." not in rest else key)
 
 
 def _words(name: str, value: Any) -> Words:
@@ -98,12 +98,12 @@ def _mixed(value: Any, context: ImportContext) -> dict[str, Words]:
         context.fail(
             f"{_MIXED}: {value} is not read; state bf16_mixed, fp16_mixed, or one with fp8 such as Bridge names it"
         )
-    found: dict[str, Words] = {words[0]: []}
+    arguments: dict[str, Words] = {words[0]: []}
     if "nvfp4" in words:
-        return found | {"fp4-format": ["e2m1"]}
+        return arguments | {"fp4-format": ["e2m1"]}
     if "mxfp8" in words:
-        return found | {"fp8-format": ["hybrid"], "fp8-recipe": ["mxfp8"]}
-    return found | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
+        return arguments | {"fp8-format": ["hybrid"], "fp8-recipe": ["mxfp8"]}
+    return arguments | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
 
 
 def _stated(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
@@ -111,18 +111,18 @@ def _stated(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str
     lines = [line.strip() for line in text.splitlines()]
     overrides = [line for line in lines if line and not line.startswith("#")]
     if all(re.match(r"\+{0,2}[A-Za-z_][\w.]*=[^=]", line) for line in overrides):
-        found: dict[str, Any] = {}
+        values_by_key: dict[str, Any] = {}
         for line in overrides:
             key, _, value = line.lstrip("+").partition("=")
             try:
-                found[key] = yaml.safe_load(value)
+                values_by_key[key] = yaml.safe_load(value)
             except yaml.YAMLError:
-                found[key] = value.strip("'\"")
-        return found, []
+                values_by_key[key] = value.strip("'\"")
+        return values_by_key, []
     values, bases = python_settings(text, context.where)
     computed = "is computed where the recipe runs"
-    found = {key: Unknown(repr(v), computed) if isinstance(v, Computed) else v for key, v in values.items()}
-    return found, [f"not read: what {base} returns, which the recipe changes" for base in bases]
+    values_by_key = {key: Unknown(repr(v), computed) if isinstance(v, Computed) else v for key, v in values.items()}
+    return values_by_key, [f"not read: what {base} returns, which the recipe changes" for base in bases]
 
 
 class MegatronBridgeFormat(MegatronFormat):

@@ -29,8 +29,8 @@ def read_layout(text: str, where: str) -> list[int]:
         raise InputError(f"{where}: {text!r} must begin with its one E and end with its one L")
     counts = [stage.count("t") for stage in stages]
     if 0 in counts:
-        said = f"{where}: {text!r} has no decoder layer in part {counts.index(0)}"
-        raise InputError(f"{said}; stages without layers are not modelled, so give each at least one")
+        what = f"{where}: {text!r} has no decoder layer in part {counts.index(0)}"
+        raise InputError(f"{what}; stages without layers are not modelled, so give each at least one")
     return counts
 
 

@@ -32,11 +32,11 @@ class _Configuration:
     def copy(self) -> "_Configuration":
         return _Configuration(dict(self.values), list(self.bases))
 
-    def set(self, name: str, stated: dict[str, Any]) -> None:
+    def set(self, name: str, values: dict[str, Any]) -> None:
         """Replace what stands under `name` by `stated`, names relative to it."""
         for key in [key for key in self.values if key == name or key.startswith(f"{name}.")]:
             del self.values[key]
-        self.values |= {f"{name}.{key}" if key else name: value for key, value in stated.items()}
+        self.values |= {f"{name}.{key}" if key else name: value for key, value in values.items()}
 
 
 def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
@@ -47,13 +47,13 @@ def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(f"{where}: is neither a Python configuration nor TOML; give one of them") from None
     try:
-        found = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
+        configurations = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
     except RecursionError:
         raise InputError(f"{where}: has expressions nested too deeply; write their values") from None
-    outer = [name for name in found if name not in module.called] or list(found)
+    outer = [name for name in configurations if name not in module.called] or list(configurations)
     if len(outer) > 1:
         raise InputError(f"{where}: makes {len(outer)} configurations, {', '.join(outer)}; leave the one that runs")
-    made = found[outer[0]] if outer else module.at_top
+    made = configurations[outer[0]] if outer else module.at_top
     return made.values, made.bases
 
 

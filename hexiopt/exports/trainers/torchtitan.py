@@ -29,10 +29,10 @@ def _modules(parts: list[int]) -> list[list[str]]:
     ends = [0]
     for count in parts:
         ends.append(ends[-1] + count)
-    found = [[f"layers.{layer}" for layer in range(a, b)] for a, b in pairwise(ends)]
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "lm_head"]
-    return found
+    modules = [[f"layers.{layer}" for layer in range(a, b)] for a, b in pairwise(ends)]
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", "lm_head"]
+    return modules
 
 
 def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str:

@@ -267,11 +267,11 @@ def _recompute(settings: StatedSettings, context: ImportContext, python: bool) -
             policy = "op"
     if policy != "op":
         return BlockRecompute(policy), []
-    stated = context.workload.recompute if "recompute" in context.stated else "auto"
-    if stated == "auto":
+    choice = context.workload.recompute if "recompute" in context.stated else "auto"
+    if choice == "auto":
         settings.fault(what, _BY_OPERATOR)
         return NO_RECOMPUTE, []
-    return BlockRecompute(stated), [f"{what} is by operator, for which workload.recompute={stated} is priced"]
+    return BlockRecompute(choice), [f"{what} is by operator, for which workload.recompute={choice} is priced"]
 
 
 def _precision(settings: StatedSettings, mixed: bool) -> tuple[str, list[str]]:

@@ -107,8 +107,8 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, Counter[str]]:
 
 def _modalities(config: Mapping[str, Any]) -> str:
     known = {"vision": "vision", "image": "vision", "vq": "vision", "audio": "audio"}
-    stated = [key for key, value in config.items() if not _is_off(value)]
-    named = sorted({modality for word, modality in known.items() if any(key.startswith(word) for key in stated)})
+    keys = [key for key, value in config.items() if not _is_off(value)]
+    named = sorted({modality for word, modality in known.items() if any(key.startswith(word) for key in keys)})
     return "a modality beside text" + (f" ({', '.join(named)})" if named else "")
 
 

@@ -42,8 +42,10 @@ def named(architecture: str) -> Row:
         **DEFAULTS[architecture],
     }
     keys = {
-        name: Key((own, _OTHER_NAMES[own]) if own in _OTHER_NAMES else (own,), usual.get(name, REQUIRED))
-        for name, own in facts.keys.items()
+        name: Key(
+            (key_name, _OTHER_NAMES[key_name]) if key_name in _OTHER_NAMES else (key_name,), usual.get(name, REQUIRED)
+        )
+        for name, key_name in facts.keys.items()
         if name != "attention_window" or name in usual
     }
     return row(dict.fromkeys(("num_kv_heads", "head_dim")), fixed, keys)

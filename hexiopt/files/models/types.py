@@ -37,15 +37,15 @@ _UNROTATED_LAYERS = "its layers without rotary positions are priced as those wit
 
 
 def _falcon_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
-    stated, several = config.size("num_kv_heads"), not config.flag("multi_query", True)
-    return stated if config.flag("new_decoder_architecture", False) or several else 1
+    num_kv_heads, several = config.size("num_kv_heads"), not config.flag("multi_query", True)
+    return num_kv_heads if config.flag("new_decoder_architecture", False) or several else 1
 
 
 def _falcon_norms(config: ConfigFile, values: dict[str, Any]) -> int:
-    stated, parallel = config.size("num_ln_in_parallel_attn"), config.flag("parallel_attn", True)
-    if stated is None and config.flag("new_decoder_architecture", False):
-        stated = 2
-    return 1 if parallel and stated != 2 else 2
+    norms, parallel = config.size("num_ln_in_parallel_attn"), config.flag("parallel_attn", True)
+    if norms is None and config.flag("new_decoder_architecture", False):
+        norms = 2
+    return 1 if parallel and norms != 2 else 2
 
 
 def _mpt_ffn_size(config: ConfigFile, values: dict[str, Any]) -> None:
@@ -63,13 +63,13 @@ def _mpt_ffn_size(config: ConfigFile, values: dict[str, Any]) -> None:
 
 def _lfm2_ffn_size(config: ConfigFile, values: dict[str, Any]) -> int | None:
     """Two thirds of the stated width, rounded up to a multiple, unless the file says that it is the width."""
-    stated = config.size("block_ff_dim") or config.size("intermediate_size")
+    width = config.size("block_ff_dim") or config.size("intermediate_size")
     multiple, factor = config.size("block_multiple_of") or 256, config.number("block_ffn_dim_multiplier", 1.0)
-    if stated is None:
+    if width is None:
         config.refuse("intermediate_size", "is not a size; state it")
     if not config.flag("block_auto_adjust_ff_dim", True):
-        return stated
-    return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple
+        return width
+    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
 def _opt_final_norm(config: ConfigFile, values: dict[str, Any]) -> bool:
