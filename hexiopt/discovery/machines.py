@@ -87,7 +87,7 @@ def discover(name: str, texts: Texts) -> Discovery:
     """
     texts_read = _read(texts)
     nodes = {machine: _node(machine, texts_read.stated(machine)) for machine in texts_read.machines}
-    twins = _alike(nodes, (texts_read.smi, texts_read.topologies, texts_read.buses))
+    twins = _twins(nodes, (texts_read.smi, texts_read.topologies, texts_read.buses))
     texts_read = _spread(texts_read, twins)
     entries: list[dict[str, Any]] = []
     notes: dict[str, tuple[str, ...]] = {}
@@ -114,7 +114,7 @@ def discover(name: str, texts: Texts) -> Discovery:
     cluster: dict[str, Any] = {"name": name}
     if boxes > 1 and len(entries) > 1:
         cluster["inter_machine"] = {"bandwidth_gb_per_s": None, "latency_us": None}
-    cluster["machines"], notes = _counted(entries, notes)
+    cluster["machines"], notes = _merge_entries(entries, notes)
     if links:
         cluster["links"] = links
     return Discovery(cluster, notes, tuple(without_gpus), out_of_service, texts_read.remarks)
@@ -203,7 +203,7 @@ def _node(machine: str, by_option: Mapping[str, Node]) -> Node | None:
     return replace(chosen, outage=outage)
 
 
-def _alike(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _twins(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The node whose texts stand for each node of its kind: the only one of them with any.
 
     Nodes whose GPUs have no type and that have no features are not taken to be alike.
@@ -327,7 +327,7 @@ def _fabrics(
     return joined, {entry["name"]: notes[entry["name"]] for entry in joined}
 
 
-def _counted(
+def _merge_entries(
     entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
     """The entries with like machines merged: all that are named d-0, d-1, ... into one entry d with a count, others

@@ -42,23 +42,23 @@ def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 def _node(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
     """Name, GRES, features and state of a node; versions differ in whether lists are lists or texts."""
-    state = _joined(entry.get("state"), "+")
-    flags = _joined(entry.get("state_flags"), "+")
-    features = _joined(entry.get("features") or entry.get("available_features"), ",")
-    return _joined(entry.get("name"), ","), _gres(entry, "gres"), features, "+".join(filter(None, (state, flags)))
+    state = _join(entry.get("state"), "+")
+    flags = _join(entry.get("state_flags"), "+")
+    features = _join(entry.get("features") or entry.get("available_features"), ",")
+    return _join(entry.get("name"), ","), _gres(entry, "gres"), features, "+".join(filter(None, (state, flags)))
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
     """The same of a row of sinfo, which is of several nodes."""
     nodes, gres = _inner(entry, "nodes"), _inner(entry, "gres")
-    state = _joined(_inner(entry, "node").get("state") or entry.get("state"), "+")
-    features = _joined(_inner(entry, "features").get("total"), ",")
-    return _joined(nodes.get("nodes") or nodes.get("hostnames"), ","), _gres(gres, "total"), features, state
+    state = _join(_inner(entry, "node").get("state") or entry.get("state"), "+")
+    features = _join(_inner(entry, "features").get("total"), ",")
+    return _join(nodes.get("nodes") or nodes.get("hostnames"), ","), _gres(gres, "total"), features, state
 
 
 def _gres(entry: Mapping[str, Any], key: str) -> str | None:
     """The GRES under a key, '' where there is none; None where the key is lacking."""
-    return _joined(entry[key], ",") if key in entry else None
+    return _join(entry[key], ",") if key in entry else None
 
 
 def _inner(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -66,5 +66,5 @@ def _inner(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _joined(value: Any, separator: str) -> str:
+def _join(value: Any, separator: str) -> str:
     return separator.join(map(str, value)) if isinstance(value, list) else str(value or "")

@@ -266,7 +266,7 @@ def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
         return TensorParallel(devices, heads)
 
 
-def _replicated(section: Section, cluster: Cluster) -> Replicated:
+def _replicas(section: Section, cluster: Cluster) -> Replicated:
     replicas = tuple(_replica(entry, cluster) for entry in section.sections("replicas"))
     with section.building():
         return Replicated(replicas)
@@ -298,7 +298,7 @@ def _sequence_group(section: Section, cluster: Cluster) -> SequenceGroup:
 
 _PARALLELISM: dict[str, Callable[[Section, Cluster], StageParallelism]] = {
     "devices": _tensor_parallel,
-    "replicas": _replicated,
+    "replicas": _replicas,
     "sequence": _sequence_parallel,
 }
 

@@ -111,13 +111,13 @@ def _sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
         for gpu, sizes in gpus.items():
             if gpu not in SAILOR_GPUS:
                 raise InputError(f"{where}: {model}.{gpu}: is not a GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
-            for size, tp, layers in _counted(sizes, f"{where}: {model}.{gpu}"):
+            for size, tp, layers in _by_size_and_tp(sizes, f"{where}: {model}.{gpu}"):
                 times = _sailor_times(layers, f"{where}: {model}.{gpu}.{size}.{tp}")
                 entries.append(Entry(shape, SAILOR_GPUS[gpu], tp, size, times))
     return Profile(tuple(entries))
 
 
-def _counted(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
+def _by_size_and_tp(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
     """Micro-batch size, TP degree, and the value under them, for each pair."""
     try:
         return [(int(size), int(tp), layers) for size, degrees in sizes.items() for tp, layers in degrees.items()]

@@ -49,8 +49,8 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     except RecursionError:
         raise InputError(f"{where}: is nested too deeply; write the command out") from None
     names = frozenset(core)
-    paths = [_continued(path) for path in paths]
-    runs = [(path, [words for words in path.commands if names & _named(words)]) for path in paths]
+    paths = [_join_lines(path) for path in paths]
+    runs = [(path, [words for words in path.commands if names & _argument_names(words)]) for path in paths]
     runs = [(path, commands) for path, commands in runs if commands]
     if not runs:
         return _of_variables(paths, unknowns, where)
@@ -62,7 +62,7 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
             raise InputError(f"{where}: starts several runs ({programs}); keep the one that is meant")
     read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
     notes = list(dict.fromkeys(note for path, _, passed, _ in read for note in (*path.notes, *passed)))
-    arguments = _agreed([(path, values) for path, values, _, _ in read])
+    arguments = _agreement([(path, values) for path, values, _, _ in read])
     worlds = {_world(launcher, slurm) for *_, launcher in read}
     return Script(arguments, worlds.pop() if len(worlds) == 1 else None, tuple(notes))
 
@@ -91,7 +91,7 @@ def _error_line(node: Node) -> int:
     return int(node.start_point[0]) + 1
 
 
-def _continued(path: Path) -> Path:
+def _join_lines(path: Path) -> Path:
     """The path where a line that begins with an argument goes on with the command before it, and says so."""
     commands: list[tuple[str, ...]] = []
     for words in path.commands:
@@ -119,7 +119,7 @@ def _bare_list(text: str, unknowns: Unknowns, where: str) -> list[str] | None:
     return [unknowns.mark(word, "is not set in the list") if "$" in word else word for word in words]
 
 
-def _named(words: Sequence[str]) -> set[str]:
+def _argument_names(words: Sequence[str]) -> set[str]:
     return {m[1].replace("_", "-") for word in words if (m := _ARGUMENT.match(word))}
 
 
@@ -159,7 +159,7 @@ def _bare(word: str) -> str:
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
-def _agreed(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
+def _agreement(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
     """The arguments in which all paths agree; others are not known, by the condition that divides the paths."""
     names = dict.fromkeys(name for _, values in read for name in values)
     result: dict[str, Words] = {}

@@ -142,7 +142,7 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _nested(system: Settings) -> Settings:
+def _nest(system: Settings) -> Settings:
     hetero = {key: value for key, value in system.items() if "hetero" in key}
     recompute = {key: value for key, value in system.items() if key.startswith("recompute")}
     plain = {key: value for key, value in system.items() if key not in hetero and key not in recompute}
@@ -164,7 +164,7 @@ def _arguments(settings: Settings) -> Arguments:
 # ----------------------------------------------------------------------------- reading
 
 
-def _restated(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
+def _degree_notes(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
     """Notes on degrees that are not those of the meshes, which go before them."""
     of_meshes = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
     wrong = [
@@ -343,7 +343,7 @@ class FlagScaleFormat(MegatronFormat):
             "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
             *note_lines(notes),
         ]
-        document = {"system": _nested(system), "model": model}
+        document = {"system": _nest(system), "model": model}
         text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
         script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
         return Program(
@@ -385,7 +385,7 @@ class FlagScaleFormat(MegatronFormat):
         }
         zero = int(arguments.flag("use-distributed-optimizer"))
         arguments.get("recompute-granularity")  # stages may have their own
-        notes += _restated(arguments, chain, tp)
+        notes += _degree_notes(arguments, chain, tp)
         notes += [f"not read: {', '.join(sections)}"] if sections else []
         [schedule] = self.schedules
         layout = imported_layout(context, model, chain, schedule, zero, workload, notes)

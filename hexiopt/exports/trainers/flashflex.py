@@ -59,7 +59,7 @@ def _check_machines(settings: StatedSettings, context: ImportContext, degrees: l
     if named is None:
         settings.by_default("devices_id", "the ranks in order")
         return
-    counts = [[len(stage) for stage in pipeline] for pipeline in named] if _nested(named) else None
+    counts = [[len(stage) for stage in pipeline] for pipeline in named] if _is_nested(named) else None
     settings.require(
         counts == degrees, "devices_id", "does not list a machine for every GPU of hetero_configs; correct it"
     )
@@ -69,7 +69,7 @@ def _check_machines(settings: StatedSettings, context: ImportContext, degrees: l
         settings.fault("devices_id", "puts ranks on other machines than the cluster's order does; give ranks=ranks.tsv")
 
 
-def _nested(named: Any) -> bool:
+def _is_nested(named: Any) -> bool:
     return isinstance(named, list) and all(
         isinstance(pipeline, list) and all(isinstance(stage, list) for stage in pipeline) for pipeline in named
     )

@@ -30,7 +30,7 @@ _SCHEDULES = TRAINER_SCHEDULES["galvatron"]
 _ZERO = {0: "ddp", 2: "zero2", 3: "zero3"}
 
 
-def _listed(numbers: list[int]) -> str:
+def _join(numbers: list[int]) -> str:
     return ",".join(map(str, numbers))
 
 
@@ -116,14 +116,14 @@ class GalvatronFormat(Trainer):
         notes = (what,) * (ends[0] != ends[1])
         document = {
             "pp_deg": len(chain.stages),
-            "tp_sizes_enc": _listed(tps),
-            "tp_consecutive_flags": _listed([1] * len(tps)),
-            "dp_types_enc": _listed([int(zero == 3)] * len(tps)),
-            "use_sp": _listed([0] * len(tps)),
-            "checkpoint": _listed(checkpoint),
+            "tp_sizes_enc": _join(tps),
+            "tp_consecutive_flags": _join([1] * len(tps)),
+            "dp_types_enc": _join([int(zero == 3)] * len(tps)),
+            "use_sp": _join([0] * len(tps)),
+            "checkpoint": _join(checkpoint),
             "global_bsz": chain.global_batch,
             "chunks": chain.num_micro_batches,
-            "pp_division": _listed([stage.num_layers for stage in chain.stages]),
+            "pp_division": _join([stage.num_layers for stage in chain.stages]),
             "pipeline_type": _SCHEDULES[schedule],
             "default_dp_type": _ZERO[zero],
             "vtp": ends[0],

@@ -91,7 +91,7 @@ def _words(name: str, value: Any) -> Words:
     return [] if value is True else [value if isinstance(value, Unknown) else str(value)]
 
 
-def _mixed(value: Any, context: ImportContext) -> dict[str, Words]:
+def _precision_arguments(value: Any, context: ImportContext) -> dict[str, Words]:
     """The arguments that a recipe of mixed precision stands for, such as `bf16_with_mxfp8_mixed`."""
     words = str(value).split("_")
     if isinstance(value, Unknown) or words[0] not in ("bf16", "fp16") or words[-1] != "mixed":
@@ -106,7 +106,7 @@ def _mixed(value: Any, context: ImportContext) -> dict[str, Words]:
     return arguments | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
 
 
-def _stated(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
+def _values(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
     """The values by key, and notes: of overrides, one a line, or what a recipe in Python assigns; nothing is run."""
     lines = [line.strip() for line in text.splitlines()]
     overrides = [line for line in lines if line and not line.startswith("#")]
@@ -160,7 +160,7 @@ class MegatronBridgeFormat(MegatronFormat):
         )
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        values, notes = _stated(text, context)
+        values, notes = _values(text, context)
         names = {key: _name(key) for key in values}
         if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
             context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
@@ -171,7 +171,7 @@ class MegatronBridgeFormat(MegatronFormat):
         for key, value in values.items():
             name = names[key]
             if name == _MIXED:
-                arguments |= _mixed(value, context)
+                arguments |= _precision_arguments(value, context)
             elif name == "grad-reduce-in-fp32":
                 arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
             elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:

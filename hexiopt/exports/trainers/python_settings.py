@@ -114,14 +114,14 @@ class _Scope:
         root, *names = path
         if names:
             made = self.configurations.setdefault(root, _Configuration())
-            made.set(".".join(names), dict(self._stated(value)))
+            made.set(".".join(names), dict(self._values(value)))
         elif isinstance(value, ast.Attribute) and (aliased := self._path(value)) is not None:
             self._aliases[root] = aliased
         elif isinstance(value, ast.Call):
             if (made_by := self._made(value)) is not None:
                 self.configurations[root] = made_by
         else:
-            self.constants[root] = dict(self._stated(value)).get("")
+            self.constants[root] = dict(self._values(value)).get("")
 
     def _path(self, node: ast.expr) -> tuple[str, ...] | None:
         """The root and the attributes of `root.a.b`; a root that stands for attributes of another, by those."""
@@ -141,10 +141,10 @@ class _Scope:
             made = self._module.of_function(name)
             return None if made is None else made.copy()
         if name.endswith(_CONSTRUCTOR):
-            return _Configuration({key: value for key, value in self._stated(call) if key})
+            return _Configuration({key: value for key, value in self._values(call) if key})
         return _Configuration(bases=[name])
 
-    def _stated(self, node: ast.expr) -> Iterator[tuple[str, Any]]:
+    def _values(self, node: ast.expr) -> Iterator[tuple[str, Any]]:
         """The values that an expression states, by names relative to it; of a call, its function's name under ''."""
         match node:
             case ast.Call(func=function, args=args, keywords=keywords):
@@ -156,10 +156,10 @@ class _Scope:
                     *((k.arg or "**", k.value) for k in keywords),
                 ]
                 for key, part in parts:
-                    for inner, value in self._stated(part):
+                    for inner, value in self._values(part):
                         yield f"{key}.{inner}" if inner else key, value
             case ast.List(elts=elements) if any(isinstance(element, ast.Call) for element in elements):
-                each = [dict(self._stated(element)) for element in elements]
+                each = [dict(self._values(element)) for element in elements]
                 yield "", [values.pop("", None) for values in each]
                 for k, values in enumerate(each):
                     yield from ((f"{k}.{key}", value) for key, value in values.items())

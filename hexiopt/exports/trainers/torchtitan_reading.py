@@ -118,9 +118,11 @@ class _Degrees:
 
 
 def _degrees(settings: StatedSettings, context: ImportContext) -> _Degrees:
-    tp = settings.whole(_named(settings, "tensor_parallel_degree", "parallelism", "training"), 1)
-    stages = settings.whole(_named(settings, "pipeline_parallel_degree", "parallelism", "experimental", "training"), 1)
-    replicate = settings.whole(_named(settings, "data_parallel_replicate_degree", "parallelism", "training"), 1)
+    tp = settings.whole(_name_in_use(settings, "tensor_parallel_degree", "parallelism", "training"), 1)
+    stages = settings.whole(
+        _name_in_use(settings, "pipeline_parallel_degree", "parallelism", "experimental", "training"), 1
+    )
+    replicate = settings.whole(_name_in_use(settings, "data_parallel_replicate_degree", "parallelism", "training"), 1)
     earlier = "training.data_parallel_degree"
     names = ("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree", earlier)
     shard = settings.whole(name := settings.stated(*names), -1)
@@ -157,7 +159,7 @@ def _batch(settings: StatedSettings, degrees: _Degrees, num_parts: int) -> tuple
     return size, local // size, None
 
 
-def _named(settings: StatedSettings, name: str, *tables: str) -> str:
+def _name_in_use(settings: StatedSettings, name: str, *tables: str) -> str:
     return settings.stated(*(f"{table}.{name}" for table in tables))
 
 
@@ -176,7 +178,7 @@ def _settings(text: str, context: ImportContext) -> tuple[StatedSettings, list[s
 def _schedule(settings: StatedSettings) -> Schedule:
     names = {word: schedule for schedule, word in TRAINER_SCHEDULES["torchtitan"].items()}
     names["interleaved_1f1b"] = names["Interleaved1F1B"]
-    key = _named(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
+    key = _name_in_use(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
     return settings.word(key, names, "1F1B")
 
 
@@ -190,7 +192,7 @@ def _parts(settings: StatedSettings, num_layers: int, stages: int, schedule: Sch
     if stated is not None:
         return stated
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
-    key = _named(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
+    key = _name_in_use(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
     count = stages * (2 if schedule.chunked else 1)
     if key not in settings and schedule.chunked:
         settings.by_default(key, f"that of {count} stages")
@@ -216,7 +218,7 @@ def _stated_parts(settings: StatedSettings, num_layers: int) -> list[int] | None
                 key, f"does not list layers.0 to layers.{num_layers - 1} in order, which the model has; correct it"
             )
         return list(map(len, layers))
-    key = _named(settings, "pipeline_parallel_split_points", "parallelism", "experimental", "training")
+    key = _name_in_use(settings, "pipeline_parallel_split_points", "parallelism", "experimental", "training")
     points = settings.get(key)
     if not points:
         return None
@@ -230,7 +232,7 @@ def _stated_parts(settings: StatedSettings, num_layers: int) -> list[int] | None
 
 def _micro_batch_size(settings: StatedSettings, stages: int, num_parts: int, local: int) -> int:
     """Sequences of a micro-batch of a pipeline; earlier versions state how many there are, as many as stages if not."""
-    key = _named(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
+    key = _name_in_use(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
     current = "parallelism.pipeline_parallel_microbatch_size"
     earlier = "parallelism.pipeline_parallel_degree" not in settings
     if key in settings or (earlier and current not in settings):
