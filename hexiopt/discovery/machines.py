@@ -70,7 +70,7 @@ class _Read:
         named = [name for inventory in self.inventories.values() for name in inventory.nodes]
         return list(dict.fromkeys([*named, *self.smi, *self.topologies, *self.buses]))
 
-    def stated(self, machine: str) -> dict[str, Node]:
+    def nodes_of(self, machine: str) -> dict[str, Node]:
         """What each inventory states of a machine, by option."""
         return {
             option: inventory.nodes[machine]
@@ -86,7 +86,7 @@ def discover(name: str, texts: Texts) -> Discovery:
     texts.
     """
     texts_read = _read(texts)
-    nodes = {machine: _node(machine, texts_read.stated(machine)) for machine in texts_read.machines}
+    nodes = {machine: _node(machine, texts_read.nodes_of(machine)) for machine in texts_read.machines}
     twins = _twins(nodes, (texts_read.smi, texts_read.topologies, texts_read.buses))
     texts_read = _spread(texts_read, twins)
     entries: list[dict[str, Any]] = []
@@ -278,7 +278,7 @@ def _count(machine: str, texts_read: _Read) -> int | None:
             counts["nvidia-smi"] = slices + sum(not gpu.is_sliced for gpu in gpus)
     if machine in texts_read.topologies:
         counts["the topology"] = texts_read.topologies[machine].num_gpus
-    for option, node in texts_read.stated(machine).items():
+    for option, node in texts_read.nodes_of(machine).items():
         if node.num_gpus is not None:
             counts[_INVENTORIES[option]] = node.num_gpus
     if len(set(counts.values())) > 1:

@@ -10,7 +10,7 @@ from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import what_was_read
-from hexiopt.exports.trainers.registry import OWN, TRAINERS
+from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -20,7 +20,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_text
 
 ONLY_RANKS = "ranks"
-FORMATS = (ONLY_RANKS, *LAUNCHERS, *(name for name in TRAINERS if name != OWN))
+FORMATS = (ONLY_RANKS, *LAUNCHERS, *(name for name in TRAINERS if name != EXECUTOR))
 READ = tuple(name for name, trainer in TRAINERS.items() if trainer.can_read)
 
 
@@ -45,7 +45,7 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
             f"export.trainer: {trainer} does not go with export.format={format}, which is a trainer too; "
             f"take export.format=torchrun, or another launcher, with export.trainer={trainer}"
         )
-    return TRAINERS[format if format in TRAINERS else trainer or OWN]
+    return TRAINERS[format if format in TRAINERS else trainer or EXECUTOR]
 
 
 def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:

@@ -51,7 +51,7 @@ def unknown_key(name: str, known: frozenset[str]) -> str:
     return f"is no key of the format; {near if near.startswith('did you mean') else 'take it out'}"
 
 
-class StatedSettings(Ledger):
+class FileSettings(Ledger):
     """The settings of a file, with a default of the trainer's for each that is not stated.
 
     Getters do not raise: a value of the wrong kind becomes a fault, and the default is returned. `refuse` raises
@@ -96,7 +96,7 @@ class StatedSettings(Ledger):
             return choices[default]
         return by_word[word]
 
-    def stated(self, *names: str) -> str:
+    def name_in_use(self, *names: str) -> str:
         """The one of the names of a setting, newest first, that the file has; two are a fault."""
         present = [name for name in names if name in self]
         if len(present) > 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (
     BlockRecompute,
@@ -22,8 +23,7 @@ from hexiopt.exports.layout import (
     uniform_tp,
     zero_stage,
 )
-from hexiopt.exports.settings import StatedSettings, flat, script_notes, unknown_key
-from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
+from hexiopt.exports.settings import FileSettings, flat, script_notes, unknown_key
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
 from hexiopt.plan.plan import Plan
@@ -65,16 +65,16 @@ class _Kind:
     notes: tuple[str, ...] = ()
 
 
-def _precision(settings: StatedSettings) -> str:
+def _precision(settings: FileSettings) -> str:
     default = "fp16" if "fp16" in settings and settings.flag("fp16", default=False) else "no"  # its name until 0.6
     precision = settings.word("mixed_precision", _PRECISIONS, default)
     if precision == "fp8":
-        backend = settings.stated("fp8_config.backend", "fp8_config.fp8_backend")
+        backend = settings.name_in_use("fp8_config.backend", "fp8_config.fp8_backend")
         settings.word(backend, {"TE": "te", "AO": "ao"}, "TE")
     return precision
 
 
-def _fsdp(settings: StatedSettings, world: int) -> _Kind:
+def _fsdp(settings: FileSettings, world: int) -> _Kind:
     version = settings.whole("fsdp_config.fsdp_version", 1)
     policy = "full" if settings.flag("fsdp_config.fsdp_activation_checkpointing", default=False) else "none"
     wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
@@ -102,17 +102,17 @@ def _fsdp(settings: StatedSettings, world: int) -> _Kind:
     return _Kind(tp, sharding=stage, replicas=replicas, recompute=policy, notes=notes)
 
 
-def _ddp(settings: StatedSettings, world: int) -> _Kind:
+def _ddp(settings: FileSettings, world: int) -> _Kind:
     return _Kind(gradient_bytes=4)
 
 
-def _lone(settings: StatedSettings, world: int) -> _Kind:
+def _lone(settings: FileSettings, world: int) -> _Kind:
     if world != 1:
         settings.refuse_value("distributed_type", f"is of one GPU, not {world}; take MULTI_GPU, or num_processes 1")
     return _Kind(gradient_bytes=4)
 
 
-def _deepspeed(settings: StatedSettings, world: int) -> _Kind:
+def _deepspeed(settings: FileSettings, world: int) -> _Kind:
     stage = settings.whole("deepspeed_config.zero_stage", 2, at_least=0)
     if stage > 3:
         settings.refuse_value("deepspeed_config.zero_stage", "is not 0, 1, 2 or 3; take one")
@@ -120,7 +120,7 @@ def _deepspeed(settings: StatedSettings, world: int) -> _Kind:
     return _Kind(sharding=stage, accumulation=settings.whole(steps) if steps in settings else None)
 
 
-def _megatron(settings: StatedSettings, world: int) -> _Kind:
+def _megatron(settings: FileSettings, world: int) -> _Kind:
     def name(key: str) -> str:
         return f"megatron_lm_config.megatron_lm_{key}"
 
@@ -137,7 +137,7 @@ def _megatron(settings: StatedSettings, world: int) -> _Kind:
     )
 
 
-_KINDS: dict[str, Callable[[StatedSettings, int], _Kind]] = {
+_KINDS: dict[str, Callable[[FileSettings, int], _Kind]] = {
     "FSDP": _fsdp,
     "MULTI_GPU": _ddp,
     "NO": _lone,
@@ -221,7 +221,7 @@ class AccelerateFormat(Trainer):
             data["fsdp_config"] = {
                 key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in fsdp.items()
             }
-        settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
+        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
         for key in twice:
             settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
         for key in data:
@@ -250,7 +250,7 @@ class AccelerateFormat(Trainer):
         sizes = "the batch is the training script's: micro-batches of one sequence are assumed"
         layout = imported_job(
             context,
-            StatedJob(
+            FileJob(
                 model,
                 tp=kind.tp,
                 num_stages=kind.stages,

@@ -9,10 +9,10 @@ import json
 from itertools import accumulate, pairwise
 from typing import Any
 
+from hexiopt.exports.file_jobs import FileJob, imported_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
-from hexiopt.exports.settings import StatedSettings, flat, script_notes
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
+from hexiopt.exports.settings import FileSettings, flat, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
 from hexiopt.plan.plan import Plan
@@ -28,7 +28,7 @@ _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 # ----------------------------------------------------------------------------- reading
 
 
-def _batch(settings: StatedSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
+def _batch(settings: FileSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
     """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs, where the batch tells it.
 
     Of the batch, the micro-batch and their number, DeepSpeed takes what is missing from the others
@@ -62,13 +62,10 @@ def _batch(settings: StatedSettings, num_gpus: int, gpus_a_pipeline: int) -> tup
     return size, max(1, derived), None
 
 
-def _workload(settings: StatedSettings, context: ImportContext) -> dict[str, Any]:
+def _workload(settings: FileSettings, context: ImportContext) -> dict[str, Any]:
     """Precision and the width of gradients: by default they are kept and sent in the precision of the weights."""
-    on = [
-        precision
-        for precision, name in (("bf16", settings.stated("bf16.enabled", "bfloat16.enabled")), ("fp16", "fp16.enabled"))
-        if settings.flag(name, default=False)
-    ]
+    names = {"bf16": settings.name_in_use("bf16.enabled", "bfloat16.enabled"), "fp16": "fp16.enabled"}
+    on = [precision for precision, name in names.items() if settings.flag(name, default=False)]
     if len(on) > 1:
         settings.fault("bf16.enabled and fp16.enabled", "are both true; keep one")
     precision = on[0] if on else "fp32"
@@ -141,10 +138,10 @@ class DeepSpeedFormat(Trainer):
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         data = as_mapping(parse(text, context.where, as_json=True), context.where)
-        settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
+        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
         exported = any(name.startswith(f"{_OWN}.") for name in settings)
         stages = settings.whole("hexiopt.pipe", 1) if exported else 1
-        of_tp = settings.stated("hexiopt.model", "tensor_parallel.autotp_size")
+        of_tp = settings.name_in_use("hexiopt.model", "tensor_parallel.autotp_size")
         tp = max(1, settings.whole(of_tp, 1, at_least=0)) if exported or of_tp in settings else 1
         bounds = settings.get("hexiopt.parts")
         if bounds is None and exported:
@@ -180,7 +177,7 @@ class DeepSpeedFormat(Trainer):
             notes.insert(0, "stages and TP are not in the file: data parallelism alone is assumed")
         return imported_job(
             context,
-            StatedJob(
+            FileJob(
                 model,
                 tp=tp,
                 num_stages=stages,

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from hexiopt.exports.file_jobs import imported_layout
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refuse, stage_name
 from hexiopt.exports.layout import (
     NO_RECOMPUTE,
@@ -28,7 +29,6 @@ from hexiopt.exports.layout import (
     zero_stage,
 )
 from hexiopt.exports.shell.scripts import Words
-from hexiopt.exports.stated_jobs import imported_layout
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.megatron import MegatronFormat, stated_precision, words, written_otherwise
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments

@@ -8,10 +8,10 @@ import json
 from itertools import accumulate, pairwise
 from typing import Any
 
+from hexiopt.exports.file_jobs import imported_plan
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer, stage_name
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
-from hexiopt.exports.settings import StatedSettings, flat, script_notes
-from hexiopt.exports.stated_jobs import imported_plan
+from hexiopt.exports.settings import FileSettings, flat, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Vocabulary
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -53,7 +53,7 @@ _KEYS = frozenset(
 VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
 
 
-def _check_machines(settings: StatedSettings, context: ImportContext, degrees: list[list[int]]) -> None:
+def _check_machines(settings: FileSettings, context: ImportContext, degrees: list[list[int]]) -> None:
     """Refuse ranks that stand on other machines than the file's, whose numbers are its own."""
     named = settings.get("devices_id")
     if named is None:
@@ -75,7 +75,7 @@ def _is_nested(named: Any) -> bool:
     )
 
 
-def _batch(settings: StatedSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
+def _batch(settings: FileSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
     """Micro-batches and sequences of each pipeline, and notes: arguments of the run, which the exporter states too."""
     keys = f"{_OWN}.chunks", f"{_OWN}.global_bsz_size"
     if not any(key in settings for key in keys):
@@ -94,7 +94,7 @@ def _fit(values: Any, count: int) -> bool:
     return isinstance(values, list) and len(values) == count and all(type(v) is int and v > 0 for v in values)
 
 
-def _lists(settings: StatedSettings, key: str) -> list[list[int]]:
+def _lists(settings: FileSettings, key: str) -> list[list[int]]:
     lists = settings.get(key)
     if (
         isinstance(lists, list)
@@ -190,7 +190,7 @@ class FlashFlexFormat(Trainer):
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         data = as_mapping(parse(text, context.where, as_json=True), context.where)
         settings, model = (
-            StatedSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
+            FileSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
             context.stated_model("FlashFlex"),
         )
         degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")

@@ -6,6 +6,7 @@ Ranks are t + T·(r + R·s) for replica r of R of stage s (`galvatron/core/runti
 import json
 from itertools import accumulate, pairwise
 
+from hexiopt.exports.file_jobs import imported_layout
 from hexiopt.exports.formats import (
     EVEN,
     ImportContext,
@@ -16,8 +17,7 @@ from hexiopt.exports.formats import (
     stage_name,
 )
 from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
-from hexiopt.exports.settings import EXPERTS, StatedSettings, flat, script_notes
-from hexiopt.exports.stated_jobs import imported_layout
+from hexiopt.exports.settings import EXPERTS, FileSettings, flat, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Reason, Vocabulary, words
 from hexiopt.plan.plan import Plan
@@ -60,7 +60,7 @@ VOCABULARY = Vocabulary(
 )
 
 
-def _numbers(settings: StatedSettings, key: str, count: int, default: int | None = None) -> list[int]:
+def _numbers(settings: FileSettings, key: str, count: int, default: int | None = None) -> list[int]:
     """The `count` numbers in a text that commas divide."""
     if key not in settings and default is not None:
         settings.by_default(key, default)
@@ -136,7 +136,7 @@ class GalvatronFormat(Trainer):
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         data = as_mapping(parse(text, context.where, as_json=True), context.where)
         settings, model = (
-            StatedSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
+            FileSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
             context.stated_model("Galvatron"),
         )
         devices, of_ranks = context.ranks_of(None)

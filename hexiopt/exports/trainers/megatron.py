@@ -8,11 +8,11 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hexiopt.exports.file_jobs import FileJob, imported_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import JobLayout, block_recompute, grid_of, note_lines, schedule_of, uniform_tp, zero_stage
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_parts, stated_recompute
@@ -108,7 +108,7 @@ def imported(
     if "global-batch-size" not in arguments:
         arguments.by_default("global-batch-size", "a micro-batch of each pipeline")
     plain, interleaved = TRAINER_SCHEDULES["megatron"]
-    job = StatedJob(
+    job = FileJob(
         model,
         tp=tp,
         num_stages=stages,

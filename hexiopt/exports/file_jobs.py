@@ -16,7 +16,7 @@ from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class StatedJob:
+class FileJob:
     """What a file states of a job whose pipelines are all alike.
 
     `world` is its number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
@@ -47,7 +47,7 @@ class StatedJob:
         return self.labels.get(name, name)
 
 
-def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
+def imported_job(context: ImportContext, job: FileJob) -> ImportedPlan:
     """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not go together."""
     ranks, notes = context.ranks_of(job.world)
     tp, num_stages, size = job.tp, job.num_stages, job.micro_batch_size
@@ -77,7 +77,7 @@ def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
     return imported_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
 
 
-def _parts(context: ImportContext, job: StatedJob) -> Sequence[int]:
+def _parts(context: ImportContext, job: FileJob) -> Sequence[int]:
     num_layers, stages = job.model.num_layers, job.num_stages
     if job.parts is None:
         count = stages * job.chunks
