@@ -16,7 +16,7 @@ from experiments.price import priced
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import exported, program_of, trainer_of
 from hexiopt.exports.formats import LaunchOptions, Program, Trainer
-from hexiopt.exports.trainers.registry import OWN
+from hexiopt.exports.trainers.registry import EXECUTOR
 from hexiopt.files.plan_file import PlanFile, plan_file_to_dict
 
 
@@ -58,7 +58,7 @@ def _export_plan(job: Job) -> float:
 
 def _program(trainer: Trainer, file: PlanFile) -> Program:
     """The plan in the trainer's terms. Raises InputError where it cannot train the model, or express the plan."""
-    if trainer.name == OWN:
+    if trainer.name == EXECUTOR:
         from runtime.mapping.layout import untrainable
 
         wrong = untrainable(file.problem.model, file.problem.workload, file.plan)

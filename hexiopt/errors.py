@@ -1,7 +1,7 @@
 """The one error a user may see: a single line with the value, the rule it breaks and the remedy."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -12,6 +12,30 @@ class InputError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()).encode("utf-8", "backslashreplace").decode())
+
+
+MISSING: Any = object()
+"""The value of a field that nobody states."""
+
+
+class FieldError(InputError):
+    """The value of a field breaks its rule; `where` names the owner and, after its last colon, the field.
+
+    A rule may be a function of how the reader of a file writes such values: bounds are given in the unit in which a
+    file has the number (`form`, 1 in Python), devices by the function that names them (`form`, `str` in Python).
+    """
+
+    def __init__(self, where: str, value: Any, rule: str | Callable[[Any], str], form: Any = 1.0) -> None:
+        self.field, self.value, self.form, self._rule = where.rpartition(": ")[2], value, form, rule
+        super().__init__(self.line(where, value, form))
+
+    def line(self, where: str, value: Any, form: Any) -> str:
+        """The text of the error for a value called `where` and written as `value`, in that form."""
+        rule = self._rule if isinstance(self._rule, str) else self._rule(form)
+        return f"{where}: {rule}" if self.value is MISSING else f"{where}: {quoted(value)} {rule}"
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str]]:
+        return InputError, (str(self),)
 
 
 @contextmanager
@@ -33,6 +57,8 @@ def quoted(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an integer beyond Python's limit of printable digits
         return "a number of thousands of digits"
+    except RecursionError:
+        return "a value nested hundreds of levels deep"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

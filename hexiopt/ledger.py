@@ -14,6 +14,12 @@ from hexiopt.errors import InputError, did_you_mean, quoted
 OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "0", "false", "False", "none", "None", "null", (), [], {})
 """Values by which a key states that its feature is not used."""
 
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
 Reason = str | Callable[[Any], str | None]
 
 

@@ -3,6 +3,7 @@
 Every refusal is an `InputError` that names file and key.
 """
 
+import dataclasses
 import difflib
 import hashlib
 import json
@@ -10,19 +11,29 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import yaml
 
-from hexiopt.errors import InputError, blame, did_you_mean, quoted
+from hexiopt.checks import flag_in, is_number, is_whole, list_in, word_in
+from hexiopt.checks import number_in as number_in  # public here too
+from hexiopt.checks import whole_in as whole_in
+from hexiopt.errors import MISSING, FieldError, InputError, did_you_mean, quoted
 from hexiopt.ledger import Ledger
+from hexiopt.units import GB, MICROSECOND
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 64
 _MOST_NULLS = 12  # that one line names
 _REQUIRED: Any = object()
+_MOST_SCALED = 1e200  # larger numbers are out of any range in any unit
+Keys = Mapping[str, tuple[str, ...]]  # of fields, the keys that state them
+NO_KEYS: Keys = MappingProxyType({})
+# How a key of a file ends whose field is in SI units, how the field ends, and the file's unit.
+_UNITS = (("_gb_per_s", "_bytes_per_s", GB), ("_us", "_s", MICROSECOND))
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -157,21 +168,6 @@ def as_mapping(data: Any, where: str) -> dict[str, Any]:
     return dict(data)
 
 
-def number_in(
-    value: Any, where: str, *, above: float | None = None, at_least: float | None = None, at_most: float
-) -> float:
-    """`value` as a finite number within the stated range. Raises InputError naming `where` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        rule = f"is not a number; state one {_span(above, at_least, at_most)}"
-    elif isinstance(value, float) and not math.isfinite(value):
-        rule = f"is not finite; state a number {_span(above, at_least, at_most)}"
-    elif (above is not None and value <= above) or (at_least is not None and value < at_least) or value > at_most:
-        rule = f"is out of range; it must be {_span(above, at_least, at_most)}"
-    else:
-        return float(value)
-    raise InputError(f"{where}: {quoted(value)} {rule}")
-
-
 def nulls(value: Any, where: str = "") -> Iterator[str]:
     """The path of each null in plain data from `where` on, such as `.a[0].b`."""
     if value is None:
@@ -182,14 +178,6 @@ def nulls(value: Any, where: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
             yield from nulls(inner, f"{where}[{i}]")
-
-
-def whole_in(value: Any, where: str, *, at_least: int, at_most: int) -> int:
-    """`value` as a whole number within the stated range. Raises InputError naming `where` otherwise."""
-    number = number_in(value, where, at_least=at_least, at_most=at_most)
-    if number != int(number):
-        raise InputError(f"{where}: {quoted(value)} is not a whole number; state one {_span(None, at_least, at_most)}")
-    return int(number)
 
 
 class Section:
@@ -223,9 +211,43 @@ class Section:
         self._taken.update(self._data)
         return dict(self._data)
 
-    def blamed(self) -> AbstractContextManager[None]:
-        """Where what is made from the mapping refuses it, the error names the mapping."""
-        return blame(self.where)
+    @contextmanager
+    def building(self, keys: Keys = NO_KEYS, name: Callable[[int], str] = str) -> Iterator[None]:
+        """What is made inside of the values is refused by the error of `refusal`, or one that names this mapping."""
+        try:
+            yield
+        except FieldError as error:
+            raise self.refusal(error, keys, name) from None
+        except InputError as error:
+            raise InputError(f"{self.where}: {error}") from None
+
+    def refusal(self, error: FieldError, keys: Keys = NO_KEYS, name: Callable[[int], str] = str) -> InputError:
+        """`error` in the file's words: the key that states the field, the value as the file has it, bounds in its unit.
+
+        `keys` has the keys of fields that the file calls otherwise, as `links[*].source` for those of items; of several
+        the first that the file has. Others differ from the field by their unit alone. Devices are called by `name`.
+        """
+        index = next(iter(re.findall(r"\[[0-9]+\]", error.field)), "[*]")
+        field = error.field.replace(index, "[*]")
+        ending, of_field, unit = next((each for each in _UNITS if field.endswith(each[1])), ("", "", 1.0))
+        by_unit = field.removesuffix(of_field) + ending
+        paths = [path.replace("[*]", index) for path in keys.get(field, (by_unit, field))]
+        path = next((path for path in paths if self._at_path(path) is not MISSING), paths[0])
+        raw = self._at_path(path)
+        value = list(error.value) if isinstance(error.value, tuple) else error.value
+        value = value if path == error.field or raw is MISSING else raw
+        unit = unit if path.endswith(ending) else 1.0
+        return InputError(error.line(self.at(path), value, unit if error.form == 1.0 else name))
+
+    def _at_path(self, path: str) -> Any:
+        """The raw value under a path such as `links[0].to`; MISSING where there is none."""
+        value: Any = self._data
+        for step in re.findall(r"[^.\[\]]+", path):
+            try:
+                value = value[int(step) if isinstance(value, list | tuple) else step]
+            except (KeyError, IndexError, TypeError, ValueError):
+                return MISSING
+        return value
 
     def fail(self, key: str, rule: str) -> NoReturn:
         """Refuse the value of `key` for breaking `rule` (which ends in the remedy)."""
@@ -271,6 +293,31 @@ class Section:
         rule = f"is unknown (null){whose}; state it, or measure it with 'hexiopt profile'"
         raise InputError(f"{where}: {rule}")
 
+    def si(self, key: str, default: Any = _REQUIRED) -> Any:
+        """The number under a key in SI units, by the unit that ends the key; `default`, in SI units, if it is absent.
+
+        Whoever takes the value judges it: what is no number stays as it is. No file states an infinite one, which
+        becomes NaN.
+        """
+        value = self.raw(key, default)
+        if key not in self._data or not is_number(value):
+            return value
+        if abs(value) < _MOST_SCALED:
+            return value * next(unit for ending, _, unit in _UNITS if key.endswith(ending))
+        return value if is_whole(value) or math.isfinite(value) else math.nan
+
+    def fields(self, kind: type, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """The values as they stand of the keys that are fields of the data class `kind`, or those of `names`."""
+        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+        wanted = defaults if names is None else names
+        return {name: value for name in wanted if (value := self.raw(name, defaults[name])) is not defaults[name]}
+
+    def _checked(self, key: str, default: Any, check: Callable[..., Any], **rule: Any) -> Any:
+        value = self.raw(key, default)
+        if value is default and (key not in self._data or value is None):
+            return value
+        return check(value, self.at(key), **rule)
+
     def number(
         self,
         key: str,
@@ -280,38 +327,20 @@ class Section:
         at_most: float,
         default: Any = _REQUIRED,
     ) -> Any:
-        """A finite number within the stated range (float), or `default` where the key is absent."""
-        value = self.raw(key, default)
-        if value is default and (key not in self._data or value is None):
-            return value
-        return number_in(value, self.at(key), above=above, at_least=at_least, at_most=at_most)
+        """A finite number within the given range (float), or `default` where the key is absent."""
+        return self._checked(key, default, number_in, above=above, at_least=at_least, at_most=at_most)
 
     def integer(self, key: str, *, at_least: int, at_most: int, default: Any = _REQUIRED) -> Any:
-        """A whole number within the stated range (int), or `default` where the key is absent."""
-        value = self.raw(key, default)
-        if value is default and (key not in self._data or value is None):
-            return value
-        return whole_in(value, self.at(key), at_least=at_least, at_most=at_most)
+        """A whole number within the given range (int), or `default` where the key is absent."""
+        return self._checked(key, default, whole_in, at_least=at_least, at_most=at_most)
 
     def text(self, key: str, *, choices: Iterable[str] | None = None, default: Any = _REQUIRED) -> Any:
         """Text, one of `choices` where given, or `default` where the key is absent."""
-        value = self.raw(key, default)
-        if value is default and (key not in self._data or value is None):
-            return value
-        if not isinstance(value, str) or not value:
-            self.fail(key, "is not text; write a word")
-        if choices is not None and value not in (known := sorted(choices)):
-            self.fail(key, f"is not known; {did_you_mean(value, known)}")
-        return value
+        return self._checked(key, default, word_in, choices=choices)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> Any:
         """true or false, or `default` where the key is absent."""
-        value = self.raw(key, default)
-        if value is default and (key not in self._data or value is None):
-            return value
-        if not isinstance(value, bool):
-            self.fail(key, "is not true or false; write one of them")
-        return value
+        return self._checked(key, default, flag_in)
 
     def section(self, key: str, *, optional: bool = False) -> "Section":
         """The mapping under `key`; an empty one where it is absent and `optional`."""
@@ -319,10 +348,7 @@ class Section:
 
     def items(self, key: str, *, optional: bool = False) -> list[Any]:
         """The list under `key`; an empty one where it is absent and `optional`."""
-        value = self.raw(key, [] if optional else _REQUIRED)
-        if not isinstance(value, list | tuple):
-            self.fail(key, "is not a list; write [...]")
-        return list(value)
+        return list_in(self.raw(key, [] if optional else _REQUIRED), self.at(key))
 
     def sections(self, key: str, *, optional: bool = False) -> list["Section"]:
         """The mappings of the list under `key`."""
@@ -358,8 +384,3 @@ def _misspelt(given: str, key: str) -> bool:
     least = 0.88 if len(key) > 5 else 0.8
     shortened = len(given) > 3 and key.startswith(given)
     return shortened or difflib.SequenceMatcher(None, given, key).ratio() >= least
-
-
-def _span(above: float | None, at_least: float | None, at_most: float) -> str:
-    bounds = [("above", above), ("at least", at_least), ("at most", at_most)]
-    return " and ".join(f"{word} {bound:.12g}" for word, bound in bounds if bound is not None)

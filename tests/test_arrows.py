@@ -46,6 +46,7 @@ FRONT = ("report", "study", "plot", "api", "testing")  # what people see: no law
 PARTS = (
     *(
         "errors",
+        "checks",
         "ledger",
         "own_packages",
         "value",

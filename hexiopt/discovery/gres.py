@@ -1,9 +1,12 @@
 """Slurm's GRES texts, such as `gpu:a100:8(S:0-1),nvme:1`, and the states of its nodes."""
 
 import re
+from collections.abc import Iterable
 
-from hexiopt.discovery.inventory import GpuGroup
-from hexiopt.discovery.lines import Line, words
+from hexiopt.discovery.inventory import GpuGroup, Inventory, Node
+from hexiopt.discovery.lines import Faults, Line, Text
+from hexiopt.errors import InputError
+from hexiopt.ledger import words
 
 NONE = ("(null)", "N/A", "none", "")
 MOST_GPUS = 1024
@@ -70,6 +73,31 @@ def read_gres(line: Line, text: str) -> tuple[tuple[GpuGroup, ...], frozenset[st
     return tuple(GpuGroup(product, count) for product, count in gpus.items()), frozenset(others)
 
 
-def not_read(others: frozenset[str] | set[str]) -> tuple[str, ...]:
-    """The note on generic resources that were not read; none where all are known to be no GPUs."""
-    return (f"not read: GRES {', '.join(sorted(others))}",) if others else ()
+class SlurmNodes:
+    """The nodes that a text of Slurm states, its faults, and the generic resources in it that were not read."""
+
+    def __init__(self, text: Text, command: str) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.faults = Faults(text.path)
+        self._path, self._command = text.path, command
+        self._others: set[str] = set()
+
+    def node(self, line: Line, gres: str, features: str, state: str, *, configured: bool = False) -> Node:
+        """A node of these texts. Raises InputError."""
+        gpus, others = read_gres(line, gres)
+        self._others |= others
+        return Node(gpus, None if features in NONE else features, outage(state, configured=configured))
+
+    def add(self, line: Line, names: Iterable[str], node: Node) -> None:
+        """Take in the nodes called `names`, which may stand there again if they are equal. Raises InputError."""
+        for name in names:
+            if self.nodes.setdefault(name, node) != node:  # a node appears once per partition
+                line.refuse("appears above with another GRES, state or features; keep one", name)
+
+    def inventory(self, notes: Iterable[str] = ()) -> Inventory:
+        """All nodes. Raises InputError with all faults of the text, or where it names no node."""
+        self.faults.refuse()
+        if not self.nodes:
+            raise InputError(f"{self._path}: names no node; write it with {self._command}")
+        unread = [f"not read: GRES {', '.join(sorted(self._others))}"] if self._others else []
+        return Inventory(self.nodes, (*notes, *unread))

@@ -4,17 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hexiopt.discovery import (
-    gres_conf,
-    hostfile,
-    kubernetes,
-    nvidia_smi,
-    rocm_smi,
-    sinfo,
-    slurm,
-    slurm_json,
-    topology,
-)
+from hexiopt.discovery import gres_conf, hostfile, kubernetes, nvidia_smi, rocm_smi, sinfo, slurm, slurm_json, topology
 from hexiopt.discovery.lines import Text, open_text
 from hexiopt.errors import InputError
 
@@ -53,10 +43,7 @@ _KINDS = (
     _Kind("a list of Kubernetes nodes", kubernetes.is_kubernetes, "kubernetes", kubernetes.read_kubernetes),
     _Kind("the output of kubectl describe", kubernetes.is_description, "kubernetes", kubernetes.read_description),
     _Kind(
-        "the table of kubectl get nodes",
-        _has(r"\ANAME\s+STATUS\s+ROLES\s+AGE"),
-        "kubernetes",
-        lacks="states no GPUs",
+        "the table of kubectl get nodes", _has(r"\ANAME\s+STATUS\s+ROLES\s+AGE"), "kubernetes", lacks="states no GPUs"
     ),
     _Kind("rocm-smi --showtopo", topology.is_rocm_topology, "topology", topology.read_rocm_topology),
     _Kind("rocm-smi --showproductname", rocm_smi.is_rocm_smi, "rocm_smi", rocm_smi.read_rocm_smi),

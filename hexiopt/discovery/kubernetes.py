@@ -27,7 +27,7 @@ _MOST_GPUS = 1024
 
 
 @dataclass
-class _Stated:
+class _Record:
     """What a text states of a node."""
 
     labels: Mapping[str, Any] = field(default_factory=dict)
@@ -60,71 +60,73 @@ def read_kubernetes(text: Text) -> Inventory:
 
 def read_description(text: Text) -> Inventory:
     """The nodes of `kubectl describe nodes`. Raises InputError naming the node."""
-    return _inventory(text, _described(text))
+    return _inventory(text, _description_records(text))
 
 
-def _of_object(node: Mapping[str, Any]) -> _Stated:
+def _of_object(node: Mapping[str, Any]) -> _Record:
     status = _path(node, "status")
-    conditions = [one for one in status.get("conditions") or () if isinstance(one, Mapping)]
-    return _Stated(
+    conditions = [condition for condition in status.get("conditions") or () if isinstance(condition, Mapping)]
+    return _Record(
         labels=_path(node, "metadata", "labels"),
         capacity=_path(status, "capacity"),
         allocatable=_path(status, "allocatable"),
-        ready=next((str(one.get("status")) for one in conditions if one.get("type") == "Ready"), "True"),
+        ready=next(
+            (str(condition.get("status")) for condition in conditions if condition.get("type") == "Ready"), "True"
+        ),
         unschedulable=bool(_path(node, "spec").get("unschedulable")),
     )
 
 
-def _described(text: Text) -> Iterator[tuple[str, _Stated]]:
+def _description_records(text: Text) -> Iterator[tuple[str, _Record]]:
     """The sections of each node: a key at the start of a line, and what is indented below it."""
-    name, stated, section = "", _Stated(), ""
+    name, node, section = "", _Record(), ""
     for line in text.lines:
         head = re.match(r"([A-Za-z][\w .-]*):\s*(.*)", line.text)
         if head is not None and head[1] == "Name":
             if name:
-                yield name, stated
-            name, stated = head[2], _Stated({}, {}, {})
+                yield name, node
+            name, node = head[2], _Record({}, {}, {})
         if head is not None:
             section, body = head[1], head[2]
         else:
             body = line.text.strip()
         if section == "Labels" and "=" in body:
             key, _, value = body.partition("=")
-            stated.labels |= {key: value}  # type: ignore[operator]
+            node.labels |= {key: value}  # type: ignore[operator]
         elif section in ("Capacity", "Allocatable") and (pair := re.fullmatch(r"(\S+):\s+(\S+)", body)):
-            values = stated.capacity if section == "Capacity" else stated.allocatable
+            values = node.capacity if section == "Capacity" else node.allocatable
             values |= {pair[1]: pair[2]}  # type: ignore[operator]
         elif section == "Conditions" and body.split()[:1] == ["Ready"]:
-            stated.ready = body.split()[1]
+            node.ready = body.split()[1]
         elif section == "Unschedulable":
-            stated.unschedulable = body.lower() == "true"
+            node.unschedulable = body.lower() == "true"
     if name:
-        yield name, stated
+        yield name, node
 
 
-def _inventory(text: Text, stated: Iterator[tuple[str, _Stated]]) -> Inventory:
+def _inventory(text: Text, records: Iterator[tuple[str, _Record]]) -> Inventory:
     nodes: dict[str, Node] = {}
     faults = Faults(text.path)
-    for name, one in stated:
+    for name, record in records:
         line = Line(text.path, 0, name, f"node {name or '?'}")
         with faults.collect():
             if name in nodes:
                 line.refuse("appears twice; keep one", name)
-            nodes[line.name(name)] = _node(line, one)
+            nodes[line.name(name)] = _node(line, record)
     faults.refuse()
     return Inventory(nodes)
 
 
-def _node(line: Line, stated: _Stated) -> Node:
-    out = "NotReady" if stated.ready != "True" else "SchedulingDisabled" if stated.unschedulable else None
-    labels = stated.labels
+def _node(line: Line, record: _Record) -> Node:
+    out = "NotReady" if record.ready != "True" else "SchedulingDisabled" if record.unschedulable else None
+    labels = record.labels
     product = next((str(labels[key]) for key in _PRODUCTS if key in labels), None)
     shares = _whole(line, labels, "nvidia.com/gpu.replicas") or 1
-    count, total, notes = _counts(line, stated, shares)
+    count, total, notes = _counts(line, record, shares)
     slices = tuple(
         GpuGroup(f"{(product or 'MIG').removesuffix('-MIG-INVALID')} {kind[1]}", number)
-        for key in stated.capacity
-        if (kind := _MIG.fullmatch(key)) and (number := _whole(line, stated.capacity, key))
+        for key in record.capacity
+        if (kind := _MIG.fullmatch(key)) and (number := _whole(line, record.capacity, key))
     )
     memory_mib = _whole(line, labels, "nvidia.com/gpu.memory")
     memory = None if memory_mib is None else memory_mib * _MIB
@@ -136,15 +138,15 @@ def _node(line: Line, stated: _Stated) -> Node:
     return Node(gpus, None, out, notes)
 
 
-def _counts(line: Line, stated: _Stated, shares: int) -> tuple[int, int, tuple[str, ...]]:
+def _counts(line: Line, record: _Record, shares: int) -> tuple[int, int, tuple[str, ...]]:
     """GPUs that pods can have, all GPUs, and notes. Raises InputError where label and capacity differ."""
-    resource = "nvidia.com/gpu" if "nvidia.com/gpu" in {**stated.capacity, **stated.allocatable} else "amd.com/gpu"
-    if f"{resource}.shared" in stated.capacity:  # as the device plugin may rename GPUs in time slices
+    resource = "nvidia.com/gpu" if "nvidia.com/gpu" in {**record.capacity, **record.allocatable} else "amd.com/gpu"
+    if f"{resource}.shared" in record.capacity:  # as the device plugin may rename GPUs in time slices
         resource = f"{resource}.shared"
-    whole = _whole(line, stated.capacity, resource)
-    usable = _whole(line, stated.allocatable, resource)
-    labelled = _whole(line, stated.labels, "nvidia.com/gpu.count")
-    slices = any(map(_MIG.fullmatch, stated.capacity))
+    whole = _whole(line, record.capacity, resource)
+    usable = _whole(line, record.allocatable, resource)
+    labelled = _whole(line, record.labels, "nvidia.com/gpu.count")
+    slices = any(map(_MIG.fullmatch, record.capacity))
     if whole is None:
         whole = usable
     if whole is None:

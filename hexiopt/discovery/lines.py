@@ -83,11 +83,6 @@ def open_text(path: str) -> Text:
     return Text(path, _COPIED.sub("", _COLOURS.sub("", read_text(Path(path), max_bytes=_MAX_BYTES))))
 
 
-def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
-    return frozenset(text.split())
-
-
 class Faults:
     """The faults of a text, refused together."""
 
@@ -105,13 +100,13 @@ class Faults:
 
     def refuse(self) -> None:
         """Raise InputError with the faults in one line, if there are any; equal ones of several lines are one."""
-        alike: dict[str, list[str]] = {}
+        places_of: dict[str, list[str]] = {}
         for fault in self._faults:
             place, _, rule = fault.removeprefix(self._path).removeprefix(", ").partition(": ")
-            alike.setdefault(rule, []).append(place)
+            places_of.setdefault(rule, []).append(place)
         named = [
             f"{places[0]}: {rule}" + (f" (so {len(places) - 1} more)" if len(places) > 1 else "")
-            for rule, places in alike.items()
+            for rule, places in places_of.items()
         ]
         if not named:
             return

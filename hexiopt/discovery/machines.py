@@ -70,7 +70,7 @@ class _Read:
         named = [name for inventory in self.inventories.values() for name in inventory.nodes]
         return list(dict.fromkeys([*named, *self.smi, *self.topologies, *self.buses]))
 
-    def stated(self, machine: str) -> dict[str, Node]:
+    def nodes_of(self, machine: str) -> dict[str, Node]:
         """What each inventory states of a machine, by option."""
         return {
             option: inventory.nodes[machine]
@@ -85,24 +85,24 @@ def discover(name: str, texts: Texts) -> Discovery:
     Nodes of equal GPUs and features in an inventory are alike: what was read on one of them stands for those without
     texts.
     """
-    told = _read(texts)
-    nodes = {machine: _node(machine, told.stated(machine)) for machine in told.machines}
-    alike = _alike(nodes, (told.smi, told.topologies, told.buses))
-    told = _spread(told, alike)
+    texts_read = _read(texts)
+    nodes = {machine: _node(machine, texts_read.nodes_of(machine)) for machine in texts_read.machines}
+    twins = _twins(nodes, (texts_read.smi, texts_read.topologies, texts_read.buses))
+    texts_read = _spread(texts_read, twins)
     entries: list[dict[str, Any]] = []
     notes: dict[str, tuple[str, ...]] = {}
     links: list[dict[str, Any]] = []
     without_gpus: list[str] = []
     out_of_service: dict[str, str] = {}
     for machine, node in nodes.items():
-        count = _count(machine, told)
+        count = _count(machine, texts_read)
         if count == 0:
             without_gpus.append(machine)
         elif node is not None and node.outage is not None:
             out_of_service[machine] = node.outage
         else:
-            like = (f"read on {alike[machine]} for all nodes of equal GPUs and features",) if machine in alike else ()
-            parts, between = _parts(machine, count, node, told)
+            like = (f"read on {twins[machine]} for all nodes of equal GPUs and features",) if machine in twins else ()
+            parts, between = _parts(machine, count, node, texts_read)
             entries += [entry for entry, _ in parts]
             notes |= {entry["name"]: (*comments, *like) for entry, comments in parts}
             links += between
@@ -110,22 +110,22 @@ def discover(name: str, texts: Texts) -> Discovery:
         _refuse_nothing(out_of_service, without_gpus)
     _check_names(entries)
     boxes = len(nodes) - len(without_gpus) - len(out_of_service)
-    entries, notes = _fabrics(entries, notes, {machine: smi.gpus for machine, smi in told.smi.items()})
+    entries, notes = _fabrics(entries, notes, {machine: smi.gpus for machine, smi in texts_read.smi.items()})
     cluster: dict[str, Any] = {"name": name}
     if boxes > 1 and len(entries) > 1:
         cluster["inter_machine"] = {"bandwidth_gb_per_s": None, "latency_us": None}
-    cluster["machines"], notes = _counted(entries, notes)
+    cluster["machines"], notes = _merge_entries(entries, notes)
     if links:
         cluster["links"] = links
-    return Discovery(cluster, notes, tuple(without_gpus), out_of_service, told.remarks)
+    return Discovery(cluster, notes, tuple(without_gpus), out_of_service, texts_read.remarks)
 
 
 def _parts(
-    machine: str, count: int | None, node: Node | None, told: _Read
+    machine: str, count: int | None, node: Node | None, texts_read: _Read
 ) -> tuple[list[tuple[dict[str, Any], tuple[str, ...]]], list[dict[str, Any]]]:
     """The entries of a machine with their comments, one for each type of its GPUs, and the links between them, whose
     rates no text states. Raises InputError."""
-    smi, topology = told.smi.get(machine), told.topologies.get(machine)
+    smi, topology = texts_read.smi.get(machine), texts_read.topologies.get(machine)
     kinds = kinds_of(None if smi is None else smi.gpus, node)
     if smi is not None and node is not None:
         _check_types(machine, smi, node)
@@ -138,8 +138,8 @@ def _parts(
     parts, links = [], []
     for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         entry, comments = entry_of(name, kind, topology)
-        if machine in told.buses and "intra_bandwidth_gb_per_s" in entry:
-            comments += (measure(entry, told.buses[machine]),)
+        if machine in texts_read.buses and "intra_bandwidth_gb_per_s" in entry:
+            comments += (measure(entry, texts_read.buses[machine]),)
         for other, other_kind in zip(names[:i], kinds, strict=False):
             links.append({"between": [other, name], "bandwidth_gb_per_s": None, "latency_us": None})
             if (paths := paths_between(other_kind, kind, topology)) is not None:
@@ -150,9 +150,9 @@ def _parts(
 
 def _check_types(machine: str, smi: SmiGpus, node: Node) -> None:
     """Raise InputError where the driver names a type that the name in an inventory does not stand for."""
-    stated = [match(group.product or "") for group in node.gpus]
-    candidates = {gpu for one in stated for gpu in ((one.gpu,) if one.gpu else one.choices)}
-    if not all(one.gpu or one.choices for one in stated):
+    matches = [match(group.product or "") for group in node.gpus]
+    candidates = {gpu for candidate in matches for gpu in ((candidate.gpu,) if candidate.gpu else candidate.choices)}
+    if not all(candidate.gpu or candidate.choices for candidate in matches):
         return
     for gpu in smi.gpus:
         kind = match(gpu.name, gpu.memory_bytes).gpu
@@ -167,15 +167,15 @@ def _read(texts: Texts) -> _Read:
     inventories: dict[str, Inventory] = {option: read(option, path) for option, path in paths.items()}
     by_machine = {option: getattr(texts, option) for option in ("nvidia_smi", "rocm_smi", "topology", "nccl_tests")}
     named = [name for inventory in inventories.values() for name in inventory.nodes]
-    named = list(dict.fromkeys([*named, *(machine for one in by_machine.values() for machine in one)]))
+    named = list(dict.fromkeys([*named, *(machine for part in by_machine.values() for machine in part)]))
     named = [machine for machine in named if machine != LONE]
-    by_machine = {option: _by_machine(option, one, named) for option, one in by_machine.items()}
+    by_machine = {option: _by_machine(option, part, named) for option, part in by_machine.items()}
     smi: dict[str, SmiGpus] = read_all("nvidia_smi", by_machine["nvidia_smi"])
     rocm: dict[str, SmiGpus] = read_all("rocm_smi", by_machine["rocm_smi"])
     if both := smi.keys() & rocm.keys():
         raise InputError(f"discover.rocm_smi: {min(both)!r} has discover.nvidia_smi too; give one of them")
-    remarks = [f"{paths[option]}: {note}" for option, one in inventories.items() for note in one.notes]
-    remarks += [f"{by_machine['nvidia_smi'][machine]}: {note}" for machine, one in smi.items() for note in one.notes]
+    remarks = [f"{paths[option]}: {note}" for option, part in inventories.items() for note in part.notes]
+    remarks += [f"{by_machine['nvidia_smi'][machine]}: {note}" for machine, part in smi.items() for note in part.notes]
     return _Read(
         inventories,
         smi | rocm,
@@ -185,25 +185,25 @@ def _read(texts: Texts) -> _Read:
     )
 
 
-def _node(machine: str, stated: Mapping[str, Node]) -> Node | None:
+def _node(machine: str, by_option: Mapping[str, Node]) -> Node | None:
     """One node from what inventories state of it: the GPUs of the first that names their types, and any outage.
 
     Raises InputError where two name different types.
     """
-    if not stated:
+    if not by_option:
         return None
-    typed = {option: node for option, node in stated.items() if any(group.product for group in node.gpus)}
+    typed = {option: node for option, node in by_option.items() if any(group.product for group in node.gpus)}
     types = {option: [match(group.product or "").gpu for group in node.gpus] for option, node in typed.items()}
     known = {option: sorted(map(str, gpus)) for option, gpus in types.items() if None not in gpus}
     if len({repr(gpus) for gpus in known.values()}) > 1:
         which = ", ".join(f"{' and '.join(gpus)} by {_INVENTORIES[option]}" for option, gpus in known.items())
         raise InputError(f"{machine}: has {which}; give texts that agree, or leave one out")
-    chosen = next(iter(typed.values()), next(iter(stated.values())))
-    outage = next((node.outage for node in stated.values() if node.outage is not None), None)
+    chosen = next(iter(typed.values()), next(iter(by_option.values())))
+    outage = next((node.outage for node in by_option.values() if node.outage is not None), None)
     return replace(chosen, outage=outage)
 
 
-def _alike(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _twins(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The node whose texts stand for each node of its kind: the only one of them with any.
 
     Nodes whose GPUs have no type and that have no features are not taken to be alike.
@@ -212,30 +212,35 @@ def _alike(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]])
     for name, node in nodes.items():
         if node is not None and node.gpus and (node.features or all(group.product for group in node.gpus)):
             kinds.setdefault((node.gpus, node.features), []).append(name)
-    alike: dict[str, str] = {}
+    twins: dict[str, str] = {}
     for names in kinds.values():
-        had = [name for name in names if any(name in one for one in texts)]
-        if len(had) == 1 and len(names) > 1:
-            alike |= dict.fromkeys(names, had[0])
-    return alike
+        with_texts = [name for name in names if any(name in by_machine for by_machine in texts)]
+        if len(with_texts) == 1 and len(names) > 1:
+            twins |= dict.fromkeys(names, with_texts[0])
+    return twins
 
 
-def _spread(told: _Read, alike: Mapping[str, str]) -> _Read:
+def _spread(texts_read: _Read, twins: Mapping[str, str]) -> _Read:
     """What was read on one node for all that are alike, but for the fabric: which one a machine is on, only its own
     text says."""
     smi = {
-        machine: replace(told.smi[one], gpus=tuple(replace(gpu, fabric=None) for gpu in told.smi[one].gpus))
-        for machine, one in alike.items()
-        if one in told.smi and machine != one
+        machine: replace(
+            texts_read.smi[twin], gpus=tuple(replace(gpu, fabric=None) for gpu in texts_read.smi[twin].gpus)
+        )
+        for machine, twin in twins.items()
+        if twin in texts_read.smi and machine != twin
     }
     return replace(
-        told,
-        smi={**told.smi, **smi},
+        texts_read,
+        smi={**texts_read.smi, **smi},
         topologies={
-            **told.topologies,
-            **{m: told.topologies[one] for m, one in alike.items() if one in told.topologies},
+            **texts_read.topologies,
+            **{m: texts_read.topologies[twin] for m, twin in twins.items() if twin in texts_read.topologies},
         },
-        buses={**told.buses, **{m: told.buses[one] for m, one in alike.items() if one in told.buses}},
+        buses={
+            **texts_read.buses,
+            **{m: texts_read.buses[twin] for m, twin in twins.items() if twin in texts_read.buses},
+        },
     )
 
 
@@ -263,17 +268,17 @@ def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> 
     return {named[0] if named else _LOCAL: paths[LONE]}
 
 
-def _count(machine: str, told: _Read) -> int | None:
+def _count(machine: str, texts_read: _Read) -> int | None:
     """The number of GPUs of a machine; None where no text states it. Raises InputError where texts differ."""
     counts: dict[str, int] = {}
-    if machine in told.smi:
-        gpus = told.smi[machine].gpus
+    if machine in texts_read.smi:
+        gpus = texts_read.smi[machine].gpus
         slices = sum(len(gpu.slices) for gpu in gpus)
         if slices or not any(gpu.is_sliced for gpu in gpus):
             counts["nvidia-smi"] = slices + sum(not gpu.is_sliced for gpu in gpus)
-    if machine in told.topologies:
-        counts["the topology"] = told.topologies[machine].num_gpus
-    for option, node in told.stated(machine).items():
+    if machine in texts_read.topologies:
+        counts["the topology"] = texts_read.topologies[machine].num_gpus
+    for option, node in texts_read.nodes_of(machine).items():
         if node.num_gpus is not None:
             counts[_INVENTORIES[option]] = node.num_gpus
     if len(set(counts.values())) > 1:
@@ -300,8 +305,8 @@ def _fabrics(
     """The entries, where machines that one NVLink fabric joins are one machine, named for the first of them."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
-        found = {gpu.fabric for gpu in smi.get(entry["name"], ())}
-        fabric = next(iter(found)) if len(found) == 1 else None
+        fabrics = {gpu.fabric for gpu in smi.get(entry["name"], ())}
+        fabric = next(iter(fabrics)) if len(fabrics) == 1 else None
         groups.setdefault(fabric or f"of {entry['name']}", []).append(entry)
     joined = []
     for group in groups.values():
@@ -322,7 +327,7 @@ def _fabrics(
     return joined, {entry["name"]: notes[entry["name"]] for entry in joined}
 
 
-def _counted(
+def _merge_entries(
     entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
     """The entries with like machines merged: all that are named d-0, d-1, ... into one entry d with a count, others
@@ -332,9 +337,9 @@ def _counted(
     for entry in entries:
         kinds.setdefault(repr((entry | {"name": ""}, notes[entry["name"]])), []).append(entry)
     out, comments = [], {}
-    for alike in kinds.values():
-        for listed in compress(entry["name"] for entry in alike):
-            names, merged = expand(listed), alike[0] | {"name": listed}
+    for same in kinds.values():
+        for listed in compress(entry["name"] for entry in same):
+            names, merged = expand(listed), same[0] | {"name": listed}
             count, base = len(names), names[0].removesuffix("-0")
             if count > 1 and bases[base] == count and base not in taken and names[-1] == f"{base}-{count - 1}":
                 merged |= {"name": base, "count": count}

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hexiopt.discovery.lines import Faults, Line, Text, words
+from hexiopt.discovery.lines import Faults, Line, Text
 from hexiopt.discovery.product import fits_some_type
 from hexiopt.errors import InputError
-from hexiopt.ledger import Vocabulary
+from hexiopt.ledger import Vocabulary, words
 
 QUERY = "nvidia-smi --query-gpu=index,name,memory.total --format=csv"
 _ALIASES = {"gpu_name": "name"}
@@ -205,8 +205,8 @@ def _gpu(line: Line, cells: Mapping[str, str]) -> SmiGpu:
 def _fabric(cells: Mapping[str, str]) -> str | None:
     """The fabric of a GPU; the driver writes zeros where a machine has switches of its own alone."""
     cluster, clique = cells.get("fabric.clusterUuid", ""), cells.get("fabric.cliqueId", "")
-    stated = set(cluster) - set("0-") and not _UNKNOWN.fullmatch(cluster) and not _UNKNOWN.fullmatch(clique)
-    return f"{cluster}.{clique}" if stated else None
+    is_set = set(cluster) - set("0-") and not _UNKNOWN.fullmatch(cluster) and not _UNKNOWN.fullmatch(clique)
+    return f"{cluster}.{clique}" if is_set else None
 
 
 def _whole(line: Line, cell: str, unit: str, least: int, most: int) -> int | None:

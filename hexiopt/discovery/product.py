@@ -61,7 +61,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _NameParts:
     """The parts of a name: model words, product line (of `_LINES`), form (sxm, pcie, nvl), GB of memory; None where
     the name does not say. `by_driver`: whether it is as the driver writes it."""
 
@@ -75,16 +75,16 @@ class _Named:
 @cache
 def match(product: str, memory_bytes: float | None = None) -> Match:
     """The type for a name, never guessed (see `Match`); `memory_bytes` is what the driver reports."""
-    stated = _product(product)
-    fitting = [name for name, own in _types().items() if _fits(stated, own, name, memory_bytes)]
-    others = _others(stated, memory_bytes)
+    name_parts = _product_parts(product)
+    fitting = [name for name, type_parts in _types().items() if _fits(name_parts, type_parts, name, memory_bytes)]
+    others = _others(name_parts, memory_bytes)
     complete = others == ()
-    if len(fitting) == 1 and (complete or _certain(stated, _types()[fitting[0]], memory_bytes)):
+    if len(fitting) == 1 and (complete or _certain(name_parts, _types()[fitting[0]], memory_bytes)):
         return Match(fitting[0])
-    also = _ALSO_CALLED.get(" ".join(sorted(stated.model)))
+    also = _ALSO_CALLED.get(" ".join(sorted(name_parts.model)))
     if also is not None:
-        called = replace(stated, model=frozenset({also}))
-        fitting += [name for name, own in _types().items() if _fits(called, own, name, memory_bytes)]
+        called = replace(name_parts, model=frozenset({also}))
+        fitting += [name for name, type_parts in _types().items() if _fits(called, type_parts, name, memory_bytes)]
     return Match(None, tuple(sorted(fitting)), others if fitting else None)
 
 
@@ -100,20 +100,20 @@ def mig_profile(product: str) -> str | None:
     return None if profile is None else f"{profile[1]}g.{profile[2]}gb"
 
 
-def _fits(stated: _Named, own: _Named, name: str, memory_bytes: float | None) -> bool:
+def _fits(name_parts: _NameParts, type_parts: _NameParts, name: str, memory_bytes: float | None) -> bool:
     """Whether a type contradicts nothing that is stated."""
     gpu = catalogue()[name]
-    if stated.model != own.model or stated.line not in (None, own.line):
+    if name_parts.model != type_parts.model or name_parts.line not in (None, type_parts.line):
         return False
-    if stated.form is None:  # the driver always names NVL
-        formed = not (stated.by_driver and own.form == "nvl")
+    if name_parts.form is None:  # the driver always names NVL
+        formed = not (name_parts.by_driver and type_parts.form == "nvl")
     else:
-        formed = stated.form == (own.form or "pcie")
+        formed = name_parts.form == (type_parts.form or "pcie")
     if not formed:
         return False
     if memory_bytes is not None:
         return _LEAST_MEMORY <= memory_bytes / gpu.memory_bytes <= _MOST_MEMORY
-    return stated.memory_gb is None or same_memory(gpu, stated.memory_gb)
+    return name_parts.memory_gb is None or same_memory(gpu, name_parts.memory_gb)
 
 
 def same_memory(gpu: Gpu, memory_gib: float) -> bool:
@@ -121,41 +121,49 @@ def same_memory(gpu: Gpu, memory_gib: float) -> bool:
     return abs(gpu.memory_bytes / GIB - memory_gib) <= _SAME_MEMORY * memory_gib
 
 
-def _others(stated: _Named, memory_bytes: float | None) -> tuple[str, ...] | None:
+def _others(name_parts: _NameParts, memory_bytes: float | None) -> tuple[str, ...] | None:
     """The products of that name outside the catalogue that contradict nothing; None where they are not known."""
-    products = _OTHER_PRODUCTS.get(" ".join(sorted(stated.model)))
+    products = _OTHER_PRODUCTS.get(" ".join(sorted(name_parts.model)))
     if products is None:
         return None
-    memory_gb = stated.memory_gb if memory_bytes is None else memory_bytes / GIB
+    memory_gb = name_parts.memory_gb if memory_bytes is None else memory_bytes / GIB
     fitting = []
     for product in products:
-        own = _named(product)
-        same_form = stated.form is None or own.form is None or stated.form == own.form
-        same_line = stated.line is None or own.line is None or stated.line == own.line
-        near = memory_gb is None or own.memory_gb is None or abs(own.memory_gb / memory_gb - 1) < _SAME_MEMORY
+        product_parts = _name_parts(product)
+        same_form = name_parts.form is None or product_parts.form is None or name_parts.form == product_parts.form
+        same_line = name_parts.line is None or product_parts.line is None or name_parts.line == product_parts.line
+        near = (
+            memory_gb is None
+            or product_parts.memory_gb is None
+            or abs(product_parts.memory_gb / memory_gb - 1) < _SAME_MEMORY
+        )
         if same_form and same_line and near:
             fitting.append(product)
     return tuple(fitting)
 
 
-def _certain(stated: _Named, own: _Named, memory_bytes: float | None) -> bool:
+def _certain(name_parts: _NameParts, type_parts: _NameParts, memory_bytes: float | None) -> bool:
     """Whether everything is stated that distinguishes the products of one model."""
-    formed = stated.form is not None or own.form is None
-    lined = stated.line is not None or own.line is None
-    return formed and lined and (own.memory_gb is None or stated.memory_gb is not None or memory_bytes is not None)
+    formed = name_parts.form is not None or type_parts.form is None
+    lined = name_parts.line is not None or type_parts.line is None
+    return (
+        formed
+        and lined
+        and (type_parts.memory_gb is None or name_parts.memory_gb is not None or memory_bytes is not None)
+    )
 
 
 @cache
-def _types() -> dict[str, _Named]:
+def _types() -> dict[str, _NameParts]:
     """The name parts of every type; a module is one even if its name does not say so."""
-    types = {name: _named(name) for name in catalogue()}
+    types = {name: _name_parts(name) for name in catalogue()}
     modules = {name for name, gpu in catalogue().items() if gpu.is_module}
-    return {name: replace(own, form="sxm") if name in modules else own for name, own in types.items()}
+    return {name: replace(parts, form="sxm") if name in modules else parts for name, parts in types.items()}
 
 
-def _product(text: str) -> _Named:
+def _product_parts(text: str) -> _NameParts:
     """The parts of a name written by the driver, which begins with the brand, or by an administrator."""
-    named = replace(_named(text), by_driver=text.lower().startswith("nvidia"))
+    named = replace(_name_parts(text), by_driver=text.lower().startswith("nvidia"))
     for model in named.model:
         by_memory = _SXM_MEMORY.get(model)
         if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
@@ -167,7 +175,7 @@ def _product(text: str) -> _Named:
     return named
 
 
-def _named(text: str) -> _Named:
+def _name_parts(text: str) -> _NameParts:
     form, memory_gb, line, model = None, None, None, set()
     plain = re.sub(r"(rtx|gtx)(?=\d)|(?<=\d\d\d0)(?=(?:ti|super)+\b)|(?<=ti)(?=super\b)", r"\1 ", text.lower())
     for word in re.findall(r"[a-z0-9]+", plain):
@@ -185,4 +193,4 @@ def _named(text: str) -> _Named:
             model.add(word)
     if len(model) > 1 and any(map(str.isdecimal, "".join(model))):
         model -= {"rtx", "gtx"}  # a 3090 is an RTX 3090
-    return _Named(frozenset(model), line, form, memory_gb)
+    return _NameParts(frozenset(model), line, form, memory_gb)

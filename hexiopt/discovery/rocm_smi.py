@@ -21,10 +21,10 @@ def read_rocm_smi(text: Text) -> SmiGpus:
     names: dict[int, str] = {}
     memory: dict[int, int] = {}
     for line in text.lines:
-        if (stated := _STATED.match(line.text)) is None:
+        if (match := _STATED.match(line.text)) is None:
             continue
-        index, value = int(stated[1]), stated[3].strip()
-        if stated[2].lower() == "card series":
+        index, value = int(match[1]), match[3].strip()
+        if match[2].lower() == "card series":
             names[index] = value
         elif value.isdecimal():
             memory[index] = int(value)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from hexiopt.discovery.gres import NONE, is_state, not_read, outage, read_gres
-from hexiopt.discovery.inventory import Inventory, Node
-from hexiopt.discovery.lines import Faults, Line, Text, words
+from hexiopt.discovery.gres import NONE, SlurmNodes, is_state
+from hexiopt.discovery.inventory import Inventory
+from hexiopt.discovery.lines import Line, Text
 from hexiopt.errors import InputError
+from hexiopt.ledger import words
 
 COMMAND = "sinfo -N -o '%N %G %t'"
 _NODES, _GRES, _STATE, _COUNT, _FEATURES = "NODELIST", "GRES", "STATE", "NODES", "FEATURES"
@@ -50,7 +51,7 @@ def _is_header(words: Sequence[str]) -> bool:
 
 def _spans(text: str, piped: bool) -> list[tuple[int, int]]:
     """Where the cells of a line are, separated by blanks or by `|`."""
-    return [found.span() for found in re.finditer(r"[^|\s](?:[^|]*[^|\s])?" if piped else r"\S+", text)]
+    return [match.span() for match in re.finditer(r"[^|\s](?:[^|]*[^|\s])?" if piped else r"\S+", text)]
 
 
 def read_sinfo(text: Text) -> Inventory:
@@ -143,12 +144,8 @@ def _cells(table: _Table, line: Line) -> dict[str, str] | None:
     """The cells of a row by column; None for a partition without nodes. Raises InputError."""
     spans = _spans(line.text, table.piped)
     columns, count = table.columns, len(table.columns)
-    stated = [line.text[start:end] for start, end in spans]
-    if (
-        len(spans) == count - 1
-        and columns[-1] == _NODES
-        and dict(zip(columns, stated, strict=False)).get(_COUNT) == "0"
-    ):
+    texts = [line.text[start:end] for start, end in spans]
+    if len(spans) == count - 1 and columns[-1] == _NODES and dict(zip(columns, texts, strict=False)).get(_COUNT) == "0":
         return None
     free = next((k for k, column in enumerate(columns) if column in _FREE), None)
     if free is not None and len(spans) >= count:
@@ -164,25 +161,15 @@ def _cells(table: _Table, line: Line) -> dict[str, str] | None:
 
 
 def _inventory(text: Text, rows: Iterable[Line], cells_of: Callable[[Line], Mapping[str, str] | None]) -> Inventory:
-    nodes: dict[str, Node] = {}
-    others: set[str] = set()
-    faults = Faults(text.path)
+    nodes = SlurmNodes(text, COMMAND)
     for line in rows:
-        with faults.collect():
+        with nodes.faults.collect():
             cells = cells_of(line)
             if cells is None:
                 continue
             names, count = line.names(cells[_NODES]), cells.get(_COUNT)
             if count is not None and count != str(len(names)):
                 line.refuse(f"lists {len(names)} nodes, and its column NODES states {count}; write it with {COMMAND}")
-            gpus, more = read_gres(line, cells[_GRES])
-            others |= more
-            state, features = cells.get(_STATE, ""), cells.get(_FEATURES, "(null)")
-            node = Node(gpus, None if features in NONE else features, outage(state))
-            for name in names:
-                if nodes.setdefault(name, node) != node:  # a node appears once per partition
-                    line.refuse("appears above with another GRES, state or features; keep one", name)
-    faults.refuse()
-    if not nodes:
-        raise InputError(f"{text.path}: names no node; write it with {COMMAND}")
-    return Inventory(nodes, not_read(others))
+            node = nodes.node(line, cells[_GRES], cells.get(_FEATURES, "(null)"), cells.get(_STATE, ""))
+            nodes.add(line, names, node)
+    return nodes.inventory()

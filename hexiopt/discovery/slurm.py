@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from hexiopt.discovery.gres import NONE, not_read, outage, read_gres
+from hexiopt.discovery.gres import SlurmNodes, outage
 from hexiopt.discovery.inventory import Inventory, Node
-from hexiopt.discovery.lines import Faults, Line, Text, words
-from hexiopt.errors import InputError
-from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.discovery.lines import Line, Text
+from hexiopt.ledger import Ledger, Vocabulary, words
 
 COMMAND = "scontrol show node"
 _RECORD = r"^\s*NodeName="
@@ -52,9 +51,9 @@ def is_slurm_conf(text: Text) -> bool:
 def read_scontrol(text: Text) -> Inventory:
     """The nodes of the records, of which each has one or several lines. Raises InputError with file and lines."""
     records: list[_Record] = []
-    faults = Faults(text.path)
+    nodes = SlurmNodes(text, COMMAND)
     for line in text.lines:
-        with faults.collect():
+        with nodes.faults.collect():
             if line.text.lstrip().startswith("#"):
                 continue
             pairs = dict(_pairs(line.text))
@@ -65,7 +64,7 @@ def read_scontrol(text: Text) -> Inventory:
             if records:
                 records[-1].values |= pairs
                 records[-1].lines |= dict.fromkeys(pairs, line)
-    return _nodes(text, records, faults, configured=False)
+    return _inventory(records, nodes, configured=False)
 
 
 def read_slurm_conf(text: Text) -> Inventory:
@@ -77,7 +76,7 @@ def read_slurm_conf(text: Text) -> Inventory:
     defaults: dict[str, str] = {}
     down: list[tuple[Line, str, str]] = []
     notes: list[str] = []
-    faults = Faults(text.path)
+    nodes = SlurmNodes(text, COMMAND)
     for line in logical_lines(text):
         if re.match(r"(?i)\s*include\s", line.text):
             notes.append(f"not read: {line.text.strip()}")
@@ -90,17 +89,16 @@ def read_slurm_conf(text: Text) -> Inventory:
         elif "downnodes" in pairs:
             down.append((line, pairs["downnodes"], pairs.get("state", "DOWN")))
         elif "gres" in pairs:
-            with faults.collect():
+            with nodes.faults.collect():
                 line.refuse("states Gres of no node; write NodeName= on the same line")
-    inventory = _nodes(text, records, faults, configured=True)
-    nodes = dict(inventory.nodes)
+    inventory = _inventory(records, nodes, configured=True)
     for line, names, state in down:
-        with faults.collect():
+        with nodes.faults.collect():
             for name in line.names(names):
-                if name in nodes:
-                    nodes[name] = replace(nodes[name], outage=outage(state))
-    faults.refuse()
-    return Inventory(nodes, (*notes, *inventory.notes))
+                if name in nodes.nodes:
+                    nodes.nodes[name] = replace(nodes.nodes[name], outage=outage(state))
+    nodes.faults.refuse()
+    return replace(inventory, notes=(*notes, *inventory.notes))
 
 
 def logical_lines(text: Text) -> Iterator[Line]:
@@ -137,37 +135,27 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _nodes(text: Text, records: list[_Record], faults: Faults, *, configured: bool) -> Inventory:
-    nodes: dict[str, Node] = {}
-    others: set[str] = set()
+def _inventory(records: list[_Record], nodes: SlurmNodes, *, configured: bool) -> Inventory:
     unread: dict[str, None] = {}
     for record in records:
-        with faults.collect():
+        with nodes.faults.collect():
             names = record.head.names(record.values["nodename"])
-            node, more, keys = _node(record, configured)
-            others |= more
+            node, keys = _node(record, nodes, configured)
             unread |= dict.fromkeys(keys)
-            for name in names:
-                if name in nodes:
-                    record.head.refuse("is a node that appears twice; keep one", name)
-                nodes[name] = node
-    faults.refuse()
-    if not nodes:
-        raise InputError(f"{text.path}: names no node; write it with {COMMAND}")
-    notes = [f"not read: {', '.join(unread)}"] if unread else []
-    return Inventory(nodes, (*notes, *not_read(others)))
+            if (twice := next((name for name in names if name in nodes.nodes), None)) is not None:
+                record.head.refuse("is a node that appears twice; keep one", twice)
+            nodes.add(record.head, names, node)
+    return nodes.inventory([f"not read: {', '.join(unread)}"] if unread else [])
 
 
-def _node(record: _Record, configured: bool) -> tuple[Node, frozenset[str], list[str]]:
-    """A record as a node, the GRES and the keys in it that were not read."""
+def _node(record: _Record, nodes: SlurmNodes, configured: bool) -> tuple[Node, list[str]]:
+    """A record as a node, and the keys in it that were not read. Raises InputError."""
     ledger = Ledger(record.head.path, record.values, _VOCABULARY)
     gres, line = ledger.get("gres", "(null)"), record.lines.get("gres", record.head)
-    gpus, others = read_gres(line, gres)
     features = next((ledger[key] for key in ("availablefeatures", "features", "feature") if key in ledger), "(null)")
-    node = Node(gpus, None if features in NONE else features, outage(ledger.get("state", ""), configured=configured))
+    node = nodes.node(line, gres, features, ledger.get("state", ""), configured=configured)
     counted = _TRES.search(ledger.get("cfgtres", ""))
     if counted is not None and int(counted[1]) != node.num_gpus:
         rule = f"states gres/gpu={counted[1]}, and Gres={gres} has {node.num_gpus}; write it again with {COMMAND}"
         record.lines["cfgtres"].refuse(rule, record.values["nodename"])
-    unread = [key for key in ledger.unread() if key not in _READ]
-    return node, others, unread
+    return node, [key for key in ledger.unread() if key not in _READ]

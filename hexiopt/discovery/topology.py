@@ -135,7 +135,7 @@ def _cells(line: Line, words: Sequence[str], index: int, count: int, cell: re.Pa
     cells: list[str] = []
     for word in words:
         whole = re.fullmatch(rf"(?:{cell.pattern})+", word) is not None
-        cells += [found[0] for found in cell.finditer(word)] if whole else [word]
+        cells += [match[0] for match in cell.finditer(word)] if whole else [word]
     cells = cells[:count]
     if len(cells) < count:
         line.refuse(f"has {len(cells)} paths, the header {count} devices; write it with {_COMMAND}")

@@ -10,7 +10,7 @@ from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import what_was_read
-from hexiopt.exports.trainers.registry import OWN, TRAINERS
+from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -20,8 +20,8 @@ from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_text
 
 ONLY_RANKS = "ranks"
-FORMATS = (ONLY_RANKS, *LAUNCHERS, *(name for name in TRAINERS if name != OWN))
-READ = tuple(name for name, trainer in TRAINERS.items() if trainer.read is not None)
+FORMATS = (ONLY_RANKS, *LAUNCHERS, *(name for name in TRAINERS if name != EXECUTOR))
+READ = tuple(name for name, trainer in TRAINERS.items() if trainer.can_read)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
             f"export.trainer: {trainer} does not go with export.format={format}, which is a trainer too; "
             f"take export.format=torchrun, or another launcher, with export.trainer={trainer}"
         )
-    return TRAINERS[format if format in TRAINERS else trainer or OWN]
+    return TRAINERS[format if format in TRAINERS else trainer or EXECUTOR]
 
 
 def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
@@ -100,16 +100,14 @@ def imported(
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
     stated |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
-    read = TRAINERS[format].read
-    assert read is not None, "only formats that are read"
-    layout = _with_its_freedoms(read(read_text(file), context))
+    layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
     return replace(layout, notes=(what_was_read(layout.problem, layout.plan), *layout.notes))
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
     """A layout whose chunks are uneven is one of a plan space that has them, which is noted."""
     problem, ranges = layout.problem, [[s.layers for s in pipeline.stages] for pipeline in layout.plan.pipelines]
-    if problem.space.uneven_chunks or all(own == with_equal_chunks(own) for own in ranges):
+    if problem.space.uneven_chunks or all(stage_ranges == with_equal_chunks(stage_ranges) for stage_ranges in ranges):
         return layout
     problem = replace(problem, space=replace(problem.space, uneven_chunks=True))
     note = "the layer ranges of a stage differ in length, so space.uneven_chunks=true"

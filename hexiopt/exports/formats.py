@@ -1,9 +1,11 @@
 """What a trainer's and a launcher's format are, and how a format refuses a plan."""
 
+import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from hexiopt.errors import InputError, blame
 from hexiopt.exports.rank_table import RankRow
@@ -13,6 +15,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Program:
     setup: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def exports(self) -> list[str]:
+        """Lines of shell that set the environment."""
+        return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
 
 
 @dataclass(frozen=True)
@@ -131,35 +138,84 @@ def divides_model_and_sequence(problem: Problem, tp: int) -> bool:
     return divides_model(problem, tp) and problem.workload.seq_len % tp == 0
 
 
-@dataclass(frozen=True)
-class Trainer:
+EVEN: dict[str, tuple[Any, ...]] = {
+    "space.tp_degrees": ("powers_of_two",),
+    "space.uneven_tp": (False,),
+    "space.uneven_structure": (False,),
+    "space.uneven_batch": (False,),
+    "space.batch_remainder": (False,),
+    "space.recompute_per_stage": (False,),
+    "space.recompute_per_layer": (False,),
+    "space.replicas": (False,),
+    "space.machine_sharding": (False,),
+    "space.sequence": (False,),
+}
+"""The choices of a trainer whose pipelines are all equal."""
+
+Refuse = Callable[[str, str], NoReturn]
+"""Refuses a plan: the obstacle in it, and the override that plans around it."""
+
+
+class Trainer(ABC):
     """A program that trains, as a format of plans.
 
     `target` is the program with the versions that the format is for; `expresses` says in a few words which plans it
-    takes. `preset` has, for a problem, values for keys of `space`, `constraints` and `workload` under which the best
-    plan is expressible, those that are set first; `takes_tp` says whether a TP degree suits a model. `write` raises
-    InputError for a plan that the format cannot express, `read` for a file that it does not understand.
+    takes. `schedules` are those that it runs, the first by preference, each with its word for it, if any; `precisions`
+    those that its files can state.
     """
 
-    name: str
-    target: str
-    expresses: str
-    preset: Callable[[Problem], Mapping[str, tuple[Any, ...]]]
-    takes_tp: Callable[[Problem, int], bool]
-    write: Callable[[Problem, Plan], Program]
-    read: Callable[[str, ImportContext], ImportedPlan] | None = None
-    unsuitable: Callable[[Problem], str | None] = lambda problem: None
-    """Why no plan of a problem can be expressed, with a remedy."""
-    optional_sequence_parallelism: bool = False
-    """Whether the trainer runs TP groups without sequence parallelism too, which others always have."""
-
-    recomputes_together: bool = False
+    name: ClassVar[str]
+    target: ClassVar[str]
+    expresses: ClassVar[str]
+    schedules: ClassVar[Mapping[Schedule, str]] = {}
+    precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
+    choices: ClassVar[Mapping[str, tuple[Any, ...]]] = EVEN
+    """Of its preset, all but the schedules: see `preset`."""
+    can_read: ClassVar[bool] = True
+    """Whether its files are read, too."""
+    optional_sequence_parallelism: ClassVar[bool] = False
+    """Whether it runs TP groups without sequence parallelism too, which others always have."""
+    recomputes_together: ClassVar[bool] = False
     """Whether it can recompute groups of layers, keeping the input of each group alone."""
+
+    @abstractmethod
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        """The plan in the trainer's terms. Raises InputError for a plan that the format cannot express."""
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        """What a file says. Raises InputError for one that is not understood."""
+        raise NotImplementedError(f"{self.name} files are not read")
+
+    @abstractmethod
+    def takes_tp(self, problem: Problem, tp: int) -> bool:
+        """Whether a TP degree suits the problem's model."""
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        """Why no plan of a problem can be expressed, with a remedy; None where some can."""
+        return None
+
+    def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+        """Values for keys of `space`, `constraints` and `workload` under which the best plan of a problem is
+        expressible, those that are set first."""
+        return {**self.choices, "workload.schedule": tuple(map(str, self.schedules))}
 
     def runs_tp(self, problem: Problem, tp: int) -> bool:
         """Whether a TP degree suits the model, and the trainer the sequence parallelism of its groups."""
         has_switch = problem.workload.sequence_parallel or self.optional_sequence_parallelism
         return self.takes_tp(problem, tp) and (tp == 1 or has_switch)
+
+    def refuse(self, what: str, switch: str) -> NoReturn:
+        """Raise InputError: `what` in the plan is the obstacle, and `switch` the override that plans around it."""
+        remedy = f"plan again with space.preset={self.name}, which sets {switch}"
+        raise InputError(f"export.format: {self.name} cannot express the plan: {what}; {remedy}")
+
+    def check_precision(self, problem: Problem) -> None:
+        """Raise InputError where the files cannot state the precision of a problem."""
+        if problem.workload.precision not in self.precisions:
+            *others, last = self.precisions
+            known = f"{', '.join(others)} and {last}"
+            rule = f"{self.name} is written for {known}; plan with workload.precision=bf16"
+            raise InputError(f"export.format: {rule}")
 
 
 @dataclass(frozen=True)
@@ -175,15 +231,10 @@ class LaunchOptions:
     minutes: int = 60
     gpu_names: Mapping[str, str] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Launcher:
-    """A system that starts processes, as a format. `write` makes its files from the rank table and a program."""
-
-    name: str
-    target: str
-    expresses: str
-    write: Callable[[Cluster, Sequence[RankRow], Program, LaunchOptions], "Launch"]
+    def meeting_point(self, first_machine: str) -> tuple[str, str]:
+        """The host and the port where ranks meet: `master`, else the usual port of the first rank's machine."""
+        host, _, port = (self.master or first_machine).partition(":")
+        return host, port or "29500"
 
 
 @dataclass(frozen=True)
@@ -195,16 +246,16 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
-class Refusal:
-    """Refuses plans in the name of a trainer's format."""
+class Launcher(ABC):
+    """A system that starts processes, as a format: `target` and `expresses` as of `Trainer`."""
 
-    def __init__(self, trainer: str) -> None:
-        self.trainer = trainer
+    name: ClassVar[str]
+    target: ClassVar[str]
+    expresses: ClassVar[str]
 
-    def __call__(self, what: str, switch: str) -> NoReturn:
-        """Raise InputError: `what` in the plan is the obstacle, and `switch` the override that plans around it."""
-        remedy = f"plan again with space.preset={self.trainer}, which sets {switch}"
-        raise InputError(f"export.format: {self.trainer} cannot express the plan: {what}; {remedy}")
+    @abstractmethod
+    def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+        """The files that start a program by the rank table. Raises InputError where the launcher cannot."""
 
 
 def stage_name(pipeline: int, stage: int) -> str:

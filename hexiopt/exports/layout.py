@@ -5,11 +5,11 @@ one chain, whose stages have that many times as many replicas. A grid, which is 
 layout whose stages have equally many replicas: their number is the data-parallel degree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from hexiopt.exports.formats import Refusal, stage_name
+from hexiopt.exports.formats import Refuse, stage_name
 from hexiopt.plan.parallelism import Replica, Replicated, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -126,7 +126,7 @@ def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: 
 # ----------------------------------------------------------------------------- from plans
 
 
-def layout_of(plan: Plan, refuse: Refusal) -> JobLayout:
+def layout_of(plan: Plan, refuse: Refuse) -> JobLayout:
     """The layout that a plan is. Raises InputError, by `refuse`, where its pipelines or replicas differ."""
     first = plan.pipelines[0]
     for p, pipeline in enumerate(plan.pipelines):
@@ -152,7 +152,7 @@ def layout_of(plan: Plan, refuse: Refusal) -> JobLayout:
     return JobLayout(stages, first.num_micro_batches, size, folded)
 
 
-def _check(name: str, stage: Stage, first: Stage, refuse: Refusal) -> None:
+def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
     """Refuse a stage whose replicas are unequal, or that differs from `first`, that of the first pipeline."""
     if stage.sequence:
         refuse(f"{name} has a sequence layout", "space.sequence=false")
@@ -167,7 +167,7 @@ def _check(name: str, stage: Stage, first: Stage, refuse: Refusal) -> None:
         refuse(f"{name} recomputes other layers than that of pipeline 0", "space.recompute_per_stage=false")
 
 
-def grid_of(plan: Plan, refuse: Refusal) -> JobLayout:
+def grid_of(plan: Plan, refuse: Refuse) -> JobLayout:
     """The grid that a plan is. Raises InputError where it is none."""
     layout = layout_of(plan, refuse)
     if len(widths := sorted({stage.dp for stage in layout.stages})) > 1:
@@ -175,14 +175,14 @@ def grid_of(plan: Plan, refuse: Refusal) -> JobLayout:
     return layout
 
 
-def chain_of(plan: Plan, refuse: Refusal) -> JobLayout:
+def chain_of(plan: Plan, refuse: Refuse) -> JobLayout:
     """The layout that a plan is, of stages with one layer range each. Raises InputError where it is none."""
     if plan.pipelines[0].num_chunks > 1:
         refuse(f"{stage_name(0, 0)} has several layer ranges", "workload.schedule=1f1b")
     return layout_of(plan, refuse)
 
 
-def check_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> None:
+def check_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refuse) -> None:
     """Raises InputError where a TP degree does not suit the model."""
     for s, stage in enumerate(layout.stages):
         if not takes_tp(problem, stage.tp):
@@ -190,7 +190,7 @@ def check_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, i
             refuse(what, "constraints.max_tp")
 
 
-def uniform_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refusal) -> int:
+def uniform_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refuse) -> int:
     """The TP degree of all stages. Raises InputError where they differ, or it does not suit the model."""
     first = layout.stages[0].tp
     for s, stage in enumerate(layout.stages):
@@ -200,7 +200,7 @@ def uniform_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem,
     return first
 
 
-def zero_stage(plan: Plan, allowed: Sequence[int], refuse: Refusal) -> int:
+def zero_stage(plan: Plan, allowed: Sequence[int], refuse: Refuse) -> int:
     """The ZeRO stage of a plan. Raises InputError where it is not `allowed`, or inside groups of devices only."""
     stage = plan.sharding.stage
     if stage not in allowed:
@@ -210,11 +210,12 @@ def zero_stage(plan: Plan, allowed: Sequence[int], refuse: Refusal) -> int:
     return stage
 
 
-def schedule_of(plan: Plan, allowed: Sequence[Schedule], refuse: Refusal) -> Schedule:
+def schedule_of(plan: Plan, allowed: Iterable[Schedule], refuse: Refuse) -> Schedule:
     """The schedule of a plan, the plain one where stages hold one layer range. Raises InputError."""
     schedule = plan.schedule if plan.pipelines[0].num_chunks > 1 else plan.schedule.plain()
-    if schedule not in allowed:
-        refuse(f"it has the {plan.schedule} schedule", f"workload.schedule={allowed[0]}")
+    first, *others = allowed
+    if schedule not in (first, *others):
+        refuse(f"it has the {plan.schedule} schedule", f"workload.schedule={first}")
     return schedule
 
 
@@ -250,7 +251,7 @@ def first_layers(policies: Sequence[str], policy: str = "full") -> int | None:
     return count if set(policies[count:]) <= {"none"} else None
 
 
-def uniform_policy(layout: JobLayout, refuse: Refusal) -> str:
+def uniform_policy(layout: JobLayout, refuse: Refuse) -> str:
     """The recompute policy of all layers, full or none. Raises InputError where it is neither."""
     policies = sorted({policy for stage in layout.stages for policy in stage.recompute})
     if "selective" in policies:
@@ -260,7 +261,7 @@ def uniform_policy(layout: JobLayout, refuse: Refusal) -> str:
     return policies[0]
 
 
-def block_recompute(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
+def block_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     """The recompute of all stages: one policy, full of the first layers, or full of groups of equally many layers.
     Raises InputError where it is none of them."""
     ranges = [(s, policies) for s, stage in enumerate(layout.stages) for policies in stage.policies()]
@@ -282,7 +283,7 @@ def block_recompute(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
     return BlockRecompute("full", most)
 
 
-def joined_groups(layout: JobLayout, refuse: Refusal) -> BlockRecompute:
+def joined_groups(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     """Full recompute of groups of layers, the last of a range with what is left."""
     lengths = [n for stage in layout.stages for policies in stage.policies() for n in recompute_groups(policies)]
     grouped = BlockRecompute("full", together=max(lengths))

@@ -25,11 +25,11 @@ def restricted(problem: Problem, trainer: Trainer) -> Problem:
     for key, allowed in trainer.preset(problem).items():
         group, _, name = key.partition(".")
         if group == "workload":
-            stated = getattr(problem.workload, name)
-            workload[name] = _chosen(key, stated, AUTO, allowed, trainer.name)
+            value = getattr(problem.workload, name)
+            workload[name] = _choose(key, value, AUTO, allowed, trainer.name)
         else:
             assert (name in BOUNDS) == (group == "constraints")
-            space[name] = _chosen(key, getattr(problem.space, name), defaults[name], allowed, trainer.name)
+            space[name] = _choose(key, getattr(problem.space, name), defaults[name], allowed, trainer.name)
     largest = problem.space.max_tp or max(machine.num_gpus for machine in problem.cluster.machines)
     degrees = [1 << k for k in range(largest.bit_length()) if 1 << k <= largest]
     suited = next((k for k, tp in enumerate(degrees) if not trainer.runs_tp(problem, tp)), len(degrees))
@@ -38,7 +38,7 @@ def restricted(problem: Problem, trainer: Trainer) -> Problem:
     return replace(problem, space=replace(problem.space, **space), workload=replace(problem.workload, **workload))
 
 
-def _chosen(key: str, stated: Any, default: Any, allowed: tuple[Any, ...], name: str) -> Any:
+def _choose(key: str, stated: Any, default: Any, allowed: tuple[Any, ...], name: str) -> Any:
     if stated in allowed:
         return stated
     if stated == default:

@@ -46,6 +46,11 @@ class Agent:
         """Number of ranks."""
         return len(self.cuda_indices)
 
+    @property
+    def cuda_list(self) -> str:
+        """The GPUs, as CUDA_VISIBLE_DEVICES has them."""
+        return ",".join(map(str, self.cuda_indices))
+
 
 def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[RankRow, ...]:
     """The rank table of `plan`; `devices` are those of the plan in the order of ranks."""
@@ -53,8 +58,8 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
         device: (p, s, r, t)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        for r, own in enumerate(stage.executors)
-        for t, device in enumerate(own)
+        for r, executor in enumerate(stage.executors)
+        for t, device in enumerate(executor)
     }
     assert sorted(devices) == sorted(place), "ranks and plan have the same devices"
     return tuple(
@@ -65,8 +70,8 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
 
 def agents(rows: Sequence[RankRow]) -> tuple[Agent, ...]:
     """Runs of consecutive ranks on one machine, in the order of ranks: torchrun counts ranks through its agents."""
-    runs = (list(own) for _, own in groupby(rows, key=lambda row: row.machine))
-    return tuple(Agent(own[0].machine, own[0].rank, tuple(row.cuda_index for row in own)) for own in runs)
+    runs = (list(run) for _, run in groupby(rows, key=lambda row: row.machine))
+    return tuple(Agent(run[0].machine, run[0].rank, tuple(row.cuda_index for row in run)) for run in runs)
 
 
 def num_agents(cluster: Cluster, devices: Sequence[int]) -> int:
@@ -91,8 +96,8 @@ def devices_of_table(text: str, cluster: Cluster, where: str) -> tuple[int, ...]
     devices = []
     for rank, cells in enumerate(lines[1:]):
         if len(cells) < 3 or cells[0] != str(rank):
-            said = f"{where}: row {rank + 1} is {' '.join(cells)!r}"
-            raise InputError(f"{said}; it must be rank {rank} with its machine and CUDA index")
+            what = f"{where}: row {rank + 1} is {' '.join(cells)!r}"
+            raise InputError(f"{what}; it must be rank {rank} with its machine and CUDA index")
         devices.append(cluster.device_index(f"{cells[1]}:{cells[2]}", f"{where}: rank {rank}"))
     if not devices:
         raise InputError(f"{where}: has no rank; give one row for each")

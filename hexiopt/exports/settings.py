@@ -1,17 +1,36 @@
 """The settings in a trainer's file by dotted names, read with their types; all faults of a file are said at once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.exports.formats import ImportContext
-from hexiopt.ledger import Ledger, Vocabulary
+from hexiopt.ledger import Ledger, Reason, Vocabulary
 from hexiopt.reading import MAX_DEPTH
 
 AUTO = "auto"  # what a training script fills in when it runs
 _MOST = 10**9
+EXPERTS = "mixtures of experts are not planned; import a dense layout"
+OFFLOAD = "keeps states in CPU memory or on NVMe, which is not modelled; import the layout without offload"
 
 T = TypeVar("T")
+
+
+def unless(values: Iterable[Any], reason: str) -> Reason:
+    """The reason why a key is refused with any value but those of `values`."""
+    harmless = tuple(values)
+    return lambda value: None if value in harmless else reason
+
+
+def above_one(reason: str) -> Reason:
+    """The reason why a degree above 1 is refused."""
+    return unless((None, 0, 1), reason)
+
+
+def other_optimizers(names: str, remedy: str) -> Reason:
+    """Why an optimizer is refused that has none of `names` of Adam's."""
+    states = "keeps other states than Adam's two moments in FP32, which alone are modelled"
+    return lambda value: None if str(value).lower() in names.split() else f"{states}; {remedy}"
 
 
 def flat(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -32,7 +51,7 @@ def unknown_key(name: str, known: frozenset[str]) -> str:
     return f"is no key of the format; {near if near.startswith('did you mean') else 'take it out'}"
 
 
-class StatedSettings(Ledger):
+class FileSettings(Ledger):
     """The settings of a file, with a default of the trainer's for each that is not stated.
 
     Getters do not raise: a value of the wrong kind becomes a fault, and the default is returned. `refuse` raises
@@ -77,7 +96,7 @@ class StatedSettings(Ledger):
             return choices[default]
         return by_word[word]
 
-    def stated(self, *names: str) -> str:
+    def name_in_use(self, *names: str) -> str:
         """The one of the names of a setting, newest first, that the file has; two are a fault."""
         present = [name for name in names if name in self]
         if len(present) > 1:
@@ -125,5 +144,5 @@ class StatedSettings(Ledger):
 
 def script_notes(context: ImportContext, **assumed: Any) -> list[str]:
     """The note on what the training script sets, and neither the file nor the command line states, as it is assumed."""
-    said = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
-    return [f"not in the file but in the training script, so assumed: {said}"] if said else []
+    listed = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
+    return [f"not in the file but in the training script, so assumed: {listed}"] if listed else []

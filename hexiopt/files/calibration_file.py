@@ -4,18 +4,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hexiopt.problem.factors import LEAST, MOST, Calibration
+from hexiopt.problem.factors import Calibration
 from hexiopt.reading import Section
 
 
 def calibration_from_section(section: Section) -> Calibration:
     """The calibration of a mapping in the file format. Raises InputError naming the key."""
-    by_type = section.section("compute", optional=True)
-    compute = {name: by_type.number(name, at_least=LEAST, at_most=MOST) for name in by_type.keys()}  # noqa: SIM118
-    between, inside = (section.number(key, at_least=LEAST, at_most=MOST, default=1.0) for key in ("between", "inside"))
+    compute = section.section("compute", optional=True).values()
+    between, inside = section.raw("between", 1.0), section.raw("inside", 1.0)
     source = section.text("source", default=None) or section.where
     section.finish()
-    return Calibration(compute, between, inside, source)
+    with section.building():
+        return Calibration(compute, between, inside, source)
 
 
 def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class _Reader:
         if self._faults:
             raise _refusal(self._where, self._faults)
         architecture, form = self._type.architecture, None
-        with self._section.blamed():
+        with self._section.building():
             if architecture == DECODER:
                 form = Form(**{field: values.pop(field) for field in _FORM})
                 if self._kind != DECODER:

@@ -48,12 +48,12 @@ def nonnegative(columns: Sequence[Floats], seconds: Floats) -> list[float]:
     relative = np.column_stack(columns) / seconds[:, None]
     scale = 1.0 / relative.max(axis=0)
     weights = np.ones_like(seconds)
-    found = np.zeros(len(scale))
+    coefficients = np.zeros(len(scale))
     for _ in range(_ROUNDS):
-        found, _norm = nnls(relative * scale * weights[:, None], weights)
-        errors = relative @ (found * scale) - 1.0
+        coefficients, _norm = nnls(relative * scale * weights[:, None], weights)
+        errors = relative @ (coefficients * scale) - 1.0
         weights = (1.0 + (errors / _OUTLIER) ** 2) ** -0.25
-    return [float(value) for value in found * scale]
+    return [float(value) for value in coefficients * scale]
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ def sailor_network(path: Path) -> NetworkFits:
 
 
 def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
+    rates: dict[str, dict[int, float]] = {}
     try:
         for gpu, counts in data[key].items():
             if gpu not in SAILOR_GPUS:
                 raise InputError(f"{where}: {key}.{gpu}: is not a GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
-            found[SAILOR_GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
+            rates[SAILOR_GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; correct the file") from None
-    return found
+    return rates
 
 
 _COLUMNS = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\S+)\s+(\S+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
@@ -102,10 +102,10 @@ def read_nccl_tests(path: Path) -> Channel:
     moved: list[float] = []  # bytes that a link has carried
     times: list[float] = []
     for line in read_text(path).splitlines():
-        found = _COLUMNS.match(line)
-        if found and float(found[6]) > 0:
-            times.append(float(found[6]) * MICROSECOND)
-            moved.append(float(found[8]) * GB * times[-1])
+        columns = _COLUMNS.match(line)
+        if columns and float(columns[6]) > 0:
+            times.append(float(columns[6]) * MICROSECOND)
+            moved.append(float(columns[8]) * GB * times[-1])
     if len(times) < 2 or max(moved) == 0:
         raise InputError(f"{path}: has no two lines of sizes and times; give the output of all_gather_perf or the like")
     return channel_of(np.ones(len(times)), np.array(moved), np.array(times))

@@ -5,28 +5,16 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hexiopt.errors import InputError, quoted
+from hexiopt.errors import InputError
 from hexiopt.numbers.gpus import Gpu, catalogue, find_gpu, gpu_from_section
-from hexiopt.problem.machine import (
-    DEFAULT_INTER_LATENCY_US,
-    DEFAULT_INTRA_LATENCY_US,
-    MAX_BANDWIDTH_GB_PER_S,
-    MAX_GPUS_PER_MACHINE,
-    MAX_INTERFACES,
-    MAX_LATENCY_US,
-    MAX_PRICE_PER_HOUR,
-    NAME,
-    NAME_RULE,
-    IntraLink,
-    Machine,
-    broken_pair,
-)
+from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, IntraLink, Machine
 from hexiopt.problem.nodelist import expand
 from hexiopt.reading import Section
 from hexiopt.units import GB, MICROSECOND, in_unit
 
 MAX_MACHINES = 100_000
 MAX_DEVICES = 1_000_000
+_KEYS = {"num_interfaces": ("network_interfaces",), "intra_links[*]": ("intra_links[*].between",)}
 
 
 def gpus_from_section(section: Section) -> dict[str, Gpu]:
@@ -47,20 +35,18 @@ def machines_from_section(
     Raises InputError naming the key.
     """
     machines: list[Machine] = []
-    taken: dict[str, bool] = {}
+    taken: set[str] = set()
     num_devices = 0
     entries = section.sections("machines")
     if not entries:
         section.fail("machines", "is empty; state at least one machine")
     for entry in entries:
         names = _names(entry, taken)
+        entry.known(f"machine {names[0]!r}")
+        count = entry.integer("count", at_least=1, at_most=MAX_MACHINES, default=len(names))
         machine = _read_machine(entry, names[0], extra, inter_bandwidth_bytes_per_s, inter_latency_s)
-        count = entry.integer("count", at_least=1, at_most=MAX_MACHINES, default=1)
-        entry.finish()
-        if len(names) > 1:
-            if "count" in entry:
-                entry.fail("count", f"stands beside a name that lists {len(names)} machines; remove it")
-            count = len(names)
+        if len(names) > 1 and "count" in entry:
+            entry.fail("count", f"stands beside a name that lists {len(names)} machines; remove it")
         num_devices += count * machine.num_gpus
         if len(machines) + count > MAX_MACHINES or num_devices > MAX_DEVICES:
             raise InputError(
@@ -69,32 +55,35 @@ def machines_from_section(
             )
         if count > 1 and machine.host is not None:
             entry.fail("host", f"is one host for {count} machines; write an entry for each")
-        taken |= dict.fromkeys(names, True)
+        taken.update(names)
         if count == len(names):
-            machines += [replace(machine, name=name, spec_name=name) for name in names]
+            with entry.building():
+                machines += [replace(machine, name=name, spec_name=name) for name in names]
             continue
-        for i in range(count):
-            name = f"{machine.name}-{i}"
-            if name in taken:
-                entry.fail("name", f"with its count makes a second machine {name!r}; give it another name")
-            taken[name] = True
-            machines.append(replace(machine, name=name))
+        numbered = [f"{machine.name}-{i}" for i in range(count)]
+        if (twice := next((name for name in numbered if name in taken), None)) is not None:
+            entry.fail("name", f"with its count makes a second machine {twice!r}; give it another name")
+        taken.update(numbered)
+        machines += [replace(machine, name=name) for name in numbered]
     return tuple(machines)
 
 
 def _names(entry: Section, taken: Container[str]) -> list[str]:
-    """The name of the machine, or of each like machine in a node list such as `gpu[01-04,07]`."""
+    """The name of the machine, or of each like machine in a node list such as `gpu[01-04,07]`.
+
+    Names are keys by which the file speaks of its machines, so that none may appear twice. Raises InputError.
+    """
     text: str = entry.text("name")
-    if not set(text) & set("[],"):
-        return [new_name(entry, taken)]
-    try:
-        names = expand(text)
-    except ValueError as error:
-        entry.fail("name", str(error))
+    names = [text]
+    if set(text) & set("[],"):
+        try:
+            names = expand(text)
+        except ValueError as error:
+            entry.fail("name", str(error))
     for name in names:
-        if not NAME.fullmatch(name):
-            entry.fail("name", f"lists {quoted(name)}, which {NAME_RULE}")
         if name in taken or names.count(name) > 1:
+            if name == text:
+                entry.fail("name", "appears twice; give machines and groups different names")
             entry.fail("name", f"lists {name!r}, which appears twice; give machines different names")
     return names
 
@@ -102,70 +91,34 @@ def _names(entry: Section, taken: Container[str]) -> list[str]:
 def _read_machine(
     entry: Section, name: str, extra: Mapping[str, Gpu], inter_bandwidth: float, inter_latency: float
 ) -> Machine:
-    entry.known(f"machine {name!r}")
-    gpu = find_gpu(entry.text("gpu"), extra, entry.at("gpu"))
-    num_gpus = entry.integer("num_gpus", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
-    bandwidth = math.inf
-    if num_gpus > 1 or "intra_bandwidth_gb_per_s" in entry:
-        bandwidth = bandwidth_bytes_per_s(entry, "intra_bandwidth_gb_per_s")
-    latency = latency_s(entry, "intra_latency_us", DEFAULT_INTRA_LATENCY_US * MICROSECOND)
-    price = None
-    if "price_per_hour" in entry:
-        price = entry.number("price_per_hour", above=0, at_most=MAX_PRICE_PER_HOUR)
-    return Machine(
-        name=name,
-        spec_name=name,
-        gpu=gpu,
-        num_gpus=num_gpus,
-        intra_bandwidth_bytes_per_s=bandwidth if num_gpus > 1 else math.inf,
-        intra_latency_s=latency,
-        intra_links=_read_intra_links(entry, num_gpus, latency),
-        num_interfaces=entry.integer("network_interfaces", at_least=1, at_most=MAX_INTERFACES, default=1),
-        nic_bandwidth_bytes_per_s=bandwidth_bytes_per_s(entry, "nic_bandwidth_gb_per_s", inter_bandwidth),
-        nic_latency_s=latency_s(entry, "nic_latency_us", inter_latency),
-        price_per_hour=price,
-        host=entry.text("host", default=None),
-    )
+    num_gpus, latency = entry.raw("num_gpus"), entry.si("intra_latency_us", DEFAULT_INTRA_LATENCY_US * MICROSECOND)
+    lone = {"default": math.inf} if num_gpus == 1 else {}
+    values = {
+        "gpu": find_gpu(entry.text("gpu"), extra, entry.at("gpu")),
+        "num_gpus": num_gpus,
+        "intra_bandwidth_bytes_per_s": entry.si("intra_bandwidth_gb_per_s", **lone),
+        "intra_latency_s": latency,
+        "intra_links": tuple(_intra_link(link, latency) for link in entry.sections("intra_links", optional=True)),
+        "num_interfaces": entry.raw("network_interfaces", 1),
+        "nic_bandwidth_bytes_per_s": entry.si("nic_bandwidth_gb_per_s", inter_bandwidth),
+        "nic_latency_s": entry.si("nic_latency_us", inter_latency),
+        "price_per_hour": entry.raw("price_per_hour", None),
+        "host": entry.raw("host", None),
+    }
+    entry.finish()
+    with entry.building(_KEYS):
+        return Machine(name, name, **values)
 
 
-def _read_intra_links(entry: Section, num_gpus: int, latency: float) -> tuple[IntraLink, ...]:
-    links: dict[tuple[int, int], IntraLink] = {}
-    for section in entry.sections("intra_links", optional=True):
-        pair = section.items("between")
-        wrong = broken_pair(pair, num_gpus, links)
-        if wrong is not None:
-            section.fail("between", wrong)
-        a, b = sorted(pair)
-        bandwidth = bandwidth_bytes_per_s(section, "bandwidth_gb_per_s")
-        links[a, b] = IntraLink(a, b, bandwidth, latency_s(section, "latency_us", latency))
-        section.finish()
-    return tuple(links[pair] for pair in sorted(links))
-
-
-def bandwidth_bytes_per_s(section: Section, key: str, default: float | None = None) -> float:
-    """Bytes/s from GB/s; `default` (bytes/s) where the key is absent and a default is given."""
-    if key not in section and default is not None:
-        return default
-    value: float = section.number(key, above=0, at_most=MAX_BANDWIDTH_GB_PER_S)
-    return value * GB
-
-
-def latency_s(section: Section, key: str, default: float) -> float:
-    """Seconds from µs; `default` (seconds) where the key is absent."""
-    if key not in section:
-        return default
-    value: float = section.number(key, at_least=0, at_most=MAX_LATENCY_US)
-    return value * MICROSECOND
-
-
-def new_name(section: Section, *taken: Container[str]) -> str:
-    """The `name` of a machine or a group, which none has yet. Raises InputError."""
-    name: str = section.text("name")
-    if not NAME.fullmatch(name):
-        section.fail("name", NAME_RULE)
-    if any(name in names for names in taken):
-        section.fail("name", "appears twice; give machines and groups different names")
-    return name
+def _intra_link(section: Section, default_latency_s: float) -> IntraLink:
+    pair, rate = section.items("between"), section.si("bandwidth_gb_per_s")
+    latency_s = section.si("latency_us", default_latency_s)
+    if len(pair) != 2:
+        section.fail("between", "is not a pair; name two devices of the machine")
+    section.finish()
+    a, b = pair
+    with section.building():
+        return IntraLink(a, b, rate, latency_s)
 
 
 # ------------------------------------------------------------------ writing

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
+from hexiopt.checks import is_whole
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
@@ -21,10 +22,9 @@ from hexiopt.plan.parallelism import (
     StageParallelism,
     TensorParallel,
 )
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.workload import LAYER_POLICIES
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.schedules.registry import schedule_named
 from hexiopt.solving.result import Result
@@ -97,9 +97,9 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
     memory = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
-                parts = {part: getattr(one.memory, part) / GIB for part in MEMORY_PARTS}
-                row = {"limit": one.limit_bytes / GIB, "total": one.memory.total / GIB} | parts
+            for devices, copy in zip(stage.parameter_copies, stage_cost.copies, strict=True):
+                parts = {part: getattr(copy.memory, part) / GIB for part in MEMORY_PARTS}
+                row = {"limit": copy.limit_bytes / GIB, "total": copy.memory.total / GIB} | parts
                 for device in devices:
                     memory[problem.cluster.device_name(device)] = row
     return {
@@ -117,11 +117,11 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
 
 def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
     """The solver that found the plan, its search, and its bounds; and the cost model `pricer`, if that is not ours."""
-    own = result.restricted_bound
-    beside = (
+    bound = result.restricted_bound
+    restricted = (
         {}
-        if own is None
-        else {"own_lower_bound_s": own.bound_s, "own_gap": result.restricted_gap, "own_space": own.space}
+        if bound is None
+        else {"own_lower_bound_s": bound.bound_s, "own_gap": result.restricted_gap, "own_space": bound.space}
     )
     return {
         "name": result.solver,
@@ -131,7 +131,7 @@ def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
         "steps": result.steps,
         "lower_bound_s": result.bound_s,
         "gap": result.gap,
-        **beside,
+        **restricted,
         **({"pricer": pricer} if pricer else {}),
     }
 
@@ -220,98 +220,85 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
     schedule = schedule_named(section.text("schedule"), section.at("schedule"))
     sharding = section.section("sharding", optional=True)
-    zero = sharding.integer("stage", at_least=0, at_most=3, default=0)
-    groups: Any = sharding.raw("groups", "all")
-    if isinstance(groups, str):
-        sharding.text("groups", choices=("all", "machine"), default="all")
-    else:
+    zero, groups = sharding.raw("stage", 0), sharding.raw("groups", "all")
+    if not isinstance(groups, str):
         groups = tuple(
             _devices(Section({"devices": group}, f"{sharding.at('groups')}[{k}]"), cluster)
             for k, group in enumerate(sharding.items("groups"))
         )
     sharding.finish()
-    pipelines = []
-    for entry in section.sections("pipelines"):
-        stages = tuple(_stage(stage, cluster) for stage in entry.sections("stages"))
-        count = entry.integer("num_micro_batches", at_least=1, at_most=10**7)
-        size = entry.integer("micro_batch_size", at_least=1, at_most=10**7)
-        entry.finish()
-        with entry.blamed():
-            pipelines.append(Pipeline(stages, count, size))
-    if not pipelines:
-        section.fail("pipelines", "is empty; a plan has at least one pipeline")
-    chosen = Sharding(zero, groups)
-    wrong = broken_rule(pipelines, schedule, chosen, cluster.device_name)
-    if wrong is not None:
-        raise InputError(f"{section.at(wrong[0])}: {wrong[1]}")
-    return Plan(tuple(pipelines), schedule, chosen)
+    with sharding.building():
+        chosen = Sharding(zero, groups)
+    pipelines = tuple(_pipeline(entry, cluster) for entry in section.sections("pipelines"))
+    with section.building(name=cluster.device_name):
+        return Plan(pipelines, schedule, chosen)
+
+
+def _pipeline(section: Section, cluster: Cluster) -> Pipeline:
+    stages = tuple(_stage(stage, cluster) for stage in section.sections("stages"))
+    count, size = section.raw("num_micro_batches"), section.raw("micro_batch_size")
+    section.finish()
+    with section.building():
+        return Pipeline(stages, count, size)
 
 
 def _stage(section: Section, cluster: Cluster) -> Stage:
-    ways = [key for key in _PARALLELISM if key in section]
-    if len(ways) != 1:
+    named = [key for key in _PARALLELISM if key in section]
+    if len(named) != 1:
         raise InputError(
-            f"{section.where}: states {' and '.join(ways) or 'no devices'}; state devices, replicas or sequence"
+            f"{section.where}: states {' and '.join(named) or 'no devices'}; state devices, replicas or sequence"
         )
-    parallelism = _PARALLELISM[ways[0]](section, cluster)
-    layers = section.items("layers")
+    parallelism = _PARALLELISM[named[0]](section, cluster)
+    layers, policy = section.items("layers"), section.raw("recompute", "none")
     nested = layers and all(isinstance(item, list) for item in layers)
-    pairs = (
-        [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)]
-        if nested
-        else [section]
+    inner = (
+        [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)] if nested else []
     )
-    ranges = tuple(_whole(pair, "layers") for pair in pairs)
-    if not ranges or any(len(pair) != 2 or pair[0] >= pair[1] for pair in ranges):
-        section.fail("layers", "is not a range; write [first, end], the end not included and above the first")
-    policy = section.raw("recompute", "none")
-    policies = tuple(policy) if isinstance(policy, list) else (policy,)
-    for item in policies:
-        Section({"recompute": item}, section.where).text("recompute", choices=LAYER_POLICIES)
-    if not policies:
-        section.fail("recompute", f"is empty; choose one of {', '.join(LAYER_POLICIES)}")
+    ranges = tuple(_whole(pair, "layers") for pair in inner or [section])
     section.finish()
-    with section.blamed():
-        return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)
+    with section.building():
+        return Stage(parallelism, ranges, tuple(policy) if isinstance(policy, list) else (policy,))  # type: ignore[arg-type]
 
 
 def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
-    group = _devices(section, cluster), _whole(section, "heads", optional=True) or None
-    with section.blamed():
-        return TensorParallel(*group)
+    devices, heads = _devices(section, cluster), _whole(section, "heads", optional=True) or None
+    with section.building():
+        return TensorParallel(devices, heads)
 
 
-def _replicated(section: Section, cluster: Cluster) -> Replicated:
-    if not section.items("replicas"):
-        section.fail("replicas", "is empty; name at least one replica")
-    found = []
-    for entry in section.sections("replicas"):
-        samples = entry.integer("samples", at_least=1, at_most=10**7)
-        group = _devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None
-        entry.finish()
-        with entry.blamed():
-            found.append(Replica(*group))
-    return Replicated(tuple(found))
+def _replicas(section: Section, cluster: Cluster) -> Replicated:
+    replicas = tuple(_replica(entry, cluster) for entry in section.sections("replicas"))
+    with section.building():
+        return Replicated(replicas)
+
+
+def _replica(section: Section, cluster: Cluster) -> Replica:
+    devices, samples = _devices(section, cluster), section.raw("samples")
+    heads = _whole(section, "heads", optional=True) or None
+    section.finish()
+    with section.building():
+        return Replica(devices, samples, heads)
 
 
 def _sequence_parallel(section: Section, cluster: Cluster) -> SequenceParallel:
     layout = section.section("sequence")
-    parts = []
-    for entry in layout.sections("groups"):
-        own = _devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")
-        entry.finish()
-        with entry.blamed():
-            parts.append(SequenceGroup(*own))
-    order = layout.text("order", choices=ORDERS, default=ORDERS[0])
+    groups = tuple(_sequence_group(entry, cluster) for entry in layout.sections("groups"))
+    order = layout.raw("order", ORDERS[0])
     layout.finish()
-    if not parts:
-        layout.fail("groups", "is empty; name at least one group")
-    return SequenceParallel(tuple(parts), order)
+    with layout.building():
+        return SequenceParallel(groups, order)
+
+
+def _sequence_group(section: Section, cluster: Cluster) -> SequenceGroup:
+    devices, tokens, heads = _devices(section, cluster), _whole(section, "tokens"), _whole(section, "heads")
+    section.finish()
+    with section.building():
+        return SequenceGroup(devices, tokens, heads)
 
 
 _PARALLELISM: dict[str, Callable[[Section, Cluster], StageParallelism]] = {
     "devices": _tensor_parallel,
-    "replicas": _replicated,
+    "replicas": _replicas,
     "sequence": _sequence_parallel,
 }
 
@@ -324,7 +311,7 @@ def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:
 
 
 def _whole(section: Section, key: str, *, optional: bool = False) -> tuple[int, ...]:
-    def fine(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**31
+    def is_index(value: Any) -> bool:
+        return is_whole(value) and 0 <= value <= 2**31
 
-    return tuple(section.each(key, fine, "is not a whole number from 0", optional=optional))
+    return tuple(section.each(key, is_index, "is not a whole number from 0", optional=optional))

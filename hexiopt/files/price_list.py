@@ -9,35 +9,40 @@ from typing import Any
 from hexiopt.errors import InputError
 from hexiopt.files.machine_entries import gpus_from_section, machines_from_section
 from hexiopt.numbers.gpus import Gpu, find_gpu
-from hexiopt.problem.machine import (
-    DEFAULT_INTER_LATENCY_US,
-    MAX_BANDWIDTH_GB_PER_S,
-    MAX_LATENCY_US,
-    MAX_PRICE_PER_HOUR,
-    Machine,
-)
+from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, Machine, check_latency, check_price, check_rate
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, read_mapping
-from hexiopt.units import GB, MICROSECOND
+from hexiopt.units import MICROSECOND
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface on offer; its rate is per direction, its price is for one interface."""
+    """A network interface on offer; its rate is per direction, its price is for one interface. Raises InputError where
+    a value breaks its rule."""
 
     name: str
     bandwidth_bytes_per_s: float
     latency_s: float
     price_per_hour: float
 
+    def __post_init__(self) -> None:
+        check_rate(self.bandwidth_bytes_per_s, f"interface {self.name}: bandwidth_bytes_per_s")
+        check_latency(self.latency_s, f"interface {self.name}: latency_s")
+        check_price(self.price_per_hour, f"interface {self.name}: price_per_hour")
+
 
 @dataclass(frozen=True)
 class PriceList:
-    """Prices per hour of GPUs by type, and machines and network interfaces on offer, with their prices."""
+    """Prices per hour of GPUs by type, and machines and network interfaces on offer, with their prices. Raises
+    InputError for a price out of range."""
 
     gpu_prices: Mapping[str, float]
     machines: tuple[Machine, ...] = ()
     interfaces: tuple[Interface, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, price in self.gpu_prices.items():
+            check_price(price, f"prices: gpu_price_per_hour.{name}")
 
 
 NO_PRICES = PriceList({})
@@ -57,33 +62,30 @@ def price_list(section: Section, types: Mapping[str, Gpu]) -> PriceList:
 
     Raises InputError naming the key.
     """
-    stated = section.section("gpu_price_per_hour", optional=True)
-    names = stated.keys()
-    prices = {name: stated.number(name, above=0, at_most=MAX_PRICE_PER_HOUR) for name in names}
+    by_type = section.section("gpu_price_per_hour", optional=True)
+    prices = by_type.values()
     known = dict(types) | gpus_from_section(section.section("gpus", optional=True))
     for name in prices:
-        find_gpu(name, known, stated.where)
+        find_gpu(name, known, by_type.where)
     machines: tuple[Machine, ...] = ()
     if "machines" in section:
         machines = machines_from_section(section, known)
         for machine in machines:
-            said = f"{section.at('machines')}: {machine.spec_name}"
+            where = f"{section.at('machines')}: {machine.spec_name}"
             if machine.price_per_hour is None:
-                raise InputError(f"{said}: price_per_hour is missing; state it, in the currency of the others")
+                raise InputError(f"{where}: price_per_hour is missing; state it, in the currency of the others")
             if machine.nic_bandwidth_bytes_per_s == math.inf:
-                raise InputError(f"{said}: nic_bandwidth_gb_per_s is missing; state it, per interface and direction")
-    interfaces = tuple(_interface(one) for one in section.sections("interfaces", optional=True))
+                raise InputError(f"{where}: nic_bandwidth_gb_per_s is missing; state it, per interface and direction")
+    interfaces = tuple(_interface(entry) for entry in section.sections("interfaces", optional=True))
     section.finish()
-    return PriceList(prices, machines, interfaces)
+    with section.building():
+        return PriceList(prices, machines, interfaces)
 
 
 def _interface(section: Section) -> Interface:
-    usual = DEFAULT_INTER_LATENCY_US
-    found = Interface(
-        name=section.text("name"),
-        bandwidth_bytes_per_s=GB * section.number("bandwidth_gb_per_s", above=0, at_most=MAX_BANDWIDTH_GB_PER_S),
-        latency_s=MICROSECOND * section.number("latency_us", at_least=0, at_most=MAX_LATENCY_US, default=usual),
-        price_per_hour=section.number("price_per_hour", above=0, at_most=MAX_PRICE_PER_HOUR),
-    )
+    name, price = section.text("name"), section.raw("price_per_hour")
+    rate = section.si("bandwidth_gb_per_s")
+    latency_s = section.si("latency_us", DEFAULT_INTER_LATENCY_US * MICROSECOND)
     section.finish()
-    return found
+    with section.building():
+        return Interface(name, rate, latency_s, price)

@@ -4,13 +4,13 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from hexiopt.errors import InputError, did_you_mean
+from hexiopt.errors import FieldError, InputError, did_you_mean
 from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.files.huggingface import model_from_config
 from hexiopt.numbers.frameworks import calibration_sha256
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import BOUNDS, EXACT_SWITCHES, Space, checked_space
-from hexiopt.problem.workload import Workload, checked_workload
+from hexiopt.problem.space import BOUNDS, EXACT_SWITCHES, Space
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section, as_mapping, sha256_of
 
 COST_MODEL_VERSION = "1"
@@ -56,7 +56,10 @@ def problem_sha256(problem: Problem) -> str:
 
 def workload_from_section(section: Section) -> Workload:
     """The workload of a mapping whose keys are the fields of `Workload`. Raises InputError."""
-    return Workload(**checked_workload(section))
+    values = section.fields(Workload)
+    section.finish()
+    with section.building():
+        return Workload(**values)
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
@@ -73,7 +76,14 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
 
 def space_from_sections(space: Section, constraints: Section) -> Space:
     """The plan space of the `space` and `constraints` mappings of the command line. Raises InputError."""
-    return Space(**checked_space(space, constraints))
+    freedoms = [field.name for field in fields(Space) if field.name not in BOUNDS]
+    values = space.fields(Space, freedoms) | constraints.fields(Space, BOUNDS)
+    space.finish()
+    constraints.finish()
+    try:
+        return Space(**values)
+    except FieldError as error:
+        raise (constraints if error.field.partition("[")[0] in BOUNDS else space).refusal(error) from None
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
@@ -82,9 +92,9 @@ def space_to_dict(space: Space) -> dict[str, Any]:
     Exact switches, uneven chunks and the memory headroom stand there only where they are not the default: other
     problems keep the hash that they have in files written before there were any.
     """
-    stated = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
+    values = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
     later = (*EXACT_SWITCHES, "uneven_chunks", "memory_headroom")
-    data = {name: value for name, (value, default) in stated.items() if name not in later or value != default}
+    data = {name: value for name, (value, default) in values.items() if name not in later or value != default}
     return data | {"exclude": list(space.exclude)}
 
 

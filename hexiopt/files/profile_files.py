@@ -13,18 +13,17 @@ forward, and so does this reader.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hexiopt.checks import is_number
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.profile import Entry, Measured, Profile, Shape, Times
 from hexiopt.reading import Section, read_mapping
 
 FORMAT, VERSION = "hexiopt.profile", 1
-MAX_SECONDS = 1e4
 # (hidden size, heads, MLP size, vocabulary) of Sailor's models/*.json
 _SAILOR_SHAPES = {
     "OPT-350": (1024, 16, 4096, 50272),
@@ -71,30 +70,15 @@ def profile_from_section(section: Section) -> Profile:
 
 
 def _entry(section: Section) -> Entry:
-    keys = ("hidden_size", "num_heads", "ffn_size", "vocab_size", "seq_len")
-    sizes = {key: section.integer(key, at_least=1, at_most=2**27) for key in keys}
-    entry = Entry(
-        Shape(**sizes, precision=section.text("precision", choices=PRECISIONS)),
-        section.text("gpu"),
-        section.integer("tp", at_least=1, at_most=1024),
-        section.integer("micro_batch_size", at_least=1, at_most=2**20),
-        Measured(_times(section, "embedding_s"), _times(section, "layer_s"), _times(section, "head_s")),
-    )
+    shape = {field.name: section.raw(field.name) for field in fields(Shape)}
+    gpu, tp, size = section.raw("gpu"), section.raw("tp"), section.raw("micro_batch_size")
+    times = [
+        tuple(float(value) if is_number(value) else value for value in section.items(key))
+        for key in ("embedding_s", "layer_s", "head_s")
+    ]
     section.finish()
-    return entry
-
-
-def _times(section: Section, key: str) -> Times:
-    rule = f"is not a time; write forward and backward as two numbers of seconds from 0 to {MAX_SECONDS:g}"
-
-    def is_time(value: Any) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and 0 <= value <= MAX_SECONDS
-
-    found = list(section.each(key, is_time, rule))
-    if len(found) != 2:
-        section.fail(key, rule)
-    return float(found[0]), float(found[1])
+    with section.building():
+        return Entry(Shape(**shape), gpu, tp, size, Measured(*times))  # type: ignore[arg-type]
 
 
 def profile_to_dict(profile: Profile) -> Mapping[str, Any]:
@@ -127,13 +111,13 @@ def _sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
         for gpu, sizes in gpus.items():
             if gpu not in SAILOR_GPUS:
                 raise InputError(f"{where}: {model}.{gpu}: is not a GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
-            for size, tp, layers in _counted(sizes, f"{where}: {model}.{gpu}"):
+            for size, tp, layers in _by_size_and_tp(sizes, f"{where}: {model}.{gpu}"):
                 times = _sailor_times(layers, f"{where}: {model}.{gpu}.{size}.{tp}")
                 entries.append(Entry(shape, SAILOR_GPUS[gpu], tp, size, times))
     return Profile(tuple(entries))
 
 
-def _counted(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
+def _by_size_and_tp(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
     """Micro-batch size, TP degree, and the value under them, for each pair."""
     try:
         return [(int(size), int(tp), layers) for size, degrees in sizes.items() for tp, layers in degrees.items()]

@@ -14,8 +14,8 @@ _FOR_A_PATH = {"cluster": "file", "model": "hf"}  # configurations that only hol
 def shipped_names(group: str) -> list[str]:
     """The names of the shipped clusters (`group` "cluster") or models ("model"), sorted."""
     refuse_hidden("conf")
-    found = (entry.name for entry in files("conf").joinpath(group).iterdir())
-    names = (name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    entries = (entry.name for entry in files("conf").joinpath(group).iterdir())
+    names = (name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
     return sorted(name for name in names if name != _FOR_A_PATH.get(group))
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from hexiopt.checks import is_whole
 from hexiopt.errors import did_you_mean
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s
@@ -33,7 +34,7 @@ def resolve_synthetic(section: Section) -> Section:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_whole(value) and value > 0
 
 
 def _remedy(key: str, value: Any, inner: Section) -> str:

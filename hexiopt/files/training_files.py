@@ -53,15 +53,15 @@ def read_rank_times(run: Path) -> dict[str, float]:
     """Seconds that each device of a run's last step took for a micro-batch, forward and backward, in all ranges of its
     layers. `run` is the folder, or its metrics.jsonl. Raises InputError."""
     path = run / METRICS if run.is_dir() else run
-    found: dict[str, float] = {}
+    times_s: dict[str, float] = {}
     for event in _events(path):
         if event["event"] == "restart":
-            found = {}
+            times_s = {}
         elif event["event"] == "rank":
-            found[event["device"]] = float(event["micro_batch_s"])
-    if not found:
+            times_s[event["device"]] = float(event["micro_batch_s"])
+    if not times_s:
         raise InputError(f"{path}: measured no devices; give the metrics.jsonl of a run that has ended")
-    return found
+    return times_s
 
 
 def read_operations(folder: Path) -> Frame:
@@ -79,13 +79,13 @@ def read_operations(folder: Path) -> Frame:
 
 
 def _operations(events: list[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
-    pipelines = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
-    stages = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    for one in events:
-        if one.get("cat") in _KINDS:
-            name = pipelines[one["pid"]]
+    pipelines = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    stages = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    for event in events:
+        if event.get("cat") in _KINDS:
+            name = pipelines[event["pid"]]
             measured = name.startswith("measured")
             number = int(name.removeprefix("measured: ").split()[1])
-            stage = stages[one["pid"], one["tid"]].removeprefix("stage ")
-            start_s, took_s = one["ts"] * MICROSECOND, one["dur"] * MICROSECOND
-            yield measured, number, stage, one["cat"], one["args"]["micro_batch"], start_s, start_s + took_s
+            stage = stages[event["pid"], event["tid"]].removeprefix("stage ")
+            start_s, took_s = event["ts"] * MICROSECOND, event["dur"] * MICROSECOND
+            yield measured, number, stage, event["cat"], event["args"]["micro_batch"], start_s, start_s + took_s

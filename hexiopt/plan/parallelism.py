@@ -7,10 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Union
 
-from hexiopt.errors import InputError, quoted
+from hexiopt.checks import whole_in, word_in
+from hexiopt.errors import FieldError, InputError, quoted
 
 Devices = tuple[int, ...]
 ORDERS = ("contiguous", "zigzag")  # of the shards of a sequence layout
+MAX_COUNT = 10**7  # of micro-batches, and of sequences in one
 
 
 def make_tuple(owner: object, name: str) -> None:
@@ -66,9 +68,9 @@ class Replica:
 
     def __post_init__(self) -> None:
         check_devices(self, "a replica of the stage")
-        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
-            said = f"a replica of the stage has {quoted(self.samples)} samples"
-            raise InputError(f"{said}; give it a whole number of them, at least 1")
+        if self.samples is not None and (type(self.samples) is not int or not 1 <= self.samples <= MAX_COUNT):
+            samples = whole_in(self.samples, "a replica of the stage: samples", at_least=1, at_most=MAX_COUNT)
+            object.__setattr__(self, "samples", samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Replicated:
         if type(self.replicas) is not tuple:
             make_tuple(self, "replicas")
         if not self.replicas:
-            raise InputError("the stage has no replica; name at least one")
+            raise FieldError("the stage: replicas", [], "is empty; name at least one replica")
         for r, replica in enumerate(self.replicas):
             if not isinstance(replica, Replica):
                 raise InputError(f"replica {r} of the stage is {quoted(replica)}; give Replica(devices, samples)")
@@ -194,9 +196,9 @@ class SequenceParallel:
         if type(self.groups) is not tuple:
             make_tuple(self, "groups")
         if self.order not in ORDERS:
-            raise InputError(f"the sequence layout has order {quoted(self.order)}; choose {' or '.join(ORDERS)}")
+            word_in(self.order, "the sequence layout: order", ORDERS)
         if not self.groups:
-            raise InputError("the sequence layout has no group; name at least one")
+            raise FieldError("the sequence layout: groups", [], "is empty; name at least one group")
         for g, group in enumerate(self.groups):
             if not isinstance(group, SequenceGroup):
                 said = f"group {g} of the sequence layout is {quoted(group)}"

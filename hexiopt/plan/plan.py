@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import get_args
 
-from hexiopt.errors import InputError, quoted
+from hexiopt.checks import whole_in, word_in
+from hexiopt.errors import MISSING, FieldError, InputError, quoted
 from hexiopt.plan.parallelism import (
+    MAX_COUNT,
     Replica,
     Replicated,
     SequenceParallel,
@@ -58,12 +60,14 @@ class Stage:
         for layers in self.layers:
             whole = type(layers) is tuple and len(layers) == 2 and type(layers[0]) is type(layers[1]) is int
             if not whole or not 0 <= layers[0] < layers[1]:
-                said = f"the stage has layers {quoted(self.layers)}; {quoted(layers)} is not a range"
-                raise InputError(f"{said}: write ((first, end),), the end not included and above the first")
+                rule = "is not a range; write [first, end], the end not included and above the first"
+                raise FieldError("the stage: layers", layers, rule)
         if len(self.layers) > 1 and isinstance(self.parallelism, SequenceParallel):
             said = f"the stage has a sequence layout and {len(self.layers)} layer ranges"
             raise InputError(f"{said}; give it one range, or interleave stages without")
-        if len(self.recompute) != 1 and (len(self.recompute) != self.num_layers or not self.recompute):
+        if not self.recompute:
+            raise FieldError("the stage: recompute", [], f"is empty; choose one of {', '.join(LAYER_POLICIES)}")
+        if len(self.recompute) not in (1, self.num_layers):
             said = f"the stage has {len(self.recompute)} recompute policies for {self.num_layers} layers"
             raise InputError(f"{said}; state one, or one for each layer")
         try:
@@ -71,9 +75,8 @@ class Stage:
         except TypeError:  # what has no hash is no policy
             known = False
         if not known:
-            wrong = next(policy for policy in self.recompute if policy not in LAYER_POLICIES)
-            said = f"the stage has recompute policy {quoted(wrong)}"
-            raise InputError(f"{said}; choose {', '.join(LAYER_POLICIES[:-1])} or {LAYER_POLICIES[-1]}")
+            for policy in self.recompute:
+                word_in(policy, "the stage: recompute", LAYER_POLICIES)
         if JOINED in self.recompute:
             for (first, _), policies in zip(self.layers, self.policies(), strict=True):
                 for k, policy in enumerate(policies):
@@ -179,9 +182,11 @@ class Pipeline:
         if not self.stages:
             raise InputError("the pipeline has no stage; give it at least one")
         count, size = self.num_micro_batches, self.micro_batch_size
-        if not type(count) is type(size) is int or count < 1 or size < 1:
-            said = f"the pipeline has {quoted(count)} micro-batches of {quoted(size)} sequences"
-            raise InputError(f"{said}; give it a whole number of each, at least 1")
+        if not type(count) is type(size) is int or not (1 <= count <= MAX_COUNT and 1 <= size <= MAX_COUNT):
+            for name in ("num_micro_batches", "micro_batch_size"):
+                value = whole_in(getattr(self, name), f"the pipeline: {name}", at_least=1, at_most=MAX_COUNT)
+                object.__setattr__(self, name, value)
+            size = self.micro_batch_size
         at, chunks = 0, 0
         for s, stage in enumerate(self.stages):
             if not isinstance(stage, Stage):
@@ -242,10 +247,9 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if type(self.stage) is not int or self.stage not in SHARDING_STAGES:
-            raise InputError(f"sharding stage {quoted(self.stage)} is not known; choose 0, 1, 2 or 3")
+            object.__setattr__(self, "stage", whole_in(self.stage, "sharding: stage", at_least=0, at_most=3))
         if isinstance(self.groups, str):
-            if self.groups not in SHARDING_GROUPS:
-                raise InputError(f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices")
+            word_in(self.groups, "sharding: groups", SHARDING_GROUPS)
         else:
             said = f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices"
             try:
@@ -321,7 +325,11 @@ class Plan:
                 )
         wrong = broken_rule(self.pipelines, schedule, self.sharding)
         if wrong is not None:
-            raise InputError(f"plan: {wrong[0]}: {wrong[1]}")
+
+            def rule(name: Callable[[int], str]) -> str:
+                return (broken_rule(self.pipelines, schedule, self.sharding, name) or wrong)[1]
+
+            raise FieldError(f"plan: {wrong[0]}", MISSING if self.pipelines else [], rule, str)
 
     @property
     def has_tensor_parallelism(self) -> bool:
@@ -346,7 +354,7 @@ def broken_rule(
     devices by `name` and a remedy; None if there is none.
     """
     if not pipelines:
-        return "pipelines", "the plan has no pipeline; give it at least one"
+        return "pipelines", "is empty; a plan has at least one pipeline"
     num_layers = pipelines[0].num_layers
     for p, pipeline in enumerate(pipelines):
         wrong = schedule.broken_rule(len(pipeline.stages), pipeline.num_chunks, pipeline.num_micro_batches)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.checks import number_in, whole_in
+from hexiopt.errors import MISSING, FieldError, InputError, closest_of_many, quoted
 from hexiopt.numbers.gpus import Gpu, find_gpu
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s
-from hexiopt.problem.linked import unlinked_pair
+from hexiopt.problem.linked import check_links, rates_of_links, unlinked_pair
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,
     DEFAULT_INTRA_LATENCY_US,
@@ -27,10 +28,9 @@ from hexiopt.problem.machine import (
     machine_names,
     spec_spans,
 )
-from hexiopt.problem.network import Group, Link, Network, broken_end, broken_group
+from hexiopt.problem.network import Group, Link, Network, check_groups
 from hexiopt.problem.nodelist import expand
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
-from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
 from hexiopt.value import Value
 
@@ -60,26 +60,39 @@ class Cluster(Value):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_TITLE or not self.name.isprintable():
-            raise InputError(f"cluster: name: {quoted(self.name)} {TITLE_RULE}")
+            raise FieldError("cluster: name", self.name, TITLE_RULE)
         where = f"cluster {self.name}"
         check_rate(self.inter_bandwidth_bytes_per_s, f"{where}: inter_bandwidth_bytes_per_s")
         check_latency(self.inter_latency_s, f"{where}: inter_latency_s")
         if not self.machines:
-            raise InputError(f"{where}: machines: is empty; state at least one machine")
-        if len(self.machines) > 1:
-            for machine in self.machines:
-                if machine.nic_bandwidth_bytes_per_s == math.inf:
-                    said = f"{where}: machine {machine.name}: has no network bandwidth, but must reach other machines"
-                    keys = "nic_bandwidth_gb_per_s in a cluster file, nic_bandwidth_bytes_per_s in Python"
-                    raise InputError(f"{said}; state it, per network interface and direction: {keys}")
+            raise FieldError(f"{where}: machines", [], "is empty; state at least one machine")
         self._check_names(where)
-        wrong = broken_group([(group.name, group.members) for group in self.groups], self.machines, self._names)
-        if wrong is not None:
-            raise InputError(f"{where}: group {self.groups[wrong[0]].name}: members: {wrong[1]}")
-        for link in self.links:
-            found = broken_end((link.source, link.target), self._names)
-            if found is not None:
-                raise InputError(f"{where}: links: {found[1]}")
+        check_groups(self.groups, self.machines, self._names, where)
+        check_links(self.links, self.machines, self._names, where)
+        if len(self.machines) > 1 and any(machine.nic_bandwidth_bytes_per_s == math.inf for machine in self.machines):
+            self._join_by_links(where)
+
+    def _join_by_links(self, where: str) -> None:
+        """Give machines without a network rate interfaces that all their links fill together.
+
+        That suits the parts of one box, which links join in pairs. Raises FieldError where a pair has no link.
+        """
+        if (pair := unlinked_pair(self.machines, self._names, self.links)) is not None:
+            or_link = f", or the link from {pair[0]} to {pair[1]}" if self.links else ""
+
+            def rule(unit: float) -> str:
+                words = "GB/s" if unit == GB else "bytes/s"
+                return f"is missing; state it, in {words} per network interface and direction{or_link}"
+
+            raise FieldError(f"{where}: inter_bandwidth_bytes_per_s", MISSING, rule)
+        rates = rates_of_links(self.machines, self._names, self.links)
+        machines = tuple(
+            machine.replace(nic_bandwidth_bytes_per_s=min(rates[machine.spec_name], MAX_BANDWIDTH_GB_PER_S * GB))
+            if machine.nic_bandwidth_bytes_per_s == math.inf
+            else machine
+            for machine in self.machines
+        )
+        object.__setattr__(self, "machines", machines)
 
     def _check_names(self, where: str) -> None:
         """Check that machines of a spec are consecutive, equal and numbered, and that all names differ."""
@@ -95,10 +108,10 @@ class Cluster(Value):
             if not names.isdisjoint(own):
                 raise InputError(f"{where}: machine {min(names & own)}: appears twice; give machines different names")
             names |= own
-        for group in self.groups:
+        for g, group in enumerate(self.groups):
             if group.name in names:
-                said = f"{where}: group {group.name}: appears twice"
-                raise InputError(f"{said}; give machines and groups different names")
+                rule = "appears twice; give machines and groups different names"
+                raise FieldError(f"{where}: groups[{g}].name", group.name, rule)
             names.add(group.name)
 
     @classmethod

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hexiopt.checks import number_in
 from hexiopt.numbers.gpus import Efficiency, Gpu
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
@@ -15,13 +16,17 @@ LEAST, MOST = 1e-9, 1e3  # of a factor
 class Calibration:
     """Speeds of operators by GPU type, and rates of links between machines and inside them, over what they were.
 
-    `source` says what they were fitted to.
+    `source` says what they were fitted to. Raises InputError for a factor outside 1e-9 to 1e3.
     """
 
     compute: Mapping[str, float]
     between: float = 1.0
     inside: float = 1.0
     source: str = ""
+
+    def __post_init__(self) -> None:
+        for name, factor in self.factors.items():
+            number_in(factor, f"calibration: {name}", at_least=LEAST, at_most=MOST)
 
     @property
     def factors(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from hexiopt.checks import flag_in, is_whole
 from hexiopt.errors import InputError, quoted
 
 QK_NORMS = ("none", "plain", "head", "heads", "whole")
@@ -56,15 +57,12 @@ class Form:
             value, words, span = getattr(self, field.name), _WORDS.get(field.name), _COUNTS.get(field.name)
             if words is not None and value not in words:
                 raise InputError(f"{field.name}: {quoted(value)} is not known; take one of {', '.join(words)}")
-            if span is not None:
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                if not whole or not span[0] <= value <= span[1]:
-                    raise InputError(
-                        f"{field.name}: {quoted(value)} is not a whole number from {span[0]} to {span[1]}; state one"
-                    )
+            if span is not None and not (is_whole(value) and span[0] <= value <= span[1]):
+                rule = f"is not a whole number from {span[0]} to {span[1]}; state one"
+                raise InputError(f"{field.name}: {quoted(value)} {rule}")
             may_be_none = field.name == "output_bias" and value is None
-            if words is None and span is None and not may_be_none and not isinstance(value, bool):
-                raise InputError(f"{field.name}: {quoted(value)} is not true or false; write one of them")
+            if words is None and span is None and not may_be_none:
+                flag_in(value, field.name)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name."""

@@ -1,9 +1,81 @@
-"""Which pairs of machines stated links join, and what those links carry together."""
+"""The pairs of machines that links join: each at most once, and what the links of a machine carry together."""
 
 from collections.abc import Mapping, Sequence
 
+from hexiopt.errors import FieldError, closest_of_many, quoted
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.network import Link
+
+MAX_LINK_PAIRS = 4_000_000
+
+
+def check_links(links: Sequence[Link], machines: Sequence[Machine], names: Mapping[str, range], where: str) -> None:
+    """Refuse links of anything but two machines or specs (`names`), several of one pair of machines, and too many.
+
+    Raises FieldError.
+    """
+    covered = _Covered(machines)
+    num_pairs = 0
+    for i, link in enumerate(links):
+        source, target = f"{where}: links[{i}].source", f"{where}: links[{i}].target"
+        for field, end in ((source, link.source), (target, link.target)):
+            if not isinstance(end, str) or end not in names:
+                hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
+                raise FieldError(field, end, f"names {quoted(end)}, which is not a machine; {hint}")
+        if names[link.source] == names[link.target] and len(names[link.source]) == 1:
+            raise FieldError(target, link.target, "links a machine with itself; name two machines")
+        for a, b in link.directions():
+            num_pairs += len(names[a]) * len(names[b])
+            if num_pairs > MAX_LINK_PAIRS:
+                rule = f"makes more than {MAX_LINK_PAIRS} linked machine pairs; use groups"
+                raise FieldError(source, link.source, rule)
+            if covered.add(a, b):
+                rule = "covers a pair of machines that already has a link; keep one link"
+                raise FieldError(source, link.source, rule)
+
+
+class _Covered:
+    """The ordered machine pairs that have a link, stored as pairs of names.
+
+    Names are whole specs or single machines, so two pairs of names overlap where both of their ends do. A link between
+    a spec and one of its own machines does not cover that machine's pair with itself, so nothing can overlap there.
+    """
+
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        self._spec = {machine.name: machine.spec_name for machine in machines}
+        self._noted: dict[tuple[str, str], _Noted] = {}
+
+    def add(self, source: str, target: str) -> bool:
+        """Add the pair of names; returns whether any of its machine pairs has been added before."""
+        specs = self._spec.get(source, source), self._spec.get(target, target)
+        noted = self._noted.setdefault(specs, _Noted())
+        ends = source, target
+        whole = source == specs[0], target == specs[1]
+        if all(whole):
+            clash = bool(noted.pairs)
+        elif not any(whole):
+            clash = not noted.pairs.isdisjoint({specs, ends, (specs[0], target), (source, specs[1])})
+        else:
+            single = 1 if whole[0] else 0
+            other = noted.against_spec[1 - single]
+            harmless = specs[0] == specs[1] and ends[single] in other
+            clash = specs in noted.pairs or ends[single] in noted.singles[single] or len(other) > harmless
+        noted.pairs.add(ends)
+        for end in (0, 1):
+            if not whole[end]:
+                noted.singles[end].add(ends[end])
+                if whole[1 - end]:
+                    noted.against_spec[end].add(ends[end])
+        return clash
+
+
+class _Noted:
+    """The stored pairs of names between two specs: of single machines, and of single machines with a whole spec."""
+
+    def __init__(self) -> None:
+        self.pairs: set[tuple[str, str]] = set()
+        self.singles: tuple[set[str], set[str]] = (set(), set())
+        self.against_spec: tuple[set[str], set[str]] = (set(), set())
 
 
 def unlinked_pair(

@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from hexiopt.errors import InputError, quoted
+from hexiopt.checks import is_whole, number_in, whole_in
+from hexiopt.errors import FieldError, InputError, quoted
 from hexiopt.numbers.gpus import Gpu
-from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
 from hexiopt.value import Value
 
@@ -29,25 +29,30 @@ _EXACT_RING = 12
 
 
 def check_name(name: object, where: str) -> None:
-    """Raises InputError where `name` is not a valid name of a machine or group."""
+    """Raises FieldError where `name` is not a valid name of a machine or group."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InputError(f"{where}: name: {quoted(name)} {NAME_RULE}")
+        raise FieldError(f"{where}: name", name, NAME_RULE)
 
 
 def check_rate(bytes_per_s: object, where: str) -> None:
-    """Raises InputError where `bytes_per_s` is not a bandwidth: above 0, infinite where unlimited."""
+    """Raises FieldError where `bytes_per_s` is not a bandwidth: above 0, infinite where unlimited."""
     if bytes_per_s != math.inf:
         number_in(bytes_per_s, where, above=0, at_most=MAX_BANDWIDTH_GB_PER_S * GB)
 
 
 def check_latency(seconds: object, where: str) -> None:
-    """Raises InputError where `seconds` is not a latency."""
+    """Raises FieldError where `seconds` is not a latency."""
     number_in(seconds, where, at_least=0, at_most=MAX_LATENCY_US * MICROSECOND)
+
+
+def check_price(per_hour: object, where: str) -> None:
+    """Raises FieldError where `per_hour` is not a price."""
+    number_in(per_hour, where, above=0, at_most=MAX_PRICE_PER_HOUR)
 
 
 @dataclass(frozen=True)
 class IntraLink:
-    """A link inside a machine between its devices `a` < `b`, other than the machine's usual one."""
+    """A link inside a machine between its devices `a` < `b`, in either order given; other than its usual one."""
 
     a: int
     b: int
@@ -58,6 +63,10 @@ class IntraLink:
         where = f"link of devices {quoted(self.a)} and {quoted(self.b)}"
         check_rate(self.bandwidth_bytes_per_s, f"{where}: bandwidth_bytes_per_s")
         check_latency(self.latency_s, f"{where}: latency_s")
+        if is_whole(self.a) and is_whole(self.b) and self.a > self.b:
+            a, b = self.b, self.a
+            object.__setattr__(self, "a", a)
+            object.__setattr__(self, "b", b)
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,27 +97,41 @@ class Machine(Value):
         check_name(self.name, "machine")
         where = f"machine {self.name}"
         check_name(self.spec_name, where)
-        whole_in(self.num_gpus, f"{where}: num_gpus", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
-        whole_in(self.num_interfaces, f"{where}: num_interfaces", at_least=1, at_most=MAX_INTERFACES)
+        for name, most in (("num_gpus", MAX_GPUS_PER_MACHINE), ("num_interfaces", MAX_INTERFACES)):
+            value = whole_in(getattr(self, name), f"{where}: {name}", at_least=1, at_most=most)
+            object.__setattr__(self, name, value)
         check_rate(self.intra_bandwidth_bytes_per_s, f"{where}: intra_bandwidth_bytes_per_s")
         check_latency(self.intra_latency_s, f"{where}: intra_latency_s")
         check_rate(self.nic_bandwidth_bytes_per_s, f"{where}: nic_bandwidth_bytes_per_s")
         check_latency(self.nic_latency_s, f"{where}: nic_latency_s")
         if self.price_per_hour is not None:
-            number_in(self.price_per_hour, f"{where}: price_per_hour", above=0, at_most=MAX_PRICE_PER_HOUR)
+            check_price(self.price_per_hour, f"{where}: price_per_hour")
         if self.host is not None and (not isinstance(self.host, str) or not HOST.fullmatch(self.host)):
-            raise InputError(
-                f"{where}: host: {quoted(self.host)} is not a host name; write what `hostname` prints there"
-            )
+            rule = "is not a host name; write what `hostname` prints there"
+            raise FieldError(f"{where}: host", self.host, rule)
         for index, speed in self.slow:
             whole_in(index, f"{where}: slow", at_least=0, at_most=self.num_gpus - 1)
             number_in(speed, f"{where}: slow: {index}", at_least=MIN_SPEED, at_most=1.0)
+        if self.num_gpus == 1:
+            object.__setattr__(self, "intra_bandwidth_bytes_per_s", math.inf)
+        if self.intra_links:
+            self._check_intra_links(where)
+
+    def _check_intra_links(self, where: str) -> None:
+        """Refuse links of anything but two devices, and several of one pair; and put them in order."""
         seen = set[tuple[int, int]]()
-        for link in self.intra_links:
-            wrong = broken_pair((link.a, link.b), self.num_gpus, seen)
-            if wrong is not None:
-                raise InputError(f"{where}: intra_links: {quoted([link.a, link.b])} {wrong}")
-            seen.add((min(link.a, link.b), max(link.a, link.b)))
+        for i, link in enumerate(self.intra_links):
+            pair, rule = (link.a, link.b), None
+            if not all(is_whole(device) and 0 <= device < self.num_gpus for device in pair):
+                rule = f"is not a pair of the machine's devices; write two of 0 to {self.num_gpus - 1}"
+            elif link.a == link.b:
+                rule = "links a device with itself; name two devices"
+            elif pair in seen:
+                rule = "appears twice; keep one"
+            if rule is not None:
+                raise FieldError(f"{where}: intra_links[{i}]", list(pair), rule)
+            seen.add(pair)
+        object.__setattr__(self, "intra_links", tuple(sorted(self.intra_links, key=lambda link: (link.a, link.b))))
 
     def __repr__(self) -> str:
         return f"Machine({self.name}: {self.num_gpus} × {self.gpu.name})"
@@ -187,17 +210,6 @@ class Machine(Value):
         if not links:
             return self.intra_bandwidth_bytes_per_s, self.intra_latency_s
         return _best_ring(self.intra_bandwidth_bytes_per_s, self.intra_latency_s, links, tuple(sorted(indices)))
-
-
-def broken_pair(pair: Sequence[object], num_gpus: int, seen: Container[tuple[int, int]]) -> str | None:
-    """The rule that a linked pair of a machine's devices breaks, if any; `seen` has the previous pairs, ascending."""
-    whole = [value for value in pair if isinstance(value, int) and not isinstance(value, bool)]
-    if len(pair) != 2 or len(whole) != 2 or not all(0 <= value < num_gpus for value in whole):
-        return f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}"
-    a, b = sorted(whole)
-    if a == b:
-        return "links a device with itself; name two devices"
-    return "appears twice; keep one" if (a, b) in seen else None
 
 
 @lru_cache(maxsize=65536)

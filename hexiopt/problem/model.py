@@ -6,6 +6,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from hexiopt.checks import is_number, is_whole
 from hexiopt.errors import InputError
 from hexiopt.problem.form import GPT, LLAMA, Form
 from hexiopt.value import Value
@@ -193,14 +194,14 @@ class ModelSpec(Value):
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            if not is_whole(value) or not low <= value <= high:
                 self._fail(f"{name} must be a whole number from {low} to {high}")
         for name in ("tied_embeddings", "attention_bias", "mlp_bias", "final_norm"):
             if not isinstance(getattr(self, name), bool):
                 self._fail(f"{name} must be true or false")
         for name, most in (("norm_eps", MAX_NORM_EPS), ("rope_theta", MAX_ROPE_THETA)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            if not is_number(value) or not 0 < value <= most:
                 self._fail(f"{name} must be a number above 0 and at most {most:g}")
         for name in ("activation", "rope_type"):
             if not _is_word(getattr(self, name)):

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.errors import FieldError, InputError, closest_of_many, quoted
 from hexiopt.memo import Memo
 from hexiopt.problem.machine import Machine, check_latency, check_name, check_rate
 
@@ -62,53 +62,42 @@ class Link:
         return ((self.source, self.target),)
 
 
-def broken_group(
-    groups: Sequence[tuple[str, Sequence[object]]], machines: Sequence[Machine], names: Mapping[str, range]
-) -> tuple[int, str] | None:
-    """The first of `groups` (name, members) that breaks a rule, and the rule; None if none does.
+def check_groups(groups: Sequence[Group], machines: Sequence[Machine], names: Mapping[str, range], where: str) -> None:
+    """Refuse groups with anything but machines, specs (`names`) and groups, each in one group only, none in itself.
 
-    Members are names of machines, specs (`names`) and groups. Each may be in one group only, and no group in itself.
+    Raises FieldError.
     """
-    numbers = {name: g for g, (name, _) in enumerate(groups)}
+
+    def refuse(g: int, rule: str) -> NoReturn:
+        raise FieldError(f"{where}: groups[{g}].members", groups[g].members, rule)
+
+    numbers = {group.name: g for g, group in enumerate(groups)}
     parent_of_machine: dict[int, str] = {}
     parent: dict[str, str] = {}
-    for g, (name, members) in enumerate(groups):
-        if not members:
-            return g, "is empty; name machines or groups"
-        for member in members:
+    for g, group in enumerate(groups):
+        if not group.members:
+            refuse(g, "is empty; name machines or groups")
+        for member in group.members:
             if not isinstance(member, str) or not (member in names or member in numbers):
                 hint = closest_of_many(member, [*names, *numbers]) if isinstance(member, str) else "write its name"
-                return g, f"has {quoted(member)}, which is not a machine or group; {hint}"
+                refuse(g, f"has {quoted(member)}, which is not a machine or group; {hint}")
             if member in numbers:
                 if member in parent:
-                    return g, f"has {member!r}, which is in {parent[member]!r} too; keep it in one group"
-                parent[member] = name
+                    refuse(g, f"has {member!r}, which is in {parent[member]!r} too; keep it in one group")
+                parent[member] = group.name
             for m in names.get(member, ()):
                 if m in parent_of_machine:
-                    said = f"has {machines[m].name!r}, which is in {parent_of_machine[m]!r} too"
-                    return g, f"{said}; keep it in one group (the inner one of nested groups)"
-                parent_of_machine[m] = name
-    for g, (name, _) in enumerate(groups):
-        chain = [name]
+                    what = f"has {machines[m].name!r}, which is in {parent_of_machine[m]!r} too"
+                    refuse(g, f"{what}; keep it in one group (the inner one of nested groups)")
+                parent_of_machine[m] = group.name
+    for g, group in enumerate(groups):
+        chain = [group.name]
         while (above := parent.get(chain[-1])) is not None:
             if above in chain:
-                return g, f"makes the group {above!r} contain itself; remove the cycle"
+                refuse(g, f"makes the group {above!r} contain itself; remove the cycle")
             chain.append(above)
             if len(chain) > MAX_GROUP_DEPTH:
-                return g, f"is in more than {MAX_GROUP_DEPTH} nested groups; nest fewer"
-    return None
-
-
-def broken_end(ends: Sequence[object], names: Mapping[str, range]) -> tuple[int, str] | None:
-    """Which of a link's two ends breaks a rule, and the rule; None if neither does."""
-    for k, end in enumerate(ends):
-        if not isinstance(end, str) or end not in names:
-            hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
-            return k, f"names {quoted(end)}, which is not a machine; {hint}"
-    first, second = (names[str(end)] for end in ends)
-    if first == second and len(first) == 1:
-        return 1, "links a machine with itself; name two machines"
-    return None
+                refuse(g, f"is in more than {MAX_GROUP_DEPTH} nested groups; nest fewer")
 
 
 class _Crossing(NamedTuple):

@@ -1,14 +1,17 @@
 """Measured layer times, which the cost model uses instead of calculated ones where they match the problem."""
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
-from hexiopt.errors import InputError
+from hexiopt.checks import is_number, whole_in, word_in
+from hexiopt.errors import FieldError, InputError
+from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 
 Times = tuple[float, float]  # forward and backward seconds
+MAX_SECONDS = 1e4
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,28 @@ class Measured:
 
 @dataclass(frozen=True)
 class Entry:
-    """One measurement, and of what."""
+    """One measurement, and of what. Raises FieldError where a value breaks its rule."""
 
     shape: Shape
     gpu: str
     tp: int
     micro_batch_size: int
     times: Measured
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_heads", "ffn_size", "vocab_size", "seq_len"):
+            whole_in(getattr(self.shape, name), f"profile: {name}", at_least=1, at_most=2**27)
+        word_in(self.shape.precision, "profile: precision", PRECISIONS)
+        word_in(self.gpu, "profile: gpu")
+        whole_in(self.tp, "profile: tp", at_least=1, at_most=1024)
+        whole_in(self.micro_batch_size, "profile: micro_batch_size", at_least=1, at_most=2**20)
+        rule = f"is not a time; write forward and backward as two numbers of seconds from 0 to {MAX_SECONDS:g}"
+        for name, times in zip(("embedding_s", "layer_s", "head_s"), astuple(self.times), strict=True):
+            for k, seconds in enumerate(times):
+                if not is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
+                    raise FieldError(f"profile: {name}[{k}]", seconds, rule)
+            if len(times) != 2:
+                raise FieldError(f"profile: {name}", times, rule)
 
 
 @dataclass(frozen=True)

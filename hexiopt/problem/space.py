@@ -16,10 +16,10 @@ too, but searches do not make them, and no bound or proof speaks of plans that h
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, combinations, pairwise
-from typing import Any
 
+from hexiopt.checks import flag_in, list_in, number_in, whole_in, word_in
+from hexiopt.errors import FieldError
 from hexiopt.problem.workload import AUTO, JOINED, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
-from hexiopt.reading import Section
 from hexiopt.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.value import Value
@@ -70,10 +70,23 @@ class Space(Value):
     memory_headroom: float = 0.0
 
     def __post_init__(self) -> None:
-        stated = {field.name: getattr(self, field.name) for field in fields(self)}
-        bounds = {name: stated.pop(name) for name in BOUNDS}
-        for name, value in checked_space(Section(stated, "space"), Section(bounds, "constraints")).items():
+        word_in(self.tp_degrees, "space: tp_degrees", ("powers_of_two", "all"))
+        for name in (*SWITCHES, *EXACT_SWITCHES, *MORE_FREEDOMS):
+            flag_in(getattr(self, name), f"space: {name}")
+        for name in ("max_micro_batch_size", "max_chunks"):
+            value = whole_in(getattr(self, name), f"space: {name}", at_least=1, at_most=1024)
             object.__setattr__(self, name, value)
+        for name in ("num_pipelines", "num_stages", "max_tp"):
+            if (bound := getattr(self, name)) is not None:
+                value = whole_in(bound, f"constraints: {name}", at_least=1, at_most=10**6)
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "exclude", tuple(list_in(self.exclude, "constraints: exclude")))
+        for k, excluded in enumerate(self.exclude):
+            if not isinstance(excluded, str) or not excluded:
+                rule = "is not a name; write a machine, or one device as machine:index"
+                raise FieldError(f"constraints: exclude[{k}]", excluded, rule)
+        headroom = number_in(self.memory_headroom, "constraints: memory_headroom", at_least=0.0, at_most=0.5)
+        object.__setattr__(self, "memory_headroom", headroom)
 
     def __repr__(self) -> str:
         stated = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
@@ -200,36 +213,3 @@ MORE_FREEDOMS = ("sequence", "uneven_chunks")
 """Freedoms that are off by default: no proof covers them."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")
-
-
-def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
-    """The fields of `Space` that the mappings state, each checked, absent ones by default. Raises InputError."""
-    defaults = {field.name: field.default for field in fields(Space)}
-
-    def whole(key: str) -> Any:
-        return space.integer(key, at_least=1, at_most=1024, default=defaults[key])
-
-    def bound(key: str) -> Any:
-        return constraints.integer(key, at_least=1, at_most=10**6, default=None)
-
-    values = {
-        "tp_degrees": space.text("tp_degrees", choices=("powers_of_two", "all"), default=defaults["tp_degrees"]),
-        "max_micro_batch_size": whole("max_micro_batch_size"),
-        "max_chunks": whole("max_chunks"),
-        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, *EXACT_SWITCHES, *MORE_FREEDOMS)},
-        "num_pipelines": bound("num_pipelines"),
-        "num_stages": bound("num_stages"),
-        "max_tp": bound("max_tp"),
-        "exclude": tuple(
-            constraints.each(
-                "exclude",
-                lambda name: isinstance(name, str) and bool(name),
-                "is not a name; write a machine, or one device as machine:index",
-                optional=True,
-            )
-        ),
-        "memory_headroom": constraints.number("memory_headroom", at_least=0.0, at_most=0.5, default=0.0),
-    }
-    space.finish()
-    constraints.finish()
-    return values

@@ -1,11 +1,10 @@
 """The workload of a training step: its sequences, precision, and choices that are fixed for the whole plan."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from hexiopt.errors import InputError
+from hexiopt.checks import flag_in, whole_in, word_in
+from hexiopt.errors import FieldError
 from hexiopt.numbers.gpus import PRECISIONS
-from hexiopt.reading import Section
 from hexiopt.schedules.registry import schedule_named, schedule_names
 from hexiopt.value import Value
 
@@ -17,6 +16,14 @@ the input of its first layer alone."""
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 MAX_SEQ_LEN = 2**27
+_SHARDINGS = (AUTO, *SHARDING_STAGES, *map(str, SHARDING_STAGES))
+_WHOLE = {
+    "global_batch": (1, 10**7),
+    "seq_len": (1, MAX_SEQ_LEN),
+    "gradient_bytes": (2, 4),
+    "loss_chunk_tokens": (1, MAX_SEQ_LEN),
+}
+"""The least and the greatest value of fields that are whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,24 @@ class Workload(Value):
     sequence_parallel: bool = True
 
     def __post_init__(self) -> None:
-        stated = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in checked_workload(Section(stated, "workload")).items():
-            object.__setattr__(self, name, value)
+        for name, (least, most) in _WHOLE.items():
+            if getattr(self, name) is not None or name != "loss_chunk_tokens":
+                value = whole_in(getattr(self, name), f"workload: {name}", at_least=least, at_most=most)
+                object.__setattr__(self, name, value)
+        if self.gradient_bytes == 3:
+            raise FieldError("workload: gradient_bytes", 3, "is not a width; choose 2 or 4")
+        flag_in(self.sequence_parallel, "workload: sequence_parallel")
+        word_in(self.precision, "workload: precision", PRECISIONS)
+        word_in(self.recompute, "workload: recompute", (AUTO, *RECOMPUTE_POLICIES))
+        schedule = word_in(self.schedule, "workload: schedule", (AUTO, *schedule_names()))
+        sharding: object = self.optimizer_sharding
+        if isinstance(sharding, bool | float) or sharding not in _SHARDINGS:
+            rule = f"is not known; choose {AUTO}, 0, 1, 2 or 3"
+            raise FieldError("workload: optimizer_sharding", sharding, rule)
+        object.__setattr__(self, "optimizer_sharding", str(sharding))
+        if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_named(schedule).lockstep:
+            rule = f"does not work with the {schedule} schedule; choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
+            raise FieldError("workload: optimizer_sharding", int(self.optimizer_sharding), rule)
 
     @property
     def element_bytes(self) -> int:
@@ -76,39 +98,3 @@ class Workload(Value):
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.global_batch * self.seq_len
-
-
-def checked_workload(section: Section) -> dict[str, Any]:
-    """The fields of `Workload` that the mapping states, each checked, absent ones by default. Raises InputError."""
-    defaults = {field.name: field.default for field in fields(Workload)}
-
-    def whole(key: str, at_least: int, at_most: int) -> Any:
-        return section.integer(key, at_least=at_least, at_most=at_most, default=defaults[key])
-
-    def word(key: str, *choices: str) -> Any:
-        return section.text(key, choices=choices, default=defaults[key])
-
-    sharding = section.raw("optimizer_sharding", AUTO)
-    if isinstance(sharding, bool | float) or sharding not in (AUTO, *SHARDING_STAGES, *map(str, SHARDING_STAGES)):
-        section.fail("optimizer_sharding", f"is not known; choose {AUTO}, 0, 1, 2 or 3")
-    values = {
-        "global_batch": whole("global_batch", 1, 10**7),
-        "seq_len": whole("seq_len", 1, MAX_SEQ_LEN),
-        "precision": word("precision", *PRECISIONS),
-        "recompute": word("recompute", AUTO, *RECOMPUTE_POLICIES),
-        "schedule": word("schedule", AUTO, *schedule_names()),
-        "optimizer_sharding": str(sharding),
-        "gradient_bytes": whole("gradient_bytes", 2, 4),
-        "loss_chunk_tokens": whole("loss_chunk_tokens", 1, MAX_SEQ_LEN),
-        "sequence_parallel": section.flag("sequence_parallel", defaults["sequence_parallel"]),
-    }
-    if values["gradient_bytes"] == 3:
-        section.fail("gradient_bytes", "is not a width; choose 2 or 4")
-    schedule = values["schedule"]
-    if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_named(schedule).lockstep:
-        raise InputError(
-            f"{section.at('optimizer_sharding')}: {sharding} does not work with the {schedule} schedule; "
-            f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
-        )
-    section.finish()
-    return values

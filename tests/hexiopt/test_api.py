@@ -184,7 +184,7 @@ def test_a_cluster_by_hand() -> None:
         ({"a10o": 3}, {}, "cluster: gpus: 'a10o' is not a known GPU; did you mean a10"),
         ({"t4": 16}, {}, "cluster: inter_gb_per_s: is missing for 2 machines"),
         ({"t4": 0}, {}, "cluster: gpus: t4: 0 is out of range"),
-        ({}, {}, "cluster by_hand: machines: is empty"),
+        ({}, {}, "cluster by_hand: machines: [] is empty"),
         ("t4", {}, "cluster: gpus: 't4' is not a mapping"),
         ({"t4": 8}, {"inter_gb_per_s": -1}, "cluster: inter_gb_per_s: -1 is out of range"),
         ({"t4": 8}, {"gpus_per_machine": 0}, "cluster: gpus_per_machine: 0 is out of range"),

@@ -9,11 +9,10 @@ from typing import Any
 import yaml
 
 from hexiopt.errors import InputError
-from hexiopt.exports.formats import Launch, LaunchOptions, Program
-from hexiopt.exports.formats import Launcher as LauncherFormat
+from hexiopt.exports.formats import Launch, Launcher, LaunchOptions, Program
 from hexiopt.exports.launchers.pods import PodGroup, note_of_gpus, pod_groups
 from hexiopt.exports.launchers.products import kubernetes_product
-from hexiopt.exports.launchers.shell import PORT, meeting_point, torchrun_line
+from hexiopt.exports.launchers.torchrun import torchrun_line
 from hexiopt.exports.rank_table import RankRow
 from hexiopt.problem.cluster import Cluster
 
@@ -22,30 +21,12 @@ FILE = "jobset.yaml"
 _PRODUCT, _HOST = "nvidia.com/gpu.product", "kubernetes.io/hostname"
 
 
-def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
-    groups = pod_groups(cluster, rows)
-    num_nodes = sum(group.num_nodes for group in groups)
-    master = options.master or f"{options.job}-{groups[0].name}-0-0.{options.job}:{PORT}"
-    document = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": options.job},
-        "spec": {
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [_job(group, num_nodes, master, program, options) for group in groups],
-        },
-    }
-    header = [
-        f"# For {TARGET}. The image must hold the files of this export in {options.folder}, the trainer and torch.",
-        *(f"# Note: {note}." for note in program.notes),
-    ]
-    text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, width=1000)
-    return Launch({FILE: text}, f"kubectl apply -f {FILE}", note_of_gpus(cluster, rows))
-
-
-def _job(group: PodGroup, num_nodes: int, master: str, program: Program, options: LaunchOptions) -> dict[str, Any]:
-    host, port = meeting_point(master, "")
-    run = torchrun_line(num_nodes, "$((BASE + JOB_COMPLETION_INDEX))", str(group.num_gpus), host, port, program.command)
+def _job(
+    group: PodGroup, num_nodes: int, meeting_point: tuple[str, str], program: Program, options: LaunchOptions
+) -> dict[str, Any]:
+    run = torchrun_line(
+        num_nodes, "$((BASE + JOB_COMPLETION_INDEX))", str(group.num_gpus), meeting_point, program.command
+    )
     env = {"BASE": str(group.first_node), "HERE": options.folder, **program.environment}
     container = {
         "name": "train",
@@ -77,9 +58,32 @@ def _selector(group: PodGroup, options: LaunchOptions) -> dict[str, str]:
     return {_PRODUCT: product}
 
 
-LAUNCHER = LauncherFormat(
-    name="jobset",
-    target=TARGET,
-    expresses="every rank table; the device plugin chooses which GPUs of a machine",
-    write=_write,
-)
+class JobSet(Launcher):
+    """A JobSet."""
+
+    name = "jobset"
+    target = TARGET
+    expresses = "every rank table; the device plugin chooses which GPUs of a machine"
+
+    def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+        groups = pod_groups(cluster, rows)
+        num_nodes = sum(group.num_nodes for group in groups)
+        meeting_point = options.meeting_point(f"{options.job}-{groups[0].name}-0-0.{options.job}")
+        document = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": options.job},
+            "spec": {
+                "failurePolicy": {"maxRestarts": 0},
+                "replicatedJobs": [_job(group, num_nodes, meeting_point, program, options) for group in groups],
+            },
+        }
+        header = [
+            f"# For {TARGET}. The image must hold the files of this export in {options.folder}, the trainer and torch.",
+            *(f"# Note: {note}." for note in program.notes),
+        ]
+        text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, width=1000)
+        return Launch({FILE: text}, f"kubectl apply -f {FILE}", note_of_gpus(cluster, rows))
+
+
+LAUNCHER = JobSet()

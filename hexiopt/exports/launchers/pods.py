@@ -28,9 +28,9 @@ class PodGroup:
 
 def pod_groups(cluster: Cluster, rows: Sequence[RankRow]) -> list[PodGroup]:
     """The groups of all agents, in the order of ranks."""
-    own = agents(rows)
+    all_agents = agents(rows)
     spec_of = {machine.name: machine for machine in cluster.machines}
-    several = {agent.machine for agent in own if sum(a.machine == agent.machine for a in own) > 1}
+    several = {agent.machine for agent in all_agents if sum(a.machine == agent.machine for a in all_agents) > 1}
 
     def kind(item: tuple[int, Agent]) -> tuple[str, int, str | None, str]:
         agent = item[1]
@@ -38,15 +38,15 @@ def pod_groups(cluster: Cluster, rows: Sequence[RankRow]) -> list[PodGroup]:
         pinned = agent.machine if agent.machine in several else None
         return machine.gpu.type_name, agent.num_processes, pinned, machine.spec_name
 
-    found: list[PodGroup] = []
+    groups: list[PodGroup] = []
     names: dict[str, int] = {}
-    for (gpu, num_gpus, pinned, spec), run in groupby(enumerate(own), key=kind):
+    for (gpu, num_gpus, pinned, spec), run in groupby(enumerate(all_agents), key=kind):
         members = list(run)
         name = _name(spec)
         names[name] = names.get(name, 0) + 1
         unique = name if names[name] == 1 else f"{name}-x{names[name]}"
-        found.append(PodGroup(unique, gpu, num_gpus, members[0][0], len(members), pinned))
-    return found
+        groups.append(PodGroup(unique, gpu, num_gpus, members[0][0], len(members), pinned))
+    return groups
 
 
 def _name(spec: str) -> str:
@@ -58,5 +58,5 @@ def _name(spec: str) -> str:
 def note_of_gpus(cluster: Cluster, rows: Sequence[RankRow]) -> tuple[str, ...]:
     """What schedulers that choose GPUs themselves do to the plan."""
     linked = [m.name for m in cluster.machines if m.intra_links and any(row.machine == m.name for row in rows)]
-    said = [f"the scheduler chooses which GPUs of {name} a pod gets, and their links differ" for name in linked]
-    return tuple(said)
+    notes = [f"the scheduler chooses which GPUs of {name} a pod gets, and their links differ" for name in linked]
+    return tuple(notes)

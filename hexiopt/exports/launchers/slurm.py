@@ -9,10 +9,8 @@ import shlex
 from collections.abc import Sequence
 from itertools import groupby
 
-from hexiopt.exports.formats import Launch, LaunchOptions, Program
-from hexiopt.exports.formats import Launcher as LauncherFormat
+from hexiopt.exports.formats import Launch, Launcher, LaunchOptions, Program
 from hexiopt.exports.launchers import torchrun
-from hexiopt.exports.launchers.shell import exports_of, meeting_point
 from hexiopt.exports.rank_table import RankRow
 from hexiopt.problem.cluster import Cluster
 
@@ -30,30 +28,19 @@ def components(cluster: Cluster, rows: Sequence[RankRow]) -> list[tuple[str, int
     return [(gpu, count, list(names)) for (gpu, count), names in runs]
 
 
-def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
-    files = {
-        torchrun.FILE: torchrun.script(rows, program, options.master),
-        FILE: _batch(cluster, rows, options),
-        ARBITRARY: _arbitrary(cluster, rows, program, options),
-        HOSTS: "".join(f"{row.machine}\n" for row in rows),
-    }
-    notes = ("machines must be the names of Slurm's nodes",)
-    return Launch(files, f"sbatch {FILE}    (or {ARBITRARY}: one partition with all types)", notes)
-
-
 def _batch(cluster: Cluster, rows: Sequence[RankRow], options: LaunchOptions) -> str:
-    own = components(cluster, rows)
+    parts = components(cluster, rows)
     lines = [
         "#!/bin/bash",
         f"# For {TARGET}: a heterogeneous job, one component for each run of like machines.",
         f"#SBATCH --job-name={options.job} --time={options.minutes} --output={options.job}-%j.log",
     ]
-    for number, (gpu, count, machines) in enumerate(own):
+    for number, (gpu, count, machines) in enumerate(parts):
         lines += ["#SBATCH hetjob"] if number else []
         asked = f"--gpus-per-node={options.gpu_names.get(gpu, gpu)}:{count}"
         where = f"--nodes={len(machines)} --nodelist={','.join(machines)}"
         lines.append(f"#SBATCH {where} --ntasks-per-node=1 {asked}")
-    groups = f"--het-group={','.join(map(str, range(len(own))))} " if len(own) > 1 else ""
+    groups = f"--het-group={','.join(map(str, range(len(parts))))} " if len(parts) > 1 else ""
     lines += [
         "# One task on every node, which starts the ranks of its machine; arguments of this script are handed on.",
         f"HERE={shlex.quote(options.folder)}",
@@ -64,7 +51,7 @@ def _batch(cluster: Cluster, rows: Sequence[RankRow], options: LaunchOptions) ->
 
 def _arbitrary(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> str:
     machines = list(dict.fromkeys(row.machine for row in rows))
-    host, port = meeting_point(options.master, machines[0])
+    host, port = options.meeting_point(machines[0])
     gpus = " ".join(str(row.cuda_index) for row in rows)
     lines = [
         "#!/bin/bash",
@@ -76,7 +63,7 @@ def _arbitrary(cluster: Cluster, rows: Sequence[RankRow], program: Program, opti
         f"export MASTER_ADDR={shlex.quote(host)} MASTER_PORT={port} WORLD_SIZE={len(rows)}",
         "export LOCAL_RANK=0 LOCAL_WORLD_SIZE=1",
         f'export GPUS="{gpus}"  # of each rank',
-        *exports_of(program),
+        *program.exports(),
         "run() {",
         '  export RANK=$SLURM_PROCID; set -- "$@"; gpus=($GPUS)',
         "  export CUDA_VISIBLE_DEVICES=${gpus[$RANK]}",
@@ -89,9 +76,22 @@ def _arbitrary(cluster: Cluster, rows: Sequence[RankRow], program: Program, opti
     return "\n".join(lines) + "\n"
 
 
-LAUNCHER = LauncherFormat(
-    name="slurm",
-    target=TARGET,
-    expresses="every rank table; a component of a heterogeneous job for each run of like machines",
-    write=_write,
-)
+class Slurm(Launcher):
+    """Batch scripts."""
+
+    name = "slurm"
+    target = TARGET
+    expresses = "every rank table; a component of a heterogeneous job for each run of like machines"
+
+    def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+        files = {
+            torchrun.FILE: torchrun.script(rows, program, options),
+            FILE: _batch(cluster, rows, options),
+            ARBITRARY: _arbitrary(cluster, rows, program, options),
+            HOSTS: "".join(f"{row.machine}\n" for row in rows),
+        }
+        notes = ("machines must be the names of Slurm's nodes",)
+        return Launch(files, f"sbatch {FILE}    (or {ARBITRARY}: one partition with all types)", notes)
+
+
+LAUNCHER = Slurm()

@@ -9,9 +9,7 @@ can be started.
 import shlex
 from collections.abc import Sequence
 
-from hexiopt.exports.formats import Launch, LaunchOptions, Program
-from hexiopt.exports.formats import Launcher as LauncherFormat
-from hexiopt.exports.launchers.shell import by_machine, cuda_list, exports_of, meeting_point, torchrun_line
+from hexiopt.exports.formats import Launch, Launcher, LaunchOptions, Program
 from hexiopt.exports.rank_table import RankRow, agents
 from hexiopt.problem.cluster import Cluster
 
@@ -19,25 +17,32 @@ TARGET = "torchrun of PyTorch 2.0 and later"
 FILE = "launch.sh"
 
 
-def script(rows: Sequence[RankRow], program: Program, master: str | None) -> str:
+def torchrun_line(num_nodes: int, node_rank: str, processes: str, meeting_point: tuple[str, str], command: str) -> str:
+    """torchrun with a static rendezvous, which gives ranks in the order of node ranks."""
+    host, port = meeting_point
+    return (
+        f"torchrun --nnodes={num_nodes} --node-rank={node_rank} --nproc-per-node={processes} "
+        f"--master-addr={host} --master-port={port} {command}"
+    )
+
+
+def script(rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> str:
     """The text of `launch.sh`."""
-    own = agents(rows)
-    host, port = meeting_point(master, own[0].machine)
-    line = torchrun_line(len(own), '"$node_rank"', '"$processes"', shlex.quote(host), port, program.command)
-    machines = by_machine(own)
-    arms = [
-        f"{shlex.quote(machine)}) "
-        + "; ".join(f'agent {cuda_list(agent)} {rank} {agent.num_processes} "$@"' for rank, agent in its)
-        + " ;;"
-        for machine, its in machines.items()
-    ]
+    all_agents = agents(rows)
+    host, port = options.meeting_point(all_agents[0].machine)
+    line = torchrun_line(len(all_agents), '"$node_rank"', '"$processes"', (shlex.quote(host), port), program.command)
+    machines: dict[str, list[str]] = {}
+    for rank, agent in enumerate(all_agents):
+        call = f'agent {agent.cuda_list} {rank} {agent.num_processes} "$@"'
+        machines.setdefault(agent.machine, []).append(call)
+    arms = [f"{shlex.quote(machine)}) {'; '.join(calls)} ;;" for machine, calls in machines.items()]
     lines = [
         "#!/bin/sh",
         f"# For {TARGET}. launch.sh MACHINE [ARGUMENTS]: run it on every machine; arguments are added to the command.",
         'HERE=$(CDPATH="" cd -- "$(dirname -- "$0")" && pwd)',
         "export HERE",
         "unset TORCH_ELASTIC_WORKER_IDENTICAL  # with it, all agents would count as equal",
-        *exports_of(program),
+        *program.exports(),
         *([program.setup] if program.setup else []),
         "pids=",
         "agent() {  # GPUs, node rank, number of processes, arguments",
@@ -59,14 +64,16 @@ def script(rows: Sequence[RankRow], program: Program, master: str | None) -> str
     return "\n".join(lines) + "\n"
 
 
-def _write(cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
-    first = rows[0].machine
-    return Launch({FILE: script(rows, program, options.master)}, f"sh {FILE} {first}    (and so on every machine)")
+class TorchRun(Launcher):
+    """A shell script that runs torchrun on each machine."""
+
+    name = "torchrun"
+    target = TARGET
+    expresses = "every rank table; GPUs exactly as planned, unused ones left out"
+
+    def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
+        first = rows[0].machine
+        return Launch({FILE: script(rows, program, options)}, f"sh {FILE} {first}    (and so on every machine)")
 
 
-LAUNCHER = LauncherFormat(
-    name="torchrun",
-    target=TARGET,
-    expresses="every rank table; GPUs exactly as planned, unused ones left out",
-    write=_write,
-)
+LAUNCHER = TorchRun()

@@ -38,7 +38,7 @@ class Path:
         return dict(self.variables), dict(self.functions), self.commands, self.unlikely, self.end
 
 
-def merged(paths: Iterable[Path], where: str) -> list[Path]:
+def merge(paths: Iterable[Path], where: str) -> list[Path]:
     """Paths that are in the same state as one. Raises InputError where too many are left."""
     result: list[Path] = []
     for path in paths:
@@ -79,14 +79,14 @@ class Evaluation:
         result = list(paths)
         for node in nodes:
             if node.is_named and node.type != "comment":
-                result = merged((q for p in result for q in ([p] if p.end else self._step(node, p))), self._where)
+                result = merge((q for p in result for q in ([p] if p.end else self._step(node, p))), self._where)
         return result
 
     def _step(self, node: Node, path: Path) -> list[Path]:
         """Where a path comes to after one statement."""
         kind = node.type
         if kind == "variable_assignment":
-            return [self._assigned(node, path)]
+            return [self._assign(node, path)]
         if kind in ("declaration_command", "variable_assignments"):
             return self._all([c for c in node.children if c.type == "variable_assignment"], [path])
         if kind == "unset_command":
@@ -111,18 +111,18 @@ class Evaluation:
             ends = self._all(node.children, [path])
             return [replace(q, variables=path.variables, functions=path.functions, end="") for q in ends]
         if kind == "compound_statement" and node.text.startswith(b"(("):
-            return [self._forgotten([n.text.decode() for n in _all_of(node, "variable_name")], node, path)]
+            return [self._forget([n.text.decode() for n in _all_of(node, "variable_name")], node, path)]
         if kind == "negated_command" or kind == "test_command":
             return [path]
         return self._all(node.children, [path])  # groups, pipelines, bodies and clauses
 
     # ------------------------------------------------------------------------- variables
 
-    def _assigned(self, node: Node, path: Path) -> Path:
+    def _assign(self, node: Node, path: Path) -> Path:
         scope, name = Scope(self._unknowns, path.variables), node.child_by_field_name("name")
         value = node.child_by_field_name("value")
         if name.type == "subscript":
-            return self._forgotten([name.child_by_field_name("name").text.decode()], node, path)
+            return self._forget([name.child_by_field_name("name").text.decode()], node, path)
         key, adds = name.text.decode(), any(child.type == "+=" for child in node.children)
         before = path.variables.get(key)
         new: Value = "" if value is None else scope.text(value) if value.type != "array" else self._array(value, scope)
@@ -139,7 +139,7 @@ class Evaluation:
         inner = [child for child in node.children if child.is_named and child.type != "comment"]
         return tuple(word for child in inner for word in scope.words(child))
 
-    def _forgotten(self, names: Iterable[str], node: Node, path: Path) -> Path:
+    def _forget(self, names: Iterable[str], node: Node, path: Path) -> Path:
         """`path` where the variables have a value that is not followed."""
         line = node.text.decode().splitlines()[0]
         marks = {name: self._unknowns.mark(f"${name}", f"is set by {line}, which is not followed") for name in names}
@@ -258,7 +258,7 @@ class Evaluation:
         ends = self._all([*node.children_by_field_name("condition"), body], [path])
         names = {key for end in ends for key in end.variables if end.variables[key] != path.variables.get(key)}
         path = replace(path, commands=ends[0].commands if ends else path.commands)
-        return [self._forgotten(sorted(names), node, path)]
+        return [self._forget(sorted(names), node, path)]
 
     # ------------------------------------------------------------------------- commands
 
@@ -278,7 +278,7 @@ class Evaluation:
         before = dict(scope.variables)
         for child in node.children:  # variables before a command are its own
             if child.type == "variable_assignment":
-                scope.variables = dict(self._assigned(child, replace(path, variables=scope.variables)).variables)
+                scope.variables = dict(self._assign(child, replace(path, variables=scope.variables)).variables)
         scope.variables = {**before, **{k: v for k, v in scope.variables.items() if k not in before}}
         words: list[str] = []
         inputs = list(inputs)
@@ -297,13 +297,13 @@ class Evaluation:
         if name in ("exit", "return"):
             return [replace(path, end="return" if name == "return" and "@" in path.variables else "exit")]
         if name in path.functions:
-            return self._called(path.functions[name], words, path)
+            return self._call(path.functions[name], words, path)
         if name in ("source", "."):
             note = f"not read: {self._unknowns.shown(' '.join(words[1:2]))}, which the script takes in"
             return [replace(path, notes=(*path.notes, note))]
         if name in _SETTERS:
             names = [word.partition("=")[0] for word in words[1:] if word.partition("=")[0].isidentifier()]
-            return [self._forgotten(names, node, path)]
+            return [self._forget(names, node, path)]
         if name == "shift":
             rest = path.variables.get("@", ())[1:]
             return (
@@ -329,7 +329,7 @@ class Evaluation:
             result.append(replace(end, variables=path.variables, commands=(*path.commands, *commands), end=""))
         return result
 
-    def _called(self, body: Node, words: Sequence[str], path: Path) -> list[Path]:
+    def _call(self, body: Node, words: Sequence[str], path: Path) -> list[Path]:
         self._nested += 1
         if self._nested > MOST_NESTED:
             raise InputError(f"{self._where}: {words[0]} calls itself; write the command out")

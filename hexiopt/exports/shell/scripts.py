@@ -49,8 +49,8 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     except RecursionError:
         raise InputError(f"{where}: is nested too deeply; write the command out") from None
     names = frozenset(core)
-    paths = [_continued(path) for path in paths]
-    runs = [(path, [words for words in path.commands if names & _named(words)]) for path in paths]
+    paths = [_join_lines(path) for path in paths]
+    runs = [(path, [words for words in path.commands if names & _argument_names(words)]) for path in paths]
     runs = [(path, commands) for path, commands in runs if commands]
     if not runs:
         return _of_variables(paths, unknowns, where)
@@ -62,7 +62,7 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
             raise InputError(f"{where}: starts several runs ({programs}); keep the one that is meant")
     read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
     notes = list(dict.fromkeys(note for path, _, passed, _ in read for note in (*path.notes, *passed)))
-    arguments = _agreed([(path, values) for path, values, _, _ in read])
+    arguments = _agreement([(path, values) for path, values, _, _ in read])
     worlds = {_world(launcher, slurm) for *_, launcher in read}
     return Script(arguments, worlds.pop() if len(worlds) == 1 else None, tuple(notes))
 
@@ -91,7 +91,7 @@ def _error_line(node: Node) -> int:
     return int(node.start_point[0]) + 1
 
 
-def _continued(path: Path) -> Path:
+def _join_lines(path: Path) -> Path:
     """The path where a line that begins with an argument goes on with the command before it, and says so."""
     commands: list[tuple[str, ...]] = []
     for words in path.commands:
@@ -119,7 +119,7 @@ def _bare_list(text: str, unknowns: Unknowns, where: str) -> list[str] | None:
     return [unknowns.mark(word, "is not set in the list") if "$" in word else word for word in words]
 
 
-def _named(words: Sequence[str]) -> set[str]:
+def _argument_names(words: Sequence[str]) -> set[str]:
     return {m[1].replace("_", "-") for word in words if (m := _ARGUMENT.match(word))}
 
 
@@ -159,16 +159,18 @@ def _bare(word: str) -> str:
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
-def _agreed(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
+def _agreement(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
     """The arguments in which all paths agree; others are not known, by the condition that divides the paths."""
     names = dict.fromkeys(name for _, values in read for name in values)
     result: dict[str, Words] = {}
     for name in names:
-        stated = [values.get(name) for _, values in read]
-        if all(words == stated[0] for words in stated):
+        values_by_path = [values.get(name) for _, values in read]
+        if all(words == values_by_path[0] for words in values_by_path):
             result[name] = read[0][1][name]
             continue
-        shown = dict.fromkeys("absent" if words is None else " ".join(map(str, words)) or "stated" for words in stated)
+        shown = dict.fromkeys(
+            "absent" if words is None else " ".join(map(str, words)) or "stated" for words in values_by_path
+        )
         why = f"depends on {_dividing(read, name)}, which the script does not decide"
         result[name] = [Unknown(" or ".join(shown), why, undecided=True)]
     return result
@@ -241,7 +243,7 @@ def _slurm_variables(options: Mapping[str, str]) -> dict[str, Value]:
 def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
     """The number of ranks that a launcher's words and Slurm's options state; None where they do not."""
     result: dict[str, str] = dict(slurm)
-    stated: set[str] = set()
+    names_given: set[str] = set()
     names = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--num-nodes": "--nnodes"}
     names |= {"--num-gpus": "--nproc-per-node"}
     for word, after in zip(launcher, [*launcher[1:], ""], strict=True):
@@ -257,10 +259,10 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
             "--nproc-per-node",
         ):
             result[name] = value if equals else after
-            stated.add(name)
-    if {"--nnodes", "--nproc-per-node"} & stated:
+            names_given.add(name)
+    if {"--nnodes", "--nproc-per-node"} & names_given:
         nodes = result.get("--nnodes", slurm.get("--nodes", "1"))
-        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in stated else _per_node(result)
+        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in names_given else _per_node(result)
         return _ranks(_count(nodes), each)
     if any(word.rpartition("/")[2] in ("mpirun", "mpiexec") for word in launcher):
         return _count(result.get("--ntasks"))

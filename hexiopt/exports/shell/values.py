@@ -102,10 +102,10 @@ class Scope:
         if node.type == "string" and (value := self._lone_array(node)) is not None:
             return list(value)
         if node.type == "concatenation":
-            return self._joined(node)
+            return self._join(node)
         return [self.text(node)]
 
-    def _joined(self, node: Node) -> list[str]:
+    def _join(self, node: Node) -> list[str]:
         """The words of parts that touch: values without quotes are split, and their ends stick to their neighbours."""
         result = [""]
         for child in node.children:
@@ -175,7 +175,7 @@ class Scope:
         count, name, index, rest = match.groups()
         value = self._element(name, index)
         if rest:
-            return self._modified(node, source, name, value, rest)
+            return self._modify(node, source, name, value, rest)
         if value is None:
             return self._unset(source, name)
         if count:
@@ -192,7 +192,7 @@ class Scope:
         number = self.number(index[1:-1]) if index else 0
         return value[number] if number is not None and number < len(value) else ""
 
-    def _modified(self, node: Node, source: str, name: str, value: Value | None, rest: str) -> Value:
+    def _modify(self, node: Node, source: str, name: str, value: Value | None, rest: str) -> Value:
         """The value of `${X:-word}` and the like. A variable that the script does not set counts as not set."""
         operator = next((o for o in (":-", ":=", ":+", ":?", "-", "=", "+", "?") if rest.startswith(o)), None)
         first = self.unknowns.first(value if isinstance(value, str) else " ".join(value or ()))
@@ -273,7 +273,7 @@ class Scope:
             return self._empty(operand, first) if first in ("-z", "-n") and not isinstance(operand, str) else MAYBE
         if tokens and isinstance(tokens[0], str) and tokens[0] not in ("&&", "||", "-a", "-o", ")"):
             operator, right = tokens.pop(0), tokens.pop(0)
-            return MAYBE if isinstance(right, str) else self._compared(first, str(operator), right)
+            return MAYBE if isinstance(right, str) else self._compare(first, str(operator), right)
         return self._empty(first, "-n")
 
     def _empty(self, node: Node, operator: str) -> int:
@@ -287,7 +287,7 @@ class Scope:
             verdict = NO if text else YES
         return verdict if operator == "-z" else YES - verdict
 
-    def _compared(self, left: Node, operator: str, right: Node) -> int:
+    def _compare(self, left: Node, operator: str, right: Node) -> int:
         a, b = self.text(left), self.text(right)
         if self.unknowns.first(a + b) is not None:
             return MAYBE

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, divides_model, stage_name
+from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
+from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (
     BlockRecompute,
     grid_of,
@@ -23,11 +23,9 @@ from hexiopt.exports.layout import (
     uniform_tp,
     zero_stage,
 )
-from hexiopt.exports.settings import StatedSettings, flat, script_notes, unknown_key
-from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
-from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
+from hexiopt.exports.settings import FileSettings, flat, script_notes, unknown_key
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
-from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
@@ -46,67 +44,6 @@ _STRATEGIES = {
     **dict.fromkeys(("HYBRID_SHARD", "4"), (3, "machine")),
     **dict.fromkeys(("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2", "5"), (2, "machine")),
 }
-PRESET = EVEN | {
-    "space.uneven_layers": (False,),
-    "constraints.num_stages": (1,),
-    "workload.schedule": preset_schedules("accelerate"),
-    "workload.optimizer_sharding": ("3", "2"),
-    "workload.recompute": ("full", "none"),
-}
-
-
-def _unsuitable(problem: Problem) -> str | None:
-    model = problem.model
-    known = ", ".join(_LAYERS)
-    return None if model.architecture in _LAYERS else f"model {model.name}: the template is for {known}; take one"
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    refuse = Refusal("accelerate")
-    for p, pipeline in enumerate(plan.pipelines):
-        if len(pipeline.stages) > 1:
-            refuse(f"{stage_name(p, 1)} is a second stage", "constraints.num_stages=1")
-    schedule_of(plan, schedules_of("accelerate"), refuse)
-    grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
-    tp, policy = uniform_tp(problem, grid, divides_model, refuse), uniform_policy(grid, refuse)
-    devices = grid.stage_major()
-    if problem.workload.precision not in ("bf16", "fp16", "fp32"):
-        raise InputError(
-            "export.format: accelerate is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
-        )
-    document = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP",
-        "mixed_precision": "no" if problem.workload.precision == "fp32" else problem.workload.precision,
-        "num_machines": 1,
-        "num_processes": len(devices),
-        "machine_rank": 0,
-        "fsdp_config": {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": zero == 3,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": f"{_LAYERS[problem.model.architecture]}DecoderLayer",
-            "fsdp_activation_checkpointing": policy == "full",
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        },
-        "parallelism_config": {
-            "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": grid.dp,
-            "parallelism_config_tp_size": tp,
-            "parallelism_config_cp_size": 1,
-        },
-    }
-    notes = (
-        *grid.notes(),
-        *(_NO_SEQUENCE_PARALLELISM,) * (tp > 1 and problem.workload.sequence_parallel),
-        "the batch is your script's: give its TrainingArguments per_device_train_batch_size="
-        f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}",
-    )
-    header = [f"# For {TARGET}: ACCELERATE_CONFIG_FILE, or --config_file.", *note_lines(notes)]
-    text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False)
-    setup = f'export ACCELERATE_CONFIG_FILE="$HERE/{FILE}"'
-    command = f'-m accelerate.commands.launch --config_file "$HERE/{FILE}" "${{TRAIN:-train.py}}"'
-    return Program(devices, command, {FILE: text}, setup=setup, notes=notes)
 
 
 # ----------------------------------------------------------------------------- reading
@@ -128,72 +65,16 @@ class _Kind:
     notes: tuple[str, ...] = ()
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    data = as_mapping(parse(text, context.where, as_json=False), context.where)
-    twice: list[str] = []
-    if isinstance(fsdp := data.get("fsdp_config"), dict):  # the launcher takes its keys with and without their prefix
-        twice = [key for key in fsdp if f"fsdp_{key}" in fsdp]
-        data["fsdp_config"] = {key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in fsdp.items()}
-    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
-    for key in twice:
-        settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
-    for key in data:
-        if key not in TOP and not key.startswith("tpu_"):
-            settings.fault(key, unknown_key(key, TOP))  # Accelerate refuses it too
-    world = settings.whole("num_processes") if "num_processes" in settings else None
-    if "distributed_type" not in settings:
-        settings.fault("distributed_type", "is missing; state it")
-    read_kind = settings.word("distributed_type", _KINDS, "MULTI_GPU")
-    kind = read_kind(settings, world or len(context.devices))
-    precision = _precision(settings)
-    settings.refuse()
-    comment = {name: int(value) for name, value in _BATCH.findall(text)}
-    size = comment.get("per_device_train_batch_size", 1)
-    count = kind.accumulation or comment.get("gradient_accumulation_steps")
-    assumed: dict[str, Any] = {"seq_len": context.workload.seq_len}
-    if count is None:
-        pipelines = max(1, len(context.devices) // (kind.tp * kind.stages))
-        count = max(1, context.workload.global_batch // (pipelines * size))
-        assumed["global_batch"] = count * pipelines * size
-    if kind.recompute is None:
-        assumed["recompute"] = "none"
-    workload = {"precision": precision, "gradient_bytes": kind.gradient_bytes}
-    if kind.tp > 1:  # that of transformers has none
-        workload["sequence_parallel"] = kind.sequence_parallel
-    sizes = "the batch is the training script's: micro-batches of one sequence are assumed"
-    layout = imported_job(
-        context,
-        StatedJob(
-            model,
-            tp=kind.tp,
-            num_stages=kind.stages,
-            recompute=BlockRecompute(kind.recompute or "none"),
-            micro_batch_size=size,
-            num_micro_batches=count,
-            sharding=kind.sharding,
-            world=world,
-            workload=workload,
-            notes=(
-                *([] if "per_device_train_batch_size" in comment else [sizes]),
-                *script_notes(context, **assumed),
-                *(kind.notes if precision != "fp32" else ()),
-                *settings.notes(),
-            ),
-        ),
-    )
-    return sharded_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
-
-
-def _precision(settings: StatedSettings) -> str:
+def _precision(settings: FileSettings) -> str:
     default = "fp16" if "fp16" in settings and settings.flag("fp16", default=False) else "no"  # its name until 0.6
     precision = settings.word("mixed_precision", _PRECISIONS, default)
     if precision == "fp8":
-        backend = settings.stated("fp8_config.backend", "fp8_config.fp8_backend")
+        backend = settings.name_in_use("fp8_config.backend", "fp8_config.fp8_backend")
         settings.word(backend, {"TE": "te", "AO": "ao"}, "TE")
     return precision
 
 
-def _fsdp(settings: StatedSettings, world: int) -> _Kind:
+def _fsdp(settings: FileSettings, world: int) -> _Kind:
     version = settings.whole("fsdp_config.fsdp_version", 1)
     policy = "full" if settings.flag("fsdp_config.fsdp_activation_checkpointing", default=False) else "none"
     wrap, by_layer = "fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"
@@ -221,17 +102,17 @@ def _fsdp(settings: StatedSettings, world: int) -> _Kind:
     return _Kind(tp, sharding=stage, replicas=replicas, recompute=policy, notes=notes)
 
 
-def _ddp(settings: StatedSettings, world: int) -> _Kind:
+def _ddp(settings: FileSettings, world: int) -> _Kind:
     return _Kind(gradient_bytes=4)
 
 
-def _lone(settings: StatedSettings, world: int) -> _Kind:
+def _lone(settings: FileSettings, world: int) -> _Kind:
     if world != 1:
         settings.refuse_value("distributed_type", f"is of one GPU, not {world}; take MULTI_GPU, or num_processes 1")
     return _Kind(gradient_bytes=4)
 
 
-def _deepspeed(settings: StatedSettings, world: int) -> _Kind:
+def _deepspeed(settings: FileSettings, world: int) -> _Kind:
     stage = settings.whole("deepspeed_config.zero_stage", 2, at_least=0)
     if stage > 3:
         settings.refuse_value("deepspeed_config.zero_stage", "is not 0, 1, 2 or 3; take one")
@@ -239,7 +120,7 @@ def _deepspeed(settings: StatedSettings, world: int) -> _Kind:
     return _Kind(sharding=stage, accumulation=settings.whole(steps) if steps in settings else None)
 
 
-def _megatron(settings: StatedSettings, world: int) -> _Kind:
+def _megatron(settings: FileSettings, world: int) -> _Kind:
     def name(key: str) -> str:
         return f"megatron_lm_config.megatron_lm_{key}"
 
@@ -256,7 +137,7 @@ def _megatron(settings: StatedSettings, world: int) -> _Kind:
     )
 
 
-_KINDS: dict[str, Callable[[StatedSettings, int], _Kind]] = {
+_KINDS: dict[str, Callable[[FileSettings, int], _Kind]] = {
     "FSDP": _fsdp,
     "MULTI_GPU": _ddp,
     "NO": _lone,
@@ -265,14 +146,129 @@ _KINDS: dict[str, Callable[[StatedSettings, int], _Kind]] = {
 }
 
 
-TRAINER = Trainer(
-    name="accelerate",
-    target=TARGET,
-    expresses="data parallelism with one TP degree, ZeRO-2 or 3 (FSDP2); no pipelines",
-    preset=lambda problem: PRESET,
-    takes_tp=divides_model,
-    write=_write,
-    read=_read,
-    unsuitable=_unsuitable,
-    optional_sequence_parallelism=True,
-)
+class AccelerateFormat(Trainer):
+    """Accelerate's configuration of FSDP2."""
+
+    name = "accelerate"
+    target = TARGET
+    expresses = "data parallelism with one TP degree, ZeRO-2 or 3 (FSDP2); no pipelines"
+    schedules = TRAINER_SCHEDULES["accelerate"]
+    choices = EVEN | {
+        "space.uneven_layers": (False,),
+        "constraints.num_stages": (1,),
+        "workload.optimizer_sharding": ("3", "2"),
+        "workload.recompute": ("full", "none"),
+    }
+    optional_sequence_parallelism = True
+    takes_tp = staticmethod(divides_model)
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        model = problem.model
+        known = ", ".join(_LAYERS)
+        return None if model.architecture in _LAYERS else f"model {model.name}: the template is for {known}; take one"
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        refuse = self.refuse
+        for p, pipeline in enumerate(plan.pipelines):
+            if len(pipeline.stages) > 1:
+                refuse(f"{stage_name(p, 1)} is a second stage", "constraints.num_stages=1")
+        schedule_of(plan, self.schedules, refuse)
+        grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
+        tp, policy = uniform_tp(problem, grid, divides_model, refuse), uniform_policy(grid, refuse)
+        devices = grid.stage_major()
+        self.check_precision(problem)
+        document = {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": "FSDP",
+            "mixed_precision": "no" if problem.workload.precision == "fp32" else problem.workload.precision,
+            "num_machines": 1,
+            "num_processes": len(devices),
+            "machine_rank": 0,
+            "fsdp_config": {
+                "fsdp_version": 2,
+                "fsdp_reshard_after_forward": zero == 3,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_transformer_layer_cls_to_wrap": f"{_LAYERS[problem.model.architecture]}DecoderLayer",
+                "fsdp_activation_checkpointing": policy == "full",
+                "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            },
+            "parallelism_config": {
+                "parallelism_config_dp_replicate_size": 1,
+                "parallelism_config_dp_shard_size": grid.dp,
+                "parallelism_config_tp_size": tp,
+                "parallelism_config_cp_size": 1,
+            },
+        }
+        notes = (
+            *grid.notes(),
+            *(_NO_SEQUENCE_PARALLELISM,) * (tp > 1 and problem.workload.sequence_parallel),
+            "the batch is your script's: give its TrainingArguments per_device_train_batch_size="
+            f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}",
+        )
+        header = [f"# For {TARGET}: ACCELERATE_CONFIG_FILE, or --config_file.", *note_lines(notes)]
+        text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False)
+        setup = f'export ACCELERATE_CONFIG_FILE="$HERE/{FILE}"'
+        command = f'-m accelerate.commands.launch --config_file "$HERE/{FILE}" "${{TRAIN:-train.py}}"'
+        return Program(devices, command, {FILE: text}, setup=setup, notes=notes)
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        data = as_mapping(parse(text, context.where, as_json=False), context.where)
+        twice: list[str] = []
+        if isinstance(
+            fsdp := data.get("fsdp_config"), dict
+        ):  # the launcher takes its keys with and without their prefix
+            twice = [key for key in fsdp if f"fsdp_{key}" in fsdp]
+            data["fsdp_config"] = {
+                key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in fsdp.items()
+            }
+        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
+        for key in twice:
+            settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
+        for key in data:
+            if key not in TOP and not key.startswith("tpu_"):
+                settings.fault(key, unknown_key(key, TOP))  # Accelerate refuses it too
+        world = settings.whole("num_processes") if "num_processes" in settings else None
+        if "distributed_type" not in settings:
+            settings.fault("distributed_type", "is missing; state it")
+        read_kind = settings.word("distributed_type", _KINDS, "MULTI_GPU")
+        kind = read_kind(settings, world or len(context.devices))
+        precision = _precision(settings)
+        settings.refuse()
+        comment = {name: int(value) for name, value in _BATCH.findall(text)}
+        size = comment.get("per_device_train_batch_size", 1)
+        count = kind.accumulation or comment.get("gradient_accumulation_steps")
+        assumed: dict[str, Any] = {"seq_len": context.workload.seq_len}
+        if count is None:
+            pipelines = max(1, len(context.devices) // (kind.tp * kind.stages))
+            count = max(1, context.workload.global_batch // (pipelines * size))
+            assumed["global_batch"] = count * pipelines * size
+        if kind.recompute is None:
+            assumed["recompute"] = "none"
+        workload = {"precision": precision, "gradient_bytes": kind.gradient_bytes}
+        if kind.tp > 1:  # that of transformers has none
+            workload["sequence_parallel"] = kind.sequence_parallel
+        sizes = "the batch is the training script's: micro-batches of one sequence are assumed"
+        layout = imported_job(
+            context,
+            FileJob(
+                model,
+                tp=kind.tp,
+                num_stages=kind.stages,
+                recompute=BlockRecompute(kind.recompute or "none"),
+                micro_batch_size=size,
+                num_micro_batches=count,
+                sharding=kind.sharding,
+                world=world,
+                workload=workload,
+                notes=(
+                    *([] if "per_device_train_batch_size" in comment else [sizes]),
+                    *script_notes(context, **assumed),
+                    *(kind.notes if precision != "fp32" else ()),
+                    *settings.notes(),
+                ),
+            ),
+        )
+        return sharded_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
+
+
+TRAINER = AccelerateFormat()

@@ -4,117 +4,61 @@ Names are those of Accelerate 1.15 and earlier (`accelerate/commands/config/conf
 `utils/dataclasses.py`). At the top level Accelerate itself refuses others.
 """
 
-from typing import Any
+from hexiopt.exports.settings import EXPERTS, OFFLOAD, above_one, unless
+from hexiopt.ledger import Vocabulary, words
 
-from hexiopt.ledger import Reason, Vocabulary
-
-_OFFLOAD = "keeps states in CPU memory or on NVMe, which is not modelled; import the layout without offload"
-_EXPERTS = "mixtures of experts are not planned; import a dense layout"
 _GATHERS = "gathers weights in FP8, where 16 bits are priced; set it false"
 _ARGUMENTS = "is not read here; import the arguments of Megatron-LM, with format=megatron"
 _TOKENS = "divides the tokens of a sequence over GPUs, which is not read here; take 1"
 
 
-def _above_one(reason: str) -> Reason:
-    return lambda value: None if value in (None, 0, 1) else reason
-
-
-def _gpu_ids(value: Any) -> str | None:
-    if value in (None, "all"):
-        return None
-    return "names GPUs of every machine; give the cluster of these, or ranks=ranks.tsv, and take the key out"
-
-
-TOP = frozenset(
-    {
-        "command_file",
-        "commands",
-        "compute_environment",
-        "debug",
-        "deepspeed_config",
-        "distributed_type",
-        "downcast_bf16",
-        "dynamo_config",
-        "enable_cpu_affinity",
-        "fp16",
-        "fp8_config",
-        "fsdp_config",
-        "gpu_ids",
-        "machine_rank",
-        "main_process_ip",
-        "main_process_port",
-        "main_training_function",
-        "megatron_lm_config",
-        "mixed_precision",
-        "mpirun_config",
-        "num_machines",
-        "num_processes",
-        "parallelism_config",
-        "rdzv_backend",
-        "same_network",
-        "use_cpu",
-    }
-)
+TOP = words("""
+    command_file commands compute_environment debug deepspeed_config distributed_type downcast_bf16 dynamo_config
+    enable_cpu_affinity fp16 fp8_config fsdp_config gpu_ids machine_rank main_process_ip main_process_port
+    main_training_function megatron_lm_config mixed_precision mpirun_config num_machines num_processes
+    parallelism_config rdzv_backend same_network use_cpu
+""")
 """Keys of the top level that are not of TPUs."""
 
 VOCABULARY = Vocabulary(
-    harmless=frozenset(
-        {
-            "command_file",
-            "commands",
-            "debug",
-            "deepspeed_config.deepspeed_hostfile",
-            "deepspeed_config.deepspeed_multinode_launcher",
-            "deepspeed_config.gradient_clipping",
-            "deepspeed_config.offload_optimizer_nvme_path",  # of offload, which is refused
-            "deepspeed_config.offload_param_nvme_path",
-            "deepspeed_config.zero3_init_flag",
-            "deepspeed_config.zero3_save_16bit_model",
-            "downcast_bf16",  # of TPUs
-            "enable_cpu_affinity",
-            "fsdp_config.fsdp_cpu_ram_efficient_loading",
-            "fsdp_config.fsdp_state_dict_type",
-            "fsdp_config.fsdp_sync_module_states",
-            "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-            "fsdp_config.fsdp_use_orig_params",
-            "fp8_config.fp8_use_autocast_during_eval",
-            "fp8_config.use_autocast_during_eval",
-            "machine_rank",
-            "main_process_ip",
-            "main_process_port",
-            "main_training_function",
-            "megatron_lm_config.megatron_lm_gradient_clipping",
-            "megatron_lm_config.megatron_lm_no_load_optim",
-            "megatron_lm_config.megatron_lm_no_save_optim",
-            "mpirun_config.*",
-            "num_machines",
-            "rdzv_backend",
-            "same_network",
-            "tpu_*",
-        }
-    ),
+    # The paths on NVMe are of offload, which is refused; downcast_bf16 is of TPUs.
+    harmless=words("""
+        command_file commands debug deepspeed_config.deepspeed_hostfile
+        deepspeed_config.deepspeed_multinode_launcher deepspeed_config.gradient_clipping
+        deepspeed_config.offload_optimizer_nvme_path deepspeed_config.offload_param_nvme_path
+        deepspeed_config.zero3_init_flag deepspeed_config.zero3_save_16bit_model downcast_bf16 enable_cpu_affinity
+        fsdp_config.fsdp_cpu_ram_efficient_loading fsdp_config.fsdp_state_dict_type
+        fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_layer_cls_to_wrap
+        fsdp_config.fsdp_use_orig_params fp8_config.fp8_use_autocast_during_eval fp8_config.use_autocast_during_eval
+        machine_rank main_process_ip main_process_port main_training_function
+        megatron_lm_config.megatron_lm_gradient_clipping megatron_lm_config.megatron_lm_no_load_optim
+        megatron_lm_config.megatron_lm_no_save_optim mpirun_config.* num_machines rdzv_backend same_network tpu_*
+    """),
     refused={
-        "compute_environment": lambda value: None if value == "LOCAL_MACHINE" else "is not read; take LOCAL_MACHINE",
+        "compute_environment": unless(("LOCAL_MACHINE",), "is not read; take LOCAL_MACHINE"),
         "deepspeed_config.deepspeed_config_file": "has the settings; import that file, with format=deepspeed",
-        "deepspeed_config.deepspeed_moe_layer_cls_names": _EXPERTS,
-        "deepspeed_config.offload_optimizer_device": _OFFLOAD,
-        "deepspeed_config.offload_param_device": _OFFLOAD,
-        "fsdp_config.fsdp_activation_checkpointing_offload": _OFFLOAD,
-        "fsdp_config.fsdp_offload_params": _OFFLOAD,
+        "deepspeed_config.deepspeed_moe_layer_cls_names": EXPERTS,
+        "deepspeed_config.offload_optimizer_device": OFFLOAD,
+        "deepspeed_config.offload_param_device": OFFLOAD,
+        "fsdp_config.fsdp_activation_checkpointing_offload": OFFLOAD,
+        "fsdp_config.fsdp_offload_params": OFFLOAD,
         "fp8_config.enable_fsdp_float8_all_gather": _GATHERS,
         "fp8_config.fp8_enable_fsdp_float8_all_gather": _GATHERS,
-        "gpu_ids": _gpu_ids,
-        "megatron_lm_config.megatron_lm_context_parallel_size": _above_one(_TOKENS),
+        "gpu_ids": unless(
+            (None, "all"),
+            "names GPUs of every machine; give the cluster of these, or ranks=ranks.tsv, and take the key out",
+        ),
+        "megatron_lm_config.megatron_lm_context_parallel_size": above_one(_TOKENS),
         "megatron_lm_config.megatron_lm_decoder_last_pipeline_num_layers": _ARGUMENTS,
-        "megatron_lm_config.megatron_lm_expert*": _above_one(_EXPERTS),
-        "megatron_lm_config.megatron_lm_optimizer_cpu_offload": _OFFLOAD,
-        "megatron_lm_config.megatron_lm_overlap_cpu_optimizer_d2h_h2d": _OFFLOAD,
+        "megatron_lm_config.megatron_lm_expert*": above_one(EXPERTS),
+        "megatron_lm_config.megatron_lm_optimizer_cpu_offload": OFFLOAD,
+        "megatron_lm_config.megatron_lm_overlap_cpu_optimizer_d2h_h2d": OFFLOAD,
         "megatron_lm_config.megatron_lm_recompute_granularity": _ARGUMENTS,
         "megatron_lm_config.megatron_lm_use_custom_fsdp": _ARGUMENTS,
         "megatron_lm_config.megatron_lm_use_precision_aware_optimizer": "may keep moments in fewer bits, which is not "
         "modelled; set it false",
-        "parallelism_config.parallelism_config_cp_size": _above_one(_TOKENS),
-        "parallelism_config.parallelism_config_sp_size": _above_one(_TOKENS),
+        "parallelism_config.parallelism_config_cp_size": above_one(_TOKENS),
+        "parallelism_config.parallelism_config_sp_size": above_one(_TOKENS),
         "tpu_use_cluster": "trains on TPUs, which are not modelled; import a layout of GPUs",
         "use_cpu": "trains on CPUs, which are not modelled; set it false",
     },

@@ -9,14 +9,12 @@ import json
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
+from hexiopt.exports.file_jobs import FileJob, imported_job
+from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
-from hexiopt.exports.settings import StatedSettings, flat, script_notes
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
-from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
+from hexiopt.exports.settings import FileSettings, flat, script_notes
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
-from hexiopt.exports.trainers.megatron import EVEN
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
@@ -25,117 +23,12 @@ TARGET = "DeepSpeed 0.19"
 FILE = "deepspeed.json"
 _FP32_GRADIENTS: dict[str, Any] = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
 _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
-PRESET = EVEN | {
-    "space.uneven_layers": (False,),
-    "workload.schedule": preset_schedules("deepspeed"),
-    "workload.optimizer_sharding": ("1", "0"),
-    "workload.recompute": ("full", "none"),
-}
-
-
-def _takes_tp(problem: Problem, tp: int) -> bool:
-    return problem.model.num_heads % tp == problem.model.ffn_size % tp == 0
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    refuse = Refusal("deepspeed")
-    schedule_of(plan, schedules_of("deepspeed"), refuse)
-    grid, zero = grid_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
-    tp, policy = uniform_tp(problem, grid, _takes_tp, refuse), uniform_policy(grid, refuse)
-    workload = problem.workload
-    if workload.precision not in ("bf16", "fp16", "fp32"):
-        raise InputError(
-            "export.format: deepspeed is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
-        )
-    mixed = workload.precision != "fp32"
-    bounds = [0, *(end + 1 for end in accumulate(grid.parts))]
-    bounds[-1] += 1
-    notes = (
-        *grid.notes(),
-        "the TP degree is the model's, such as Megatron's, to which it must be given",
-        *("sequence parallelism is the model's: turn it off",) * (tp > 1 and not problem.workload.sequence_parallel),
-        f"a subclass of PipelineModule must set self.parts = {bounds}, the bounds of stages over its layers",
-    )
-    document = {
-        "train_batch_size": grid.global_batch,
-        "train_micro_batch_size_per_gpu": grid.samples,
-        "gradient_accumulation_steps": grid.num_micro_batches,
-        **({workload.precision: {"enabled": True}} if mixed else {}),
-        **(_FP32_GRADIENTS if mixed and workload.gradient_bytes == 4 else {}),
-        "zero_optimization": {"stage": zero},
-        "pipeline": {"activation_checkpoint_interval": int(policy == "full")},
-        _OWN: {
-            "target": TARGET,
-            "pipe": grid.num_stages,
-            "model": tp,
-            "sequence_parallel": workload.sequence_parallel,
-            "parts": bounds,
-            "notes": list(notes),
-        },
-    }
-    command = f'"${{TRAIN:-train.py}}" --deepspeed --deepspeed_config "$HERE/{FILE}"'
-    return Program(grid.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
 
 
 # ----------------------------------------------------------------------------- reading
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
-    exported = any(name.startswith(f"{_OWN}.") for name in settings)
-    stages = settings.whole("hexiopt.pipe", 1) if exported else 1
-    of_tp = settings.stated("hexiopt.model", "tensor_parallel.autotp_size")
-    tp = max(1, settings.whole(of_tp, 1, at_least=0)) if exported or of_tp in settings else 1
-    bounds = settings.get("hexiopt.parts")
-    if bounds is None and exported:
-        settings.by_default("hexiopt.parts", "of equally many layers")
-    parts = None
-    if bounds is not None:
-        whole = isinstance(bounds, list) and len(bounds) == stages + 1 and all(type(bound) is int for bound in bounds)
-        settings.require(whole, "hexiopt.parts", f"is not a list of {stages + 1} bounds; write them as exported")
-        parts = [b - a for a, b in pairwise(bounds)]
-        parts[0] -= 1  # the embedding
-        parts[-1] -= 1  # norm and head
-    size, count, world = _batch(settings, len(context.devices), tp * stages)
-    stage = settings.get("zero_optimization")
-    zero = int(stage) if isinstance(stage, bool) else settings.whole("zero_optimization.stage", 0, at_least=0)
-    if zero > 3:
-        settings.refuse_value("zero_optimization.stage", "is not 0, 1, 2 or 3; take one")
-    interval = settings.whole("pipeline.activation_checkpoint_interval", 0, at_least=0)
-    if interval > 1:
-        settings.refuse_value(
-            "pipeline.activation_checkpoint_interval",
-            f"keeps one input in {interval} layers, which is not modelled; take 0 or 1",
-        )
-    workload = _workload(settings, context)
-    parallel = exported and settings.flag("hexiopt.sequence_parallel", default=True)
-    if tp > 1:  # AutoTP has none
-        workload["sequence_parallel"] = parallel
-    settings.refuse()
-    assumed = {"seq_len": context.workload.seq_len} | ({} if interval else {"recompute": "none"})
-    notes = [*script_notes(context, **assumed), *settings.notes()]
-    if not exported and of_tp not in settings:
-        notes.insert(0, "stages and TP are not in the file: data parallelism alone is assumed")
-    return imported_job(
-        context,
-        StatedJob(
-            model,
-            tp=tp,
-            num_stages=stages,
-            parts=parts,
-            recompute=BlockRecompute("full" if interval else "none"),
-            micro_batch_size=size,
-            num_micro_batches=count,
-            sharding=zero,
-            world=world,
-            workload=workload,
-            notes=tuple(notes),
-        ),
-    )
-
-
-def _batch(settings: StatedSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
+def _batch(settings: FileSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
     """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs, where the batch tells it.
 
     Of the batch, the micro-batch and their number, DeepSpeed takes what is missing from the others
@@ -169,36 +62,135 @@ def _batch(settings: StatedSettings, num_gpus: int, gpus_a_pipeline: int) -> tup
     return size, max(1, derived), None
 
 
-def _workload(settings: StatedSettings, context: ImportContext) -> dict[str, Any]:
+def _workload(settings: FileSettings, context: ImportContext) -> dict[str, Any]:
     """Precision and the width of gradients: by default they are kept and sent in the precision of the weights."""
-    on = [
-        precision
-        for precision, name in (("bf16", settings.stated("bf16.enabled", "bfloat16.enabled")), ("fp16", "fp16.enabled"))
-        if settings.flag(name, default=False)
-    ]
+    names = {"bf16": settings.name_in_use("bf16.enabled", "bfloat16.enabled"), "fp16": "fp16.enabled"}
+    on = [precision for precision, name in names.items() if settings.flag(name, default=False)]
     if len(on) > 1:
         settings.fault("bf16.enabled and fp16.enabled", "are both true; keep one")
     precision = on[0] if on else "fp32"
     widths = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
-    stated = [
+    widths_given = [
         settings.word(name, widths, precision) for name in ("data_types.grad_accum_dtype", "communication_data_type")
     ]
-    if len(set(stated)) > 1 and "gradient_bytes" not in context.stated:
+    if len(set(widths_given)) > 1 and "gradient_bytes" not in context.stated:
         settings.fault(
             "data_types.grad_accum_dtype and communication_data_type",
             "gradients are kept and sent in different widths, "
             "which is not modelled; state both as one, or workload.gradient_bytes=2 or 4",
         )
-    return {"precision": precision} | ({"gradient_bytes": stated[0]} if on else {})
+    return {"precision": precision} | ({"gradient_bytes": widths_given[0]} if on else {})
 
 
-TRAINER = Trainer(
-    name="deepspeed",
-    target=TARGET,
-    expresses="pipelines all alike with one TP degree, one recompute policy; uneven layers by bounds set in Python",
-    preset=lambda problem: PRESET,
-    takes_tp=_takes_tp,
-    write=_write,
-    read=_read,
-    optional_sequence_parallelism=True,
-)
+class DeepSpeedFormat(Trainer):
+    """DeepSpeed's configuration of a run with a pipeline."""
+
+    name = "deepspeed"
+    target = TARGET
+    expresses = "pipelines all alike with one TP degree, one recompute policy; uneven layers by bounds set in Python"
+    schedules = TRAINER_SCHEDULES["deepspeed"]
+    choices = EVEN | {
+        "space.uneven_layers": (False,),
+        "workload.optimizer_sharding": ("1", "0"),
+        "workload.recompute": ("full", "none"),
+    }
+    optional_sequence_parallelism = True
+
+    def takes_tp(self, problem: Problem, tp: int) -> bool:
+        return problem.model.num_heads % tp == problem.model.ffn_size % tp == 0
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        refuse = self.refuse
+        schedule_of(plan, self.schedules, refuse)
+        grid, zero = grid_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
+        tp, policy = uniform_tp(problem, grid, self.takes_tp, refuse), uniform_policy(grid, refuse)
+        workload = problem.workload
+        self.check_precision(problem)
+        mixed = workload.precision != "fp32"
+        bounds = [0, *(end + 1 for end in accumulate(grid.parts))]
+        bounds[-1] += 1
+        notes = (
+            *grid.notes(),
+            "the TP degree is the model's, such as Megatron's, to which it must be given",
+            *("sequence parallelism is the model's: turn it off",)
+            * (tp > 1 and not problem.workload.sequence_parallel),
+            f"a subclass of PipelineModule must set self.parts = {bounds}, the bounds of stages over its layers",
+        )
+        document = {
+            "train_batch_size": grid.global_batch,
+            "train_micro_batch_size_per_gpu": grid.samples,
+            "gradient_accumulation_steps": grid.num_micro_batches,
+            **({workload.precision: {"enabled": True}} if mixed else {}),
+            **(_FP32_GRADIENTS if mixed and workload.gradient_bytes == 4 else {}),
+            "zero_optimization": {"stage": zero},
+            "pipeline": {"activation_checkpoint_interval": int(policy == "full")},
+            _OWN: {
+                "target": TARGET,
+                "pipe": grid.num_stages,
+                "model": tp,
+                "sequence_parallel": workload.sequence_parallel,
+                "parts": bounds,
+                "notes": list(notes),
+            },
+        }
+        command = f'"${{TRAIN:-train.py}}" --deepspeed --deepspeed_config "$HERE/{FILE}"'
+        return Program(grid.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        data = as_mapping(parse(text, context.where, as_json=True), context.where)
+        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
+        exported = any(name.startswith(f"{_OWN}.") for name in settings)
+        stages = settings.whole("hexiopt.pipe", 1) if exported else 1
+        of_tp = settings.name_in_use("hexiopt.model", "tensor_parallel.autotp_size")
+        tp = max(1, settings.whole(of_tp, 1, at_least=0)) if exported or of_tp in settings else 1
+        bounds = settings.get("hexiopt.parts")
+        if bounds is None and exported:
+            settings.by_default("hexiopt.parts", "of equally many layers")
+        parts = None
+        if bounds is not None:
+            whole = (
+                isinstance(bounds, list) and len(bounds) == stages + 1 and all(type(bound) is int for bound in bounds)
+            )
+            settings.require(whole, "hexiopt.parts", f"is not a list of {stages + 1} bounds; write them as exported")
+            parts = [b - a for a, b in pairwise(bounds)]
+            parts[0] -= 1  # the embedding
+            parts[-1] -= 1  # norm and head
+        size, count, world = _batch(settings, len(context.devices), tp * stages)
+        stage = settings.get("zero_optimization")
+        zero = int(stage) if isinstance(stage, bool) else settings.whole("zero_optimization.stage", 0, at_least=0)
+        if zero > 3:
+            settings.refuse_value("zero_optimization.stage", "is not 0, 1, 2 or 3; take one")
+        interval = settings.whole("pipeline.activation_checkpoint_interval", 0, at_least=0)
+        if interval > 1:
+            settings.refuse_value(
+                "pipeline.activation_checkpoint_interval",
+                f"keeps one input in {interval} layers, which is not modelled; take 0 or 1",
+            )
+        workload = _workload(settings, context)
+        parallel = exported and settings.flag("hexiopt.sequence_parallel", default=True)
+        if tp > 1:  # AutoTP has none
+            workload["sequence_parallel"] = parallel
+        settings.refuse()
+        assumed = {"seq_len": context.workload.seq_len} | ({} if interval else {"recompute": "none"})
+        notes = [*script_notes(context, **assumed), *settings.notes()]
+        if not exported and of_tp not in settings:
+            notes.insert(0, "stages and TP are not in the file: data parallelism alone is assumed")
+        return imported_job(
+            context,
+            FileJob(
+                model,
+                tp=tp,
+                num_stages=stages,
+                parts=parts,
+                recompute=BlockRecompute("full" if interval else "none"),
+                micro_batch_size=size,
+                num_micro_batches=count,
+                sharding=zero,
+                world=world,
+                workload=workload,
+                notes=tuple(notes),
+            ),
+        )
+
+
+TRAINER = DeepSpeedFormat()

@@ -5,118 +5,55 @@ ones as https://www.deepspeed.ai/docs/config-json lists them). What sets the siz
 neither: it is named as not read.
 """
 
-from typing import Any
+from hexiopt.exports.settings import EXPERTS, OFFLOAD, other_optimizers, unless
+from hexiopt.ledger import Reason, Vocabulary, words
 
-from hexiopt.ledger import Reason, Vocabulary
-
-_OFFLOAD = "keeps states in CPU memory or on NVMe, which is not modelled; import the layout without offload"
 _QUANTIZED = "sends quantised weights or gradients (ZeRO++), which is not modelled; set it false"
 _GROUPS = "shards inside groups of ranks, which is not read here; import the layout without"
 _STATES = "keeps master weights or moments in 16 bits, where 32 are modelled; set it false"
 _LENGTH = "changes what a step computes from step to step, which is not modelled; import the layout without"
 
 
-def _optimizer(value: Any) -> str | None:
-    known = {"adam", "adamw", "fusedadam", "torch_adam", "auto"}
-    if isinstance(value, str) and value.lower() in known:
-        return None
-    return "keeps other states than Adam's two moments in FP32, which alone are modelled; import with Adam or AdamW"
-
-
-def _above_one(reason: str) -> Reason:
-    def refused(value: Any) -> str | None:
-        return None if value in (None, False, -1, 0, 1) else reason
-
-    return refused
-
-
+_ONE = (None, -1, 0, 1)  # degrees that say that nothing is divided; -1 is the default of some
 ZERO_REFUSED: dict[str, Reason] = {
-    "offload_optimizer.device": _OFFLOAD,
-    "offload_param.device": _OFFLOAD,
-    "cpu_offload": _OFFLOAD,
-    "cpu_offload_param": _OFFLOAD,
-    "cpu_offload_params": _OFFLOAD,
+    "offload_optimizer.device": OFFLOAD,
+    "offload_param.device": OFFLOAD,
+    "cpu_offload": OFFLOAD,
+    "cpu_offload_param": OFFLOAD,
+    "cpu_offload_params": OFFLOAD,
     "zenflow*": "updates the optimizer beside training (ZenFlow), which is not modelled; leave it out",
-    "zero_hpz_partition_size": _above_one(_GROUPS),
-    "mics_shard_size": _above_one(_GROUPS),
+    "zero_hpz_partition_size": unless(_ONE, _GROUPS),
+    "mics_shard_size": unless(_ONE, _GROUPS),
     "mics_hierarchical_params_gather": _GROUPS,
     "zero_quantized_weights": _QUANTIZED,
     "zero_quantized_nontrainable_weights": _QUANTIZED,
     "zero_quantized_gradients": _QUANTIZED,
     "zeropp_loco_param*": _QUANTIZED,
 }
-_ZERO_HARMLESS = (
-    "cpu_offload_use_pin_memory",
-    "elastic_checkpoint",
-    "enable_sanity_checks",
-    "gather_16bit_weights_on_model_save",
-    "ignore_unused_parameters",
-    "legacy_stage1",
-    "load_from_fp32_weights",
-    "log_trace_cache_warnings",
-    "offload_optimizer.*",  # without a device
-    "offload_param.*",
-    "override_module_apply",
-    "pipeline_loading_checkpoint",
-    "round_robin_gradients",  # of CPU offload
-    "save_muon_momentum_buffer_in_memory",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save",
-)
+# Keys of offload_optimizer and offload_param say more of offload, which their device states.
+_ZERO_HARMLESS = words("""
+    cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks gather_16bit_weights_on_model_save
+    ignore_unused_parameters legacy_stage1 load_from_fp32_weights log_trace_cache_warnings offload_optimizer.*
+    offload_param.* override_module_apply pipeline_loading_checkpoint round_robin_gradients
+    save_muon_momentum_buffer_in_memory stage3_gather_16bit_weights_on_model_save
+    stage3_gather_fp16_weights_on_model_save
+""")
 
 VOCABULARY = Vocabulary(
-    harmless=frozenset(
-        {
-            *(f"zero_optimization.{name}" for name in _ZERO_HARMLESS),
-            "activation_checkpointing.profile",
-            "aio.*",
-            "bf16.check_grad_overflow",
-            "bf16.check_overflow",
-            "bfloat16.check_grad_overflow",
-            "checkpoint.*",
-            "comet.*",
-            "comms_logger.*",
-            "csv_monitor.*",
-            "data_types.buffer_dtype",
-            "dataloader_drop_last",
-            "disable_python_gc",
-            "dump_state",
-            "flops_profiler.*",
-            "fp16.auto_cast",
-            "fp16.consecutive_hysteresis",
-            "fp16.fused_mode",
-            "fp16.hysteresis",
-            "fp16.initial_scale_power",
-            "fp16.loss_scale",
-            "fp16.loss_scale_window",
-            "fp16.min_loss_scale",
-            "gradient_allreduce_op",
-            "gradient_clipping",
-            "gradient_predivide_factor",
-            "hexiopt.notes",  # the exporter's own
-            "hexiopt.target",
-            "log_level",
-            "memory_breakdown",
-            "monitor_config.*",
-            "nebula.*",
-            "optimizer.legacy_fusion",
-            "optimizer.params.*",
-            "pipeline.seed_layers",
-            "prescale_gradients",
-            "scheduler.*",
-            "seed",
-            "steps_per_print",
-            "tensorboard.*",
-            "timers.*",
-            "vocabulary_size",
-            "wandb.*",
-            "zero_allow_untested_optimizer",
-            "zero_force_ds_cpu_optimizer",
-        }
-    ),
+    harmless=words("""
+        activation_checkpointing.profile aio.* bf16.check_grad_overflow bf16.check_overflow
+        bfloat16.check_grad_overflow checkpoint.* comet.* comms_logger.* csv_monitor.* data_types.buffer_dtype
+        dataloader_drop_last disable_python_gc dump_state flops_profiler.* fp16.auto_cast
+        fp16.consecutive_hysteresis fp16.fused_mode fp16.hysteresis fp16.initial_scale_power fp16.loss_scale
+        fp16.loss_scale_window fp16.min_loss_scale gradient_allreduce_op gradient_clipping gradient_predivide_factor
+        hexiopt.notes hexiopt.target log_level memory_breakdown monitor_config.* nebula.* optimizer.legacy_fusion
+        optimizer.params.* pipeline.seed_layers prescale_gradients scheduler.* seed steps_per_print tensorboard.*
+        timers.* vocabulary_size wandb.* zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    """)
+    | {f"zero_optimization.{name}" for name in _ZERO_HARMLESS},
     refused={
         **{f"zero_optimization.{name}": reason for name, reason in ZERO_REFUSED.items()},
-        "activation_checkpointing.cpu_checkpointing": _OFFLOAD,
+        "activation_checkpointing.cpu_checkpointing": OFFLOAD,
         "activation_checkpointing.partition_activations": "divides checkpoints over the TP group, which is not "
         "modelled; set it false",
         "amp.enabled": "trains by Apex's own rules of precision, which are not modelled; use bf16 or fp16",
@@ -125,20 +62,22 @@ VOCABULARY = Vocabulary(
         "bf16.bf16_optimizer_states": _STATES,
         "bfloat16.bf16_master_weights_and_grads": _STATES,
         "compile.deepcompile": "lets a compiler move gathers (DeepCompile), which is not modelled; set it false",
-        "compile.offload*": _OFFLOAD,
+        "compile.offload*": OFFLOAD,
         "compression_training*": "compresses the model during training, which is not modelled; leave it out",
         "curriculum_learning.enabled": _LENGTH,
         "data_efficiency.enabled": _LENGTH,
         "elasticity.enabled": "sets the batch to the GPUs that there are; write the batch that it takes",
-        "expert_parallel*": "mixtures of experts are not planned; import a dense layout",
+        "expert_parallel*": EXPERTS,
         "fp16.fp16_master_weights_and_grads": _STATES,
         "hybrid_engine.enabled": "generates between training steps, which is not modelled; import the training alone",
-        "moe*": "mixtures of experts are not planned; import a dense layout",
+        "moe*": EXPERTS,
         "msamp.enabled": "keeps states in FP8 (MS-AMP), which is not modelled; import the layout without",
-        "optimizer.type": _optimizer,
+        "optimizer.type": other_optimizers("adam adamw fusedadam torch_adam auto", "import with Adam or AdamW"),
         "progressive_layer_drop.enabled": _LENGTH,
         "quantize_training.enabled": "quantises weights during training, which is not modelled; leave it out",
-        "sequence_parallel_size": _above_one("Ulysses' sequence parallelism is not read here; import a layout without"),
+        "sequence_parallel_size": unless(
+            _ONE, "Ulysses' sequence parallelism is not read here; import a layout without"
+        ),
         "sparse_attention*": "computes attention sparsely, which is not modelled; leave it out",
         "sparse_gradients": "sends embeddings' gradients sparsely, which is not modelled; set it false",
         "tensor_parallel.tp_overlap_comm": "hides TP's collectives, which are priced as exposed; set it false",

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
+from hexiopt.exports.file_jobs import imported_layout
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refuse, stage_name
 from hexiopt.exports.layout import (
     NO_RECOMPUTE,
     UNIFORM_RECOMPUTE,
@@ -29,12 +29,11 @@ from hexiopt.exports.layout import (
     zero_stage,
 )
 from hexiopt.exports.shell.scripts import Words
-from hexiopt.exports.stated_jobs import imported_layout
-from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
-from hexiopt.exports.trainers.megatron import EVEN, stated_precision, words
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
+from hexiopt.exports.trainers.megatron import MegatronFormat, stated_precision, words, written_otherwise
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_recompute
-from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
+from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import JOINED
@@ -59,55 +58,19 @@ _HETEROGENEOUS = (
 Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have them
 
 
-def _preset(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
-    """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
-    even = {key: value for key, value in EVEN.items() if key not in _FREE or problem.model.tied_embeddings}
-    return even | {"workload.schedule": preset_schedules("flagscale"), "workload.optimizer_sharding": ("1", "0")}
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    refuse = Refusal("flagscale")
-    schedule_of(plan, schedules_of("flagscale"), refuse)
-    chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
-    _check(problem, chain, refuse)
-    system, model = _system(problem, chain, zero), _model(problem, chain)
-    settings = {**system, **model}
-    notes = _notes(problem, chain)
-    header = [
-        f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: start ranks in that",
-        "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
-        *note_lines(notes),
-    ]
-    document = {"system": _nested(system), "model": model}
-    text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
-    script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
-    return Program(
-        chain.stage_major(),
-        '"${FLAGSCALE:-.}/flagscale/train/train_gpt.py" $PLAN',
-        {FILE: text, ARGUMENTS: "\n".join(script) + "\n"},
-        setup=f'. "$HERE/{ARGUMENTS}"',
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        notes=notes,
-    )
-
-
-def _check(problem: Problem, chain: JobLayout, refuse: Refusal) -> None:
+def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
     """Rules of FlagScale on degrees. Raises InputError."""
-    if problem.workload.precision not in ("bf16", "fp16", "fp32"):
-        raise InputError(
-            "export.format: flagscale is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
-        )
     check_tp(problem, chain, takes_tp, refuse)
     for s, stage in enumerate(chain.stages):
         if chain.micro_batch_size % stage.dp:
-            said = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
-            refuse(said, "space.replicas=false")
+            what = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
+            refuse(what, "space.replicas=false")
     if problem.model.tied_embeddings and len({(s.tp, s.dp) for s in (chain.stages[0], chain.stages[-1])}) > 1:
-        said = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with tied embeddings"
-        refuse(said, "space.uneven_tp=false space.replicas=false")
+        what = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with tied embeddings"
+        refuse(what, "space.uneven_tp=false space.replicas=false")
 
 
-def _system(problem: Problem, chain: JobLayout, zero: int) -> Settings:
+def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
     for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
@@ -124,14 +87,13 @@ def _system(problem: Problem, chain: JobLayout, zero: int) -> Settings:
         "hetero_device_types": [_LABEL] * (len(meshes) // 5),
         "hetero_current_device_type": _LABEL,
     }
-    return settings | _recompute(chain)
+    return settings | _recompute(chain, refuse)
 
 
-def _recompute(chain: JobLayout) -> Settings:
+def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
     """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
-    refuse = Refusal("flagscale")
     policies = [policies for stage in chain.stages for policies in stage.policies()]
-    every = {policy for own in policies for policy in own}
+    every = {policy for stage_policies in policies for policy in stage_policies}
     if every == {"none"}:
         return {}
     if every == {"selective"}:
@@ -142,11 +104,11 @@ def _recompute(chain: JobLayout) -> Settings:
         together = joined_groups(chain, refuse).together
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": together}
     counts = []
-    for s, own in enumerate(policies):
-        count = first_layers(own)
+    for s, stage_policies in enumerate(policies):
+        count = first_layers(stage_policies)
         if count is None:
-            said = f"{stage_name(0, s)} has recompute {' and '.join(sorted(set(own)))}, not full of its first layers"
-            refuse(said, UNIFORM_RECOMPUTE)
+            listed = " and ".join(sorted(set(stage_policies)))
+            refuse(f"{stage_name(0, s)} has recompute {listed}, not full of its first layers", UNIFORM_RECOMPUTE)
         counts.append(count)
     number = chain.num_micro_batches
 
@@ -180,16 +142,7 @@ def _plain(text: str) -> int | float | str:
     return text
 
 
-def _notes(problem: Problem, chain: JobLayout) -> tuple[str, ...]:
-    most, vocab = max(stage.tp for stage in (chain.stages[0], chain.stages[-1])), problem.model.vocab_size
-    padded = -(-vocab // most) * most
-    said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
-    if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
-        said.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
-    return tuple(said)
-
-
-def _nested(system: Settings) -> Settings:
+def _nest(system: Settings) -> Settings:
     hetero = {key: value for key, value in system.items() if "hetero" in key}
     recompute = {key: value for key, value in system.items() if key.startswith("recompute")}
     plain = {key: value for key, value in system.items() if key not in hetero and key not in recompute}
@@ -198,60 +151,27 @@ def _nested(system: Settings) -> Settings:
 
 def _arguments(settings: Settings) -> Arguments:
     """As FlagScale's runner makes arguments of a file's keys."""
-    found: Arguments = {}
+    arguments: Arguments = {}
     for key, value in settings.items():
         if value is not False:
             values = value if isinstance(value, list) else [] if value is True else [value]
-            found[key.replace("_", "-")] = [
-                str(one).replace(" ", "") if "[" in str(one) else str(one) for one in values
+            arguments[key.replace("_", "-")] = [
+                str(item).replace(" ", "") if "[" in str(item) else str(item) for item in values
             ]
-    return found
+    return arguments
 
 
 # ----------------------------------------------------------------------------- reading
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    data = as_mapping(parse(text, context.where, as_json=False), context.where)
-    settings, sections = _flat(data, context)
-    arguments = MegatronArguments(
-        context,
-        {
-            key.replace("_", "-"): _words(value)
-            for key, value in settings.items()
-            if value is not False and value is not None
-        },
-        lambda name: name.replace("-", "_"),
-        (key.replace("_", "-") for key in _HETEROGENEOUS),
-    )
-    tp = int(_numbers(settings, "hetero_process_meshes", context)[0])
-    model, notes = read_model(arguments, context, tp)
-    chain = _chain(settings, arguments, model.num_layers, context)
-    ranks = sum(len(replica) for stage in chain.stages for replica in stage.replicas)
-    world = _world(data)
-    if world not in (None, ranks):
-        context.fail(f"experiment.runner: starts {world} GPUs, and its meshes have {ranks}; correct one of them")
-    precision, gradient_bytes = stated_precision(arguments, context)
-    workload = {
-        "global_batch": chain.global_batch,
-        "seq_len": arguments.whole("seq-length", context.workload.seq_len),
-        "precision": precision,
-        "gradient_bytes": gradient_bytes,
-        "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
-    }
-    zero = int(arguments.flag("use-distributed-optimizer"))
-    arguments.get("recompute-granularity")  # stages may have their own
-    notes += _restated(arguments, chain, tp)
-    notes += [f"not read: {', '.join(sections)}"] if sections else []
-    [schedule] = schedules_of("flagscale")
-    layout = imported_layout(context, model, chain, schedule, zero, workload, notes)
-    return replace(layout, notes=(*layout.notes, *arguments.notes()))
-
-
-def _restated(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
+def _degree_notes(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
     """Notes on degrees that are not those of the meshes, which go before them."""
-    stated = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
-    wrong = [arguments.label(name) for name, own in stated.items() if arguments.whole(name, own, noted=False) != own]
+    of_meshes = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
+    wrong = [
+        arguments.label(name)
+        for name, degree in of_meshes.items()
+        if arguments.whole(name, degree, noted=False) != degree
+    ]
     return [f"{' and '.join(wrong)}: not that of the meshes, which is taken"] if wrong else []
 
 
@@ -267,24 +187,24 @@ def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, li
 
     Raises InputError where two levels state a key with different values.
     """
-    found: Settings = {}
+    settings: Settings = {}
 
     def take(values: Mapping[str, Any], path: str) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
                 take(value, f"{path}{key}.")
-            elif found.setdefault(key, value) != value:
-                context.fail(f"{path}{key}: is {value!r}, and {found[key]!r} in another section; state it once")
+            elif settings.setdefault(key, value) != value:
+                context.fail(f"{path}{key}: is {value!r}, and {settings[key]!r} in another section; state it once")
 
     nested = data.get("train")
     for section in _TAKEN:
         own = data.get(section, nested.get(section) if isinstance(nested, Mapping) else None)
         if isinstance(own, Mapping):
             take(own, f"{section}.")
-    if not found:
+    if not settings:
         take({key: value for key, value in data.items() if key not in _RUNNER}, "")
-        return found, []
-    return found, [key for key in data if key not in (*_TAKEN, *_RUNNER, "train")]
+        return settings, []
+    return settings, [key for key in data if key not in (*_TAKEN, *_RUNNER, "train")]
 
 
 def _world(data: Mapping[str, Any]) -> int | None:
@@ -311,14 +231,14 @@ def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, co
     if not size or batch % size or any(size % dp for _, dp, _ in meshes):
         context.fail(f"micro-batches of {size} sequences do not divide global_batch_size {batch}, or replicas them")
     recompute = _stage_recompute(settings, arguments, stages, context)
-    found, rank, layer = [], 0, 0
+    chain, rank, layer = [], 0, 0
     degrees = [(tp, dp) for tp, dp, pp in meshes for _ in range(pp)]
-    for (tp, dp), count, own in zip(degrees, split, recompute, strict=True):
+    for (tp, dp), count, stage_recompute in zip(degrees, split, recompute, strict=True):
         replicas = tuple(ranks[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
         layers = ((layer, layer + count),)
-        found.append(LayoutStage(replicas, layers, own.of(layers)))
+        chain.append(LayoutStage(replicas, layers, stage_recompute.of(layers)))
         rank, layer = rank + tp * dp, layer + count
-    return JobLayout(tuple(found), batch // size, size)
+    return JobLayout(tuple(chain), batch // size, size)
 
 
 def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
@@ -326,24 +246,24 @@ def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, 
     numbers = _numbers(settings, "hetero_process_meshes", context)
     if len(numbers) % 5:
         context.fail("hetero_process_meshes: is not a list of five numbers a mesh; write tp, cp, ep, dp, pp of each")
-    found = []
+    meshes = []
     for k in range(0, len(numbers), 5):
         tp, cp, ep, dp, pp = numbers[k : k + 5]
         if cp != 1 or ep != 1:
             context.fail(
                 f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1"
             )
-        found.append((tp, dp, pp))
+        meshes.append((tp, dp, pp))
     if settings.get("enable_hetero") is not True:
         context.fail("enable_hetero: is not true, so that the meshes are not used; set it, or give format=megatron")
     labels = settings.get("hetero_device_types")
-    if not isinstance(labels, list) or len(labels) != len(found):
-        context.fail(f"hetero_device_types: does not have a label for each of {len(found)} meshes; state it")
+    if not isinstance(labels, list) or len(labels) != len(meshes):
+        context.fail(f"hetero_device_types: does not have a label for each of {len(meshes)} meshes; state it")
     if [label for label, _ in groupby(labels)] != list(dict.fromkeys(labels)):
         context.fail(
             "hetero_device_types: a label returns after another, which mixes meshes up; put like ones together"
         )
-    return found
+    return meshes
 
 
 def _numbers(settings: Settings, key: str, context: ImportContext) -> list[int]:
@@ -359,7 +279,7 @@ def _stage_recompute(
     """The recompute of each stage: Megatron's where no stage has its own."""
     named = ("granularity", "method", "num_layers")
     rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in named}
-    used = [f"recompute_{name}{_PER_STAGE}" for name, own in rows.items() if own is not None]
+    used = [f"recompute_{name}{_PER_STAGE}" for name, values in rows.items() if values is not None]
     if used and settings.get("recompute_granularity") != "full":
         context.fail(f"{used[0]}: is not used without recompute_granularity full; state it, or leave this out")
     if not used:
@@ -373,37 +293,103 @@ def _stage_recompute(
             arguments.by_default(key, default)
         return [default] * stages if rows[name] is None else _by_stage(rows[name], stages, key, context)
 
-    found = []
+    policies = []
     choices = zip(each("granularity", 1), each("method", int(block)), each("num_layers", count), strict=True)
     for on, by_block, layers in choices:
         grouped = BlockRecompute("full", layers) if by_block else BlockRecompute("full", together=layers)
-        found.append(grouped if on else NO_RECOMPUTE)
-    return found
+        policies.append(grouped if on else NO_RECOMPUTE)
+    return policies
 
 
 def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[int]:
     """The value of each stage; it must be the same for all its micro-batches."""
-    found: list[int] = []
+    by_stage: list[int] = []
     for row in rows if isinstance(rows, list) else [rows]:
         numbers = parse(row, f"{context.where}: {key}", as_json=True) if isinstance(row, str) else row
         whole = isinstance(numbers, list) and len(numbers) > 2 and all(type(n) is int for n in numbers)
         if not whole or len(set(numbers[2::2])) != 1:
             context.fail(f"{key}: {row!r} has no one value for all micro-batches; write [stages, micro-batches, value]")
-        found += [numbers[2]] * min(numbers[0], stages)
-    if len(found) != stages:
-        context.fail(f"{key}: has {len(found)} stages of {stages}; state every stage")
-    return found
+        by_stage += [numbers[2]] * min(numbers[0], stages)
+    if len(by_stage) != stages:
+        context.fail(f"{key}: has {len(by_stage)} stages of {stages}; state every stage")
+    return by_stage
 
 
-TRAINER = Trainer(
-    name="flagscale",
-    target=TARGET,
-    expresses="one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage",
-    preset=_preset,
-    takes_tp=takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=unsuitable,
-    recomputes_together=True,
-    optional_sequence_parallelism=True,
-)
+class FlagScaleFormat(MegatronFormat):
+    """FlagScale's heterogeneous training, whose arguments are Megatron-LM's."""
+
+    name = "flagscale"
+    target = TARGET
+    expresses = "one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage"
+    schedules = TRAINER_SCHEDULES["flagscale"]
+
+    def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+        """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
+        preset = super().preset(problem)
+        return {key: value for key, value in preset.items() if key not in _FREE or problem.model.tied_embeddings}
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        refuse = self.refuse
+        schedule_of(plan, self.schedules, refuse)
+        chain, zero = chain_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
+        self.check_precision(problem)
+        _check(problem, chain, refuse)
+        system, model = _system(problem, chain, zero, refuse), _model(problem, chain)
+        settings = {**system, **model}
+        notes = written_otherwise(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
+        header = [
+            f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: "
+            "start ranks in that",
+            "# order (a static rendezvous), by FlagScale's runner or by the launch files beside.",
+            *note_lines(notes),
+        ]
+        document = {"system": _nest(system), "model": model}
+        text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)
+        script = [*header, "set -f", f"PLAN='{words(_arguments(settings))}'"]
+        return Program(
+            chain.stage_major(),
+            '"${FLAGSCALE:-.}/flagscale/train/train_gpt.py" $PLAN',
+            {FILE: text, ARGUMENTS: "\n".join(script) + "\n"},
+            setup=f'. "$HERE/{ARGUMENTS}"',
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=notes,
+        )
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        data = as_mapping(parse(text, context.where, as_json=False), context.where)
+        settings, sections = _flat(data, context)
+        arguments = MegatronArguments(
+            context,
+            {
+                key.replace("_", "-"): _words(value)
+                for key, value in settings.items()
+                if value is not False and value is not None
+            },
+            lambda name: name.replace("-", "_"),
+            (key.replace("_", "-") for key in _HETEROGENEOUS),
+        )
+        tp = int(_numbers(settings, "hetero_process_meshes", context)[0])
+        model, notes = read_model(arguments, context, tp)
+        chain = _chain(settings, arguments, model.num_layers, context)
+        ranks = sum(len(replica) for stage in chain.stages for replica in stage.replicas)
+        world = _world(data)
+        if world not in (None, ranks):
+            context.fail(f"experiment.runner: starts {world} GPUs, and its meshes have {ranks}; correct one of them")
+        precision, gradient_bytes = stated_precision(arguments, context)
+        workload = {
+            "global_batch": chain.global_batch,
+            "seq_len": arguments.whole("seq-length", context.workload.seq_len),
+            "precision": precision,
+            "gradient_bytes": gradient_bytes,
+            "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
+        }
+        zero = int(arguments.flag("use-distributed-optimizer"))
+        arguments.get("recompute-granularity")  # stages may have their own
+        notes += _degree_notes(arguments, chain, tp)
+        notes += [f"not read: {', '.join(sections)}"] if sections else []
+        [schedule] = self.schedules
+        layout = imported_layout(context, model, chain, schedule, zero, workload, notes)
+        return replace(layout, notes=(*layout.notes, *arguments.notes()))
+
+
+TRAINER = FlagScaleFormat()

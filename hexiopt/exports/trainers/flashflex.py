@@ -8,11 +8,11 @@ import json
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer, stage_name
+from hexiopt.exports.file_jobs import imported_plan
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer, stage_name
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
-from hexiopt.exports.settings import StatedSettings, flat, script_notes
-from hexiopt.exports.stated_jobs import imported_plan
-from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES, preset_schedules
+from hexiopt.exports.settings import FileSettings, flat, script_notes
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Vocabulary
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -30,86 +30,18 @@ SIZES = {
 SEQ_LEN = 4096
 _SCHEDULES = TRAINER_SCHEDULES["flashflex"]
 _OWN = "hexiopt"  # a key of the JSON that FlashFlex does not read
-PRESET = {
-    "space.replicas": (False,),
-    "space.recompute_per_stage": (False,),
-    "space.recompute_per_layer": (False,),
-    "space.sequence": (False,),
-    "space.tp_degrees": ("powers_of_two",),
-    "workload.schedule": preset_schedules("flashflex"),
-    "workload.optimizer_sharding": ("0",),
-    "workload.recompute": ("full", "none"),
-}
-
-
-def _takes_tp(problem: Problem, tp: int) -> bool:
-    return problem.model.num_heads % tp == 0
-
-
-def _unsuitable(problem: Problem) -> str | None:
-    model, workload = problem.model, problem.workload
-    if model.architecture != "llama" or (model.num_layers, model.hidden_size, model.num_heads) not in SIZES:
-        return f"model {model.name}: FlashFlex trains {', '.join(SIZES.values())} alone; take one of these shapes"
-    if workload.seq_len != SEQ_LEN:
-        return f"workload.seq_len: FlashFlex trains {SEQ_LEN} tokens whatever is asked; take workload.seq_len={SEQ_LEN}"
-    if workload.precision != "fp16":
-        return f"workload.precision: FlashFlex trains in fp16, not {workload.precision}; take workload.precision=fp16"
-    return None
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    refuse = Refusal("flashflex")
-    schedule = schedule_of(plan, tuple(_SCHEDULES), refuse)
-    zero_stage(plan, (0,), refuse)
-    policies = set[str]()
-    for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            if stage.sequence or len(stage.replicas) > 1:
-                refuse(f"{stage_name(p, s)} has more than one TP group", "space.replicas=false space.sequence=false")
-            if len(stage.layers) > 1:
-                refuse(f"{stage_name(p, s)} has several layer ranges", "workload.schedule=1f1b")
-            policies |= set(stage.recompute)
-            if len(policies) > 1:
-                said = f"{stage_name(p, s)} recomputes {stage.recompute[-1]}, a layer before it does not"
-                refuse(said, UNIFORM_RECOMPUTE)
-    if policies == {"selective"}:
-        refuse("it recomputes selectively", "workload.recompute=full")
-    unequal = len({pipeline.num_sequences for pipeline in plan.pipelines}) > 1
-    biased = "pipelines take unequally many sequences, and FlashFlex weighs their gradients equally"
-    notes = (biased,) * unequal
-    chunks = [pipeline.num_micro_batches for pipeline in plan.pipelines]
-    sequences = [pipeline.num_sequences for pipeline in plan.pipelines]
-    machine_of = problem.cluster.machine_of
-    own = {"target": TARGET, "chunks": chunks, "global_bsz_size": sequences, "pipeline_type": _SCHEDULES[schedule]}
-    document = {
-        "hetero_configs": [[stage.tp for stage in pipeline.stages] for pipeline in plan.pipelines],
-        "layer_partitions": [[stage.num_layers for stage in pipeline.stages] for pipeline in plan.pipelines],
-        "devices_id": [
-            [[int(machine_of[d]) for d in stage.devices] for stage in pipeline.stages] for pipeline in plan.pipelines
-        ],
-        _OWN: own | {"recompute": policies.pop(), "notes": list(notes)},
-    }
-    lines = [
-        f"# For {TARGET}. Rank r runs on the GPU of row r of ranks.tsv.",
-        *note_lines(notes),
-        f"PLAN='{_arguments(problem, document)}'",
-    ]
-    files = {FILE: json.dumps(document, indent=1) + "\n", ARGUMENTS: "\n".join(lines) + "\n"}
-    setup = f'. "$HERE/{ARGUMENTS}"'
-    command = f'"${{FLASHFLEX:-.}}/llama_train.py" --all_hetero_configs_path "$HERE/{FILE}" $PLAN'
-    return Program(plan.devices(), command, files, setup=setup, notes=notes)
 
 
 def _arguments(problem: Problem, document: dict[str, Any]) -> str:
-    model, own = problem.model, document[_OWN]
+    model, run = problem.model, document[_OWN]
     size = SIZES[model.num_layers, model.hidden_size, model.num_heads]
-    found = [
+    arguments = [
         f"--model_size {size} --total-layer-num {model.num_layers}",
         "--fp16 --mixed_precision fp16 --use-flash-attn",
-        f"--chunks {' '.join(map(str, own['chunks']))} --global_bsz_size {' '.join(map(str, own['global_bsz_size']))}",
-        f"--pipeline-type {own['pipeline_type']} --default_dp_type ddp",
+        f"--chunks {' '.join(map(str, run['chunks']))} --global_bsz_size {' '.join(map(str, run['global_bsz_size']))}",
+        f"--pipeline-type {run['pipeline_type']} --default_dp_type ddp",
     ]
-    return " ".join(found + ["--checkpoint-layers --checkpoint-all"] * (own["recompute"] == "full"))
+    return " ".join(arguments + ["--checkpoint-layers --checkpoint-all"] * (run["recompute"] == "full"))
 
 
 # ----------------------------------------------------------------------------- reading
@@ -121,43 +53,13 @@ _KEYS = frozenset(
 VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    data = as_mapping(parse(text, context.where, as_json=True), context.where)
-    settings, model = StatedSettings(context, dict(flat(data)), VOCABULARY, _KEYS), context.stated_model("FlashFlex")
-    degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
-    if list(map(len, degrees)) != list(map(len, layers)):
-        settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")
-    if any(sum(counts) != model.num_layers for counts in layers):
-        settings.fault(
-            "layer_partitions", f"do not all sum to the {model.num_layers} layers of {model.name}; correct it"
-        )
-    settings.refuse()
-    devices, of_ranks = context.ranks_of(sum(map(sum, degrees)))
-    _check_machines(settings, context, degrees)
-    chunks, sequences, assumed = _batch(settings, context, len(degrees))
-    policy = settings.word(f"{_OWN}.recompute", {"none": "none", "full": "full"}, "full")
-    schedule = settings.word(f"{_OWN}.pipeline_type", {theirs: own for own, theirs in _SCHEDULES.items()}, "Gpipe")
-    settings.refuse()
-    pipelines, rank = [], 0
-    for p, (tps, counts) in enumerate(zip(degrees, layers, strict=True)):
-        stages = []
-        for tp, (first, end) in zip(tps, pairwise([0, *accumulate(counts)]), strict=True):
-            stages.append(Stage.of(devices[rank : rank + tp], first, end, policy))
-            rank += tp
-        pipelines.append(Pipeline(tuple(stages), chunks[p], sequences[p] // chunks[p]))
-    workload = {"global_batch": sum(sequences), "precision": "fp16", "seq_len": SEQ_LEN}
-    of_tp = {"sequence_parallel": context.workload.sequence_parallel} if max(map(max, degrees)) > 1 else {}
-    notes = (*of_ranks, *assumed, *script_notes(context, **of_tp), *settings.notes())
-    return imported_plan(context, model, Plan(tuple(pipelines), schedule, Sharding(0)), workload, notes)
-
-
-def _check_machines(settings: StatedSettings, context: ImportContext, degrees: list[list[int]]) -> None:
+def _check_machines(settings: FileSettings, context: ImportContext, degrees: list[list[int]]) -> None:
     """Refuse ranks that stand on other machines than the file's, whose numbers are its own."""
     named = settings.get("devices_id")
     if named is None:
         settings.by_default("devices_id", "the ranks in order")
         return
-    counts = [[len(stage) for stage in pipeline] for pipeline in named] if _nested(named) else None
+    counts = [[len(stage) for stage in pipeline] for pipeline in named] if _is_nested(named) else None
     settings.require(
         counts == degrees, "devices_id", "does not list a machine for every GPU of hetero_configs; correct it"
     )
@@ -167,13 +69,13 @@ def _check_machines(settings: StatedSettings, context: ImportContext, degrees: l
         settings.fault("devices_id", "puts ranks on other machines than the cluster's order does; give ranks=ranks.tsv")
 
 
-def _nested(named: Any) -> bool:
+def _is_nested(named: Any) -> bool:
     return isinstance(named, list) and all(
         isinstance(pipeline, list) and all(isinstance(stage, list) for stage in pipeline) for pipeline in named
     )
 
 
-def _batch(settings: StatedSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
+def _batch(settings: FileSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
     """Micro-batches and sequences of each pipeline, and notes: arguments of the run, which the exporter states too."""
     keys = f"{_OWN}.chunks", f"{_OWN}.global_bsz_size"
     if not any(key in settings for key in keys):
@@ -192,7 +94,7 @@ def _fit(values: Any, count: int) -> bool:
     return isinstance(values, list) and len(values) == count and all(type(v) is int and v > 0 for v in values)
 
 
-def _lists(settings: StatedSettings, key: str) -> list[list[int]]:
+def _lists(settings: FileSettings, key: str) -> list[list[int]]:
     lists = settings.get(key)
     if (
         isinstance(lists, list)
@@ -205,13 +107,119 @@ def _lists(settings: StatedSettings, key: str) -> list[list[int]]:
     return []
 
 
-TRAINER = Trainer(
-    name="flashflex",
-    target=TARGET,
-    expresses="pipelines of any structure and batch; one recompute policy, no replicas, no ZeRO, four Llama shapes",
-    preset=lambda problem: PRESET,
-    takes_tp=_takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=_unsuitable,
-)
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "space.replicas": (False,),
+    "space.recompute_per_stage": (False,),
+    "space.recompute_per_layer": (False,),
+    "space.sequence": (False,),
+    "space.tp_degrees": ("powers_of_two",),
+    "workload.optimizer_sharding": ("0",),
+    "workload.recompute": ("full", "none"),
+}
+
+
+class FlashFlexFormat(Trainer):
+    """FlashFlex's layers of each stage of each pipeline."""
+
+    name = "flashflex"
+    target = TARGET
+    expresses = "pipelines of any structure and batch; one recompute policy, no replicas, no ZeRO, four Llama shapes"
+    schedules = TRAINER_SCHEDULES["flashflex"]
+    choices = _CHOICES
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        model, workload = problem.model, problem.workload
+        if model.architecture != "llama" or (model.num_layers, model.hidden_size, model.num_heads) not in SIZES:
+            return f"model {model.name}: FlashFlex trains {', '.join(SIZES.values())} alone; take one of these shapes"
+        if workload.seq_len != SEQ_LEN:
+            what = f"FlashFlex trains {SEQ_LEN} tokens whatever is asked"
+            return f"workload.seq_len: {what}; take workload.seq_len={SEQ_LEN}"
+        if workload.precision != "fp16":
+            what = f"FlashFlex trains in fp16, not {workload.precision}"
+            return f"workload.precision: {what}; take workload.precision=fp16"
+        return None
+
+    def takes_tp(self, problem: Problem, tp: int) -> bool:
+        return problem.model.num_heads % tp == 0
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        refuse = self.refuse
+        schedule = schedule_of(plan, self.schedules, refuse)
+        zero_stage(plan, (0,), refuse)
+        policies = set[str]()
+        for p, pipeline in enumerate(plan.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                if stage.sequence or len(stage.replicas) > 1:
+                    refuse(
+                        f"{stage_name(p, s)} has more than one TP group", "space.replicas=false space.sequence=false"
+                    )
+                if len(stage.layers) > 1:
+                    refuse(f"{stage_name(p, s)} has several layer ranges", "workload.schedule=1f1b")
+                policies |= set(stage.recompute)
+                if len(policies) > 1:
+                    what = f"{stage_name(p, s)} recomputes {stage.recompute[-1]}, a layer before it does not"
+                    refuse(what, UNIFORM_RECOMPUTE)
+        if policies == {"selective"}:
+            refuse("it recomputes selectively", "workload.recompute=full")
+        unequal = len({pipeline.num_sequences for pipeline in plan.pipelines}) > 1
+        biased = "pipelines take unequally many sequences, and FlashFlex weighs their gradients equally"
+        notes = (biased,) * unequal
+        chunks = [pipeline.num_micro_batches for pipeline in plan.pipelines]
+        sequences = [pipeline.num_sequences for pipeline in plan.pipelines]
+        machine_of = problem.cluster.machine_of
+        run = {"target": TARGET, "chunks": chunks, "global_bsz_size": sequences, "pipeline_type": _SCHEDULES[schedule]}
+        document = {
+            "hetero_configs": [[stage.tp for stage in pipeline.stages] for pipeline in plan.pipelines],
+            "layer_partitions": [[stage.num_layers for stage in pipeline.stages] for pipeline in plan.pipelines],
+            "devices_id": [
+                [[int(machine_of[d]) for d in stage.devices] for stage in pipeline.stages]
+                for pipeline in plan.pipelines
+            ],
+            _OWN: run | {"recompute": policies.pop(), "notes": list(notes)},
+        }
+        lines = [
+            f"# For {TARGET}. Rank r runs on the GPU of row r of ranks.tsv.",
+            *note_lines(notes),
+            f"PLAN='{_arguments(problem, document)}'",
+        ]
+        files = {FILE: json.dumps(document, indent=1) + "\n", ARGUMENTS: "\n".join(lines) + "\n"}
+        setup = f'. "$HERE/{ARGUMENTS}"'
+        command = f'"${{FLASHFLEX:-.}}/llama_train.py" --all_hetero_configs_path "$HERE/{FILE}" $PLAN'
+        return Program(plan.devices(), command, files, setup=setup, notes=notes)
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        data = as_mapping(parse(text, context.where, as_json=True), context.where)
+        settings, model = (
+            FileSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
+            context.stated_model("FlashFlex"),
+        )
+        degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
+        if list(map(len, degrees)) != list(map(len, layers)):
+            settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")
+        if any(sum(counts) != model.num_layers for counts in layers):
+            settings.fault(
+                "layer_partitions", f"do not all sum to the {model.num_layers} layers of {model.name}; correct it"
+            )
+        settings.refuse()
+        devices, of_ranks = context.ranks_of(sum(map(sum, degrees)))
+        _check_machines(settings, context, degrees)
+        chunks, sequences, assumed = _batch(settings, context, len(degrees))
+        policy = settings.word(f"{_OWN}.recompute", {"none": "none", "full": "full"}, "full")
+        schedule = settings.word(
+            f"{_OWN}.pipeline_type", {word: schedule for schedule, word in _SCHEDULES.items()}, "Gpipe"
+        )
+        settings.refuse()
+        pipelines, rank = [], 0
+        for p, (tps, counts) in enumerate(zip(degrees, layers, strict=True)):
+            stages = []
+            for tp, (first, end) in zip(tps, pairwise([0, *accumulate(counts)]), strict=True):
+                stages.append(Stage.of(devices[rank : rank + tp], first, end, policy))
+                rank += tp
+            pipelines.append(Pipeline(tuple(stages), chunks[p], sequences[p] // chunks[p]))
+        workload = {"global_batch": sum(sequences), "precision": "fp16", "seq_len": SEQ_LEN}
+        of_tp = {"sequence_parallel": context.workload.sequence_parallel} if max(map(max, degrees)) > 1 else {}
+        notes = (*of_ranks, *assumed, *script_notes(context, **of_tp), *settings.notes())
+        return imported_plan(context, model, Plan(tuple(pipelines), schedule, Sharding(0)), workload, notes)
+
+
+TRAINER = FlashFlexFormat()

@@ -8,21 +8,12 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refusal, Trainer
-from hexiopt.exports.layout import (
-    JobLayout,
-    block_recompute,
-    grid_of,
-    note_lines,
-    schedule_of,
-    uniform_tp,
-    zero_stage,
-)
+from hexiopt.exports.file_jobs import FileJob, imported_job
+from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
+from hexiopt.exports.layout import JobLayout, block_recompute, grid_of, note_lines, schedule_of, uniform_tp, zero_stage
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
-from hexiopt.exports.stated_jobs import StatedJob, imported_job
-from hexiopt.exports.trainer_schedules import preset_schedules, schedules_of
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import stated_parts, stated_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
@@ -35,36 +26,16 @@ FILE = "megatron.sh"
 _PRECISIONS: dict[str, Arguments] = {"bf16": {"bf16": []}, "fp16": {"fp16": []}, "fp32": {}}
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
-EVEN = {
-    "space.tp_degrees": ("powers_of_two",),
-    "space.uneven_tp": (False,),
-    "space.uneven_structure": (False,),
-    "space.uneven_batch": (False,),
-    "space.batch_remainder": (False,),
-    "space.recompute_per_stage": (False,),
-    "space.recompute_per_layer": (False,),
-    "space.replicas": (False,),
-    "space.machine_sharding": (False,),
-    "space.sequence": (False,),
-}
-PRESET = EVEN | {
-    "workload.schedule": preset_schedules("megatron"),
-    "workload.optimizer_sharding": ("1", "0"),
-}
 
-
-def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Arguments, JobLayout, tuple[int, ...]]:
+def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Arguments, JobLayout, tuple[int, ...]]:
     """The arguments that state a plan, its grid, and its devices in the order of ranks. Raises InputError."""
-    refuse = Refusal(trainer)
+    refuse = trainer.refuse
     grid = grid_of(plan, refuse)
     tp, recompute = uniform_tp(problem, grid, takes_tp, refuse), block_recompute(grid, refuse)
-    schedule = schedule_of(plan, schedules_of("megatron"), refuse)
+    schedule = schedule_of(plan, trainer.schedules, refuse)
     zero = zero_stage(plan, (1, 0), refuse)
-    if problem.workload.precision not in _PRECISIONS:
-        raise InputError(
-            f"export.format: {trainer} is written for bf16, fp16 and fp32; plan with workload.precision=bf16"
-        )
-    found: Arguments = {
+    trainer.check_precision(problem)
+    arguments: Arguments = {
         "tensor-model-parallel-size": [str(tp)],
         "pipeline-model-parallel-size": [str(grid.num_stages)],
         "micro-batch-size": [str(grid.samples)],
@@ -72,55 +43,35 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: str) -> tuple[Argument
         **_PRECISIONS[problem.workload.precision],
     }
     if tp > 1 and problem.workload.sequence_parallel:
-        found["sequence-parallel"] = []
+        arguments["sequence-parallel"] = []
     if grid.num_stages > 1:
-        found["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
+        arguments["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
         assert schedule.chunked or grid.num_chunks == 1
     if recompute.block is not None:
-        found |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
-        found["recompute-num-layers"] = [str(recompute.block)]
+        arguments |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
+        arguments["recompute-num-layers"] = [str(recompute.block)]
     elif recompute.policy == "full":
-        found |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
-        found["recompute-num-layers"] = [str(recompute.together)]
+        arguments |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
+        arguments["recompute-num-layers"] = [str(recompute.together)]
     elif recompute.policy == "selective":
-        found |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
+        arguments |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
     if zero:
-        found["use-distributed-optimizer"] = []
+        arguments["use-distributed-optimizer"] = []
     orders = {"": grid.stage_major(), "use-tp-pp-dp-mapping": grid.pipeline_major()}
     order = min(orders, key=lambda flag: (num_agents(problem.cluster, orders[flag]), flag))
     if order:
-        found[order] = []
-    return found, grid, orders[order]
+        arguments[order] = []
+    return arguments, grid, orders[order]
 
 
-def _notes(problem: Problem, grid: JobLayout) -> tuple[str, ...]:
-    tp, vocab = grid.stages[0].tp, problem.model.vocab_size
+def written_otherwise(problem: Problem, tp: int) -> tuple[str, ...]:
+    """Notes on what Megatron-LM does otherwise than the plan is priced, with TP degree `tp` at the embedding."""
+    vocab = problem.model.vocab_size
     padded = -(-vocab // tp) * tp
-    said = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
+    notes = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
     if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
-        said.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
-    return (*grid.notes(), *said)
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    arguments, grid, devices = plan_arguments(problem, plan, "megatron")
-    model, notes = model_arguments(problem.model, problem.workload.seq_len), _notes(problem, grid)
-    lines = [
-        f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
-        "# the GPU of row r of ranks.tsv.",
-        *note_lines(notes),
-        "set -f  # the layout has asterisks",
-        f'MODEL="{words(model)}"',
-        f'PLAN="{words(arguments)}"',
-    ]
-    return Program(
-        devices,
-        '"${MEGATRON:-.}/pretrain_gpt.py" $MODEL $PLAN',
-        {FILE: "\n".join(lines) + "\n"},
-        setup=f'. "$HERE/{FILE}"',
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        notes=notes,
-    )
+        notes.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
+    return tuple(notes)
 
 
 def words(arguments: Mapping[str, list[str]]) -> str:
@@ -142,11 +93,6 @@ CORE = (
 """Arguments by which a training run is known."""
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    script = read_script(text, context.where, CORE)
-    return imported(MegatronArguments(context, script.arguments), context, script.world, script.notes)
-
-
 def imported(
     arguments: MegatronArguments, context: ImportContext, world: int | None, notes: Sequence[str] = ()
 ) -> ImportedPlan:
@@ -161,8 +107,8 @@ def imported(
     sharding, why = _sharding(arguments, precision)
     if "global-batch-size" not in arguments:
         arguments.by_default("global-batch-size", "a micro-batch of each pipeline")
-    plain, interleaved = schedules_of("megatron")
-    job = StatedJob(
+    plain, interleaved = TRAINER_SCHEDULES["megatron"]
+    job = FileJob(
         model,
         tp=tp,
         num_stages=stages,
@@ -205,8 +151,8 @@ def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tu
     named = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     gradients = 4 if arguments.flag("accumulate-allreduce-grads-in-fp32") else context.workload.gradient_bytes
     if "bf16" in named:
-        kept = arguments.word("main-grads-dtype", "fp32", noted=False)
-        gradients = 2 if arguments.flag("grad-reduce-in-bf16") or kept == "bf16" else 4
+        main_gradients = arguments.word("main-grads-dtype", "fp32", noted=False)
+        gradients = 2 if arguments.flag("grad-reduce-in-bf16") or main_gradients == "bf16" else 4
     precision = named[0] if named else "fp32"
     if "fp8-format" in arguments or any([arguments.flag("fp8-hybrid"), arguments.flag("fp8-e4m3")]):
         arguments.word("fp8-format", "hybrid", ("hybrid", "e4m3"))
@@ -235,18 +181,46 @@ def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[
     return int(distributed), ()
 
 
-TRAINER = Trainer(
-    name="megatron",
-    target=TARGET,
-    expresses=(
+class MegatronFormat(Trainer):
+    """Megatron-LM's arguments."""
+
+    name = "megatron"
+    target = TARGET
+    expresses = (
         "pipelines all alike with one TP degree; uneven and interleaved layers, "
         "full recompute of first layers or groups"
-    ),
-    preset=lambda problem: PRESET,
-    takes_tp=takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=unsuitable,
-    optional_sequence_parallelism=True,
-    recomputes_together=True,
-)
+    )
+    schedules = TRAINER_SCHEDULES["megatron"]
+    choices = EVEN | {"workload.optimizer_sharding": ("1", "0")}
+    optional_sequence_parallelism = True
+    recomputes_together = True
+    takes_tp = staticmethod(takes_tp)
+    unsuitable = staticmethod(unsuitable)
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        arguments, grid, devices = plan_arguments(problem, plan, self)
+        model = model_arguments(problem.model, problem.workload.seq_len)
+        notes = (*grid.notes(), *written_otherwise(problem, grid.stages[0].tp))
+        lines = [
+            f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
+            "# the GPU of row r of ranks.tsv.",
+            *note_lines(notes),
+            "set -f  # the layout has asterisks",
+            f'MODEL="{words(model)}"',
+            f'PLAN="{words(arguments)}"',
+        ]
+        return Program(
+            devices,
+            '"${MEGATRON:-.}/pretrain_gpt.py" $MODEL $PLAN',
+            {FILE: "\n".join(lines) + "\n"},
+            setup=f'. "$HERE/{FILE}"',
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=notes,
+        )
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        script = read_script(text, context.where, CORE)
+        return imported(MegatronArguments(context, script.arguments), context, script.world, script.notes)
+
+
+TRAINER = MegatronFormat()

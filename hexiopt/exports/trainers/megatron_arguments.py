@@ -58,8 +58,8 @@ class MegatronArguments(Ledger):
         label: Callable[[str], str] = "--{}".format,
         others: Iterable[str] = (),
     ) -> None:
-        kept = {name: words for name, words in values.items() if words not in harmless_values(name)}
-        super().__init__(context.where, kept, vocabulary(), label)
+        relevant = {name: words for name, words in values.items() if words not in harmless_values(name)}
+        super().__init__(context.where, relevant, vocabulary(), label)
         self._strays: list[Unknown] = []
         self._read.update(others)
         self.refuse()

@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer
+from hexiopt.exports.formats import ImportContext, ImportedPlan, Program
 from hexiopt.exports.layout import note_lines
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.shell.values import Unknown
-from hexiopt.exports.trainers.megatron import PRESET, imported, plan_arguments
+from hexiopt.exports.trainers.megatron import MegatronFormat, imported, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
-from hexiopt.exports.trainers.megatron_model import takes_tp, unsuitable
 from hexiopt.exports.trainers.python_settings import Computed, python_settings
+from hexiopt.ledger import words
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -58,18 +58,7 @@ _OTHER_NAMES = {
 }
 _SECTIONS = ("model", "train", "ddp", "dist", "optimizer")
 # Sections that change nothing that is priced, but for the keys above.
-_HARMLESS = (
-    "checkpoint",
-    "logger",
-    "tokenizer",
-    "scheduler",
-    "rng",
-    "profiling",
-    "validation",
-    "straggler",
-    "ft",
-    "nvrx",
-)
+_HARMLESS = words("checkpoint logger tokenizer scheduler rng profiling validation straggler ft nvrx")
 _LAYERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}
 _ASKED = (
     "sequence-parallel",
@@ -80,76 +69,17 @@ _ASKED = (
 )
 
 
-def _write(problem: Problem, plan: Plan) -> Program:
-    arguments, grid, devices = plan_arguments(problem, plan, "megatron_bridge")
-    arguments["seq-length"] = [str(problem.workload.seq_len)]
-    lines = [
-        f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
-        "# GPU of row r of ranks.tsv.",
-        *note_lines(grid.notes()),
-        *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
-    ]
-    if grid.num_chunks > 1:
-        lines.append(f"{_VIRTUAL}={grid.num_chunks}")
-    if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
-        lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
-    if problem.workload.precision == "fp32":
-        lines.append(f"{OVERRIDES['bf16']}=false")  # as recipes have it
-    if "use-distributed-optimizer" in arguments:
-        lines.append("optimizer.use_distributed_optimizer=true")
-    command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
-    return Program(
-        devices,
-        command,
-        {FILE: "\n".join(lines) + "\n"},
-        setup="set -f",
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        notes=grid.notes(),
-    )
-
-
 def _value(name: str, values: list[str]) -> str:
     if name in _LISTS:
         return f"[{','.join(values)}]"
     return values[0] if values else "true"
 
 
-def _read(text: str, context: ImportContext) -> ImportedPlan:
-    values, notes = _stated(text, context)
-    names = {key: _name(key) for key in values}
-    if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
-        context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
-    context.stated_model("Megatron-Bridge")
-    if adapters := [key for key in values if key.startswith("peft")]:
-        context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
-    arguments: dict[str, Words] = {}
-    for key, value in values.items():
-        name = names[key]
-        if name == _MIXED:
-            arguments |= _mixed(value, context)
-        elif name == "grad-reduce-in-fp32":
-            arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
-        elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
-            arguments[name] = _words(name, value)
-    if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
-        arguments[context.workload.precision] = []
-    if "global-batch-size" not in arguments:
-        arguments["global-batch-size"] = [str(context.workload.global_batch)]
-    absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
-    if not {"bf16", "fp16", _MIXED} & set(names.values()):
-        absent.append(_MIXED)
-    if absent:
-        notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
-    by_name = {name: key for key, name in reversed(names.items())}
-    ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
-    return imported(ledger, context, None, notes)
-
-
 def _name(key: str) -> str:
     """The argument of Megatron-LM that a key is."""
     section, _, rest = key.partition(".")
-    own = {override: name for name, override in OVERRIDES.items()} | _OTHER_NAMES
-    return own.get(key, rest.replace("_", "-") if section in _SECTIONS and "." not in rest else key)
+    names = {override: name for name, override in OVERRIDES.items()} | _OTHER_NAMES
+    return names.get(key, rest.replace("_", "-") if section in _SECTIONS and "." not in rest else key)
 
 
 def _words(name: str, value: Any) -> Words:
@@ -161,49 +91,103 @@ def _words(name: str, value: Any) -> Words:
     return [] if value is True else [value if isinstance(value, Unknown) else str(value)]
 
 
-def _mixed(value: Any, context: ImportContext) -> dict[str, Words]:
+def _precision_arguments(value: Any, context: ImportContext) -> dict[str, Words]:
     """The arguments that a recipe of mixed precision stands for, such as `bf16_with_mxfp8_mixed`."""
     words = str(value).split("_")
     if isinstance(value, Unknown) or words[0] not in ("bf16", "fp16") or words[-1] != "mixed":
         context.fail(
             f"{_MIXED}: {value} is not read; state bf16_mixed, fp16_mixed, or one with fp8 such as Bridge names it"
         )
-    found: dict[str, Words] = {words[0]: []}
+    arguments: dict[str, Words] = {words[0]: []}
     if "nvfp4" in words:
-        return found | {"fp4-format": ["e2m1"]}
+        return arguments | {"fp4-format": ["e2m1"]}
     if "mxfp8" in words:
-        return found | {"fp8-format": ["hybrid"], "fp8-recipe": ["mxfp8"]}
-    return found | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
+        return arguments | {"fp8-format": ["hybrid"], "fp8-recipe": ["mxfp8"]}
+    return arguments | ({"fp8-format": ["hybrid"]} if "fp8" in words else {})
 
 
-def _stated(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
+def _values(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
     """The values by key, and notes: of overrides, one a line, or what a recipe in Python assigns; nothing is run."""
     lines = [line.strip() for line in text.splitlines()]
     overrides = [line for line in lines if line and not line.startswith("#")]
     if all(re.match(r"\+{0,2}[A-Za-z_][\w.]*=[^=]", line) for line in overrides):
-        found: dict[str, Any] = {}
+        values_by_key: dict[str, Any] = {}
         for line in overrides:
             key, _, value = line.lstrip("+").partition("=")
             try:
-                found[key] = yaml.safe_load(value)
+                values_by_key[key] = yaml.safe_load(value)
             except yaml.YAMLError:
-                found[key] = value.strip("'\"")
-        return found, []
+                values_by_key[key] = value.strip("'\"")
+        return values_by_key, []
     values, bases = python_settings(text, context.where)
     computed = "is computed where the recipe runs"
-    found = {key: Unknown(repr(v), computed) if isinstance(v, Computed) else v for key, v in values.items()}
-    return found, [f"not read: what {base} returns, which the recipe changes" for base in bases]
+    values_by_key = {key: Unknown(repr(v), computed) if isinstance(v, Computed) else v for key, v in values.items()}
+    return values_by_key, [f"not read: what {base} returns, which the recipe changes" for base in bases]
 
 
-TRAINER = Trainer(
-    name="megatron_bridge",
-    target=TARGET,
-    expresses="as `megatron`; the model is that of the recipe",
-    preset=lambda problem: PRESET,
-    takes_tp=takes_tp,
-    write=_write,
-    read=_read,
-    unsuitable=unsuitable,
-    optional_sequence_parallelism=True,
-    recomputes_together=True,
-)
+class MegatronBridgeFormat(MegatronFormat):
+    """Megatron-Bridge's overrides, which state what Megatron-LM's arguments do."""
+
+    name = "megatron_bridge"
+    target = TARGET
+    expresses = "as `megatron`; the model is that of the recipe"
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        arguments, grid, devices = plan_arguments(problem, plan, self)
+        arguments["seq-length"] = [str(problem.workload.seq_len)]
+        lines = [
+            f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
+            "# GPU of row r of ranks.tsv.",
+            *note_lines(grid.notes()),
+            *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
+        ]
+        if grid.num_chunks > 1:
+            lines.append(f"{_VIRTUAL}={grid.num_chunks}")
+        if grid.stages[0].tp > 1 and not problem.workload.sequence_parallel:
+            lines.append(f"{OVERRIDES['sequence-parallel']}=false")  # the recipe may have it
+        if problem.workload.precision == "fp32":
+            lines.append(f"{OVERRIDES['bf16']}=false")  # as recipes have it
+        if "use-distributed-optimizer" in arguments:
+            lines.append("optimizer.use_distributed_optimizer=true")
+        command = f'"${{BRIDGE:-.}}/scripts/training/run_recipe.py" $(grep -v \'^#\' "$HERE/{FILE}")'
+        return Program(
+            devices,
+            command,
+            {FILE: "\n".join(lines) + "\n"},
+            setup="set -f",
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=grid.notes(),
+        )
+
+    def read(self, text: str, context: ImportContext) -> ImportedPlan:
+        values, notes = _values(text, context)
+        names = {key: _name(key) for key in values}
+        if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
+            context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
+        context.stated_model("Megatron-Bridge")
+        if adapters := [key for key in values if key.startswith("peft")]:
+            context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
+        arguments: dict[str, Words] = {}
+        for key, value in values.items():
+            name = names[key]
+            if name == _MIXED:
+                arguments |= _precision_arguments(value, context)
+            elif name == "grad-reduce-in-fp32":
+                arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
+            elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
+                arguments[name] = _words(name, value)
+        if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
+            arguments[context.workload.precision] = []
+        if "global-batch-size" not in arguments:
+            arguments["global-batch-size"] = [str(context.workload.global_batch)]
+        absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
+        if not {"bf16", "fp16", _MIXED} & set(names.values()):
+            absent.append(_MIXED)
+        if absent:
+            notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
+        by_name = {name: key for key, name in reversed(names.items())}
+        ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
+        return imported(ledger, context, None, notes)
+
+
+TRAINER = MegatronBridgeFormat()

@@ -47,7 +47,7 @@ def takes_tp(problem: Problem, tp: int) -> bool:
 
 def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
     """The arguments that state a model's shape."""
-    found: Arguments = {
+    arguments: Arguments = {
         "num-layers": [str(model.num_layers)],
         "hidden-size": [str(model.hidden_size)],
         "ffn-hidden-size": [str(model.ffn_size)],
@@ -59,20 +59,20 @@ def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
         "norm-epsilon": [repr(model.norm_eps)],
     }
     if model.num_kv_heads != model.num_heads:
-        found |= {"group-query-attention": [], "num-query-groups": [str(model.num_kv_heads)]}
+        arguments |= {"group-query-attention": [], "num-query-groups": [str(model.num_kv_heads)]}
     if model.head_dim * model.num_heads != model.hidden_size:
-        found["kv-channels"] = [str(model.head_dim)]
+        arguments["kv-channels"] = [str(model.head_dim)]
     if model.gated_mlp:
-        found |= {"swiglu": [], "normalization": ["RMSNorm"], "position-embedding-type": ["rope"]}
-        found |= {"rotary-base": [f"{model.rope_theta:.0f}"], **_ROPE_SCALING[model.rope_type]}
+        arguments |= {"swiglu": [], "normalization": ["RMSNorm"], "position-embedding-type": ["rope"]}
+        arguments |= {"rotary-base": [f"{model.rope_theta:.0f}"], **_ROPE_SCALING[model.rope_type]}
     else:
-        found["position-embedding-type"] = ["learned_absolute"]
+        arguments["position-embedding-type"] = ["learned_absolute"]
     if not model.mlp_bias:
-        found["disable-bias-linear"] = []
-        found |= {"add-qkv-bias": []} if model.attention_bias else {}
-    found |= {"qk-layernorm": []} if model.qk_norm else {}
-    found |= {} if model.tied_embeddings else {"untie-embeddings-and-output-weights": []}
-    return found
+        arguments["disable-bias-linear"] = []
+        arguments |= {"add-qkv-bias": []} if model.attention_bias else {}
+    arguments |= {"qk-layernorm": []} if model.qk_norm else {}
+    arguments |= {} if model.tied_embeddings else {"untie-embeddings-and-output-weights": []}
+    return arguments
 
 
 def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[ModelSpec, list[str]]:
@@ -132,14 +132,14 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
 def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[int, list[str]]:
     """The rows of the embedding, padded as Megatron-LM does, and what was assumed."""
     multiple = arguments.whole("make-vocab-size-divisible-by", 128, noted=context.model is None) * tp
-    stated, padded = arguments.whole("vocab-size", 0), arguments.whole("padded-vocab-size", 0)
+    size, padded = arguments.whole("vocab-size", 0), arguments.whole("padded-vocab-size", 0)
     exact = any([arguments.flag("no-pad-vocab-size"), bool(padded)])
-    if not stated and not padded:
+    if not size and not padded:
         note = "--vocab-size is not stated: 50257, that of GPT-2's tokenizer, is assumed; give model=config.json"
         return -(-50257 // multiple) * multiple, [note]
-    rows = padded or stated + arguments.whole("vocab-extra-ids", 0)
+    rows = padded or size + arguments.whole("vocab-extra-ids", 0)
     rows = rows if exact else -(-rows // multiple) * multiple
-    return rows, [f"the vocabulary is padded from {stated} to {rows}"] if rows != (padded or stated) else []
+    return rows, [f"the vocabulary is padded from {size} to {rows}"] if rows != (padded or size) else []
 
 
 def _differences(arguments: MegatronArguments, model: ModelSpec, shape: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ def layout_text(parts: Sequence[int]) -> str:
 
 def read_layout(text: str, where: str) -> list[int]:
     """The layers of each virtual stage. Raises InputError for what is no layout, or holds a stage without a layer."""
-    stages = _expanded(text.replace(",", "").replace(" ", ""), where).split("|")
+    stages = _expand(text.replace(",", "").replace(" ", ""), where).split("|")
     whole = "".join(stages)
     if set(whole) - set("EtLm"):
         raise InputError(f"{where}: {text!r} has {min(set(whole) - set('EtLm'))!r}; a layout is made of E, t, L and |")
@@ -29,20 +29,20 @@ def read_layout(text: str, where: str) -> list[int]:
         raise InputError(f"{where}: {text!r} must begin with its one E and end with its one L")
     counts = [stage.count("t") for stage in stages]
     if 0 in counts:
-        said = f"{where}: {text!r} has no decoder layer in part {counts.index(0)}"
-        raise InputError(f"{said}; stages without layers are not modelled, so give each at least one")
+        what = f"{where}: {text!r} has no decoder layer in part {counts.index(0)}"
+        raise InputError(f"{what}; stages without layers are not modelled, so give each at least one")
     return counts
 
 
-def _expanded(text: str, where: str) -> str:
+def _expand(text: str, where: str) -> str:
     """`text` without repeats."""
     inner = re.compile(r"\(([^()]*)\)(?:\*(\d{1,4}))?")
     while match := inner.search(text):
-        text = text[: match.start()] + _repeated(match[1]) * int(match[2] or 1) + text[match.end() :]
+        text = text[: match.start()] + _repeat(match[1]) * int(match[2] or 1) + text[match.end() :]
         if len(text) > _MOST:
             raise InputError(f"{where}: the layout is longer than {_MOST} parts; shorten it")
-    return _repeated(text)
+    return _repeat(text)
 
 
-def _repeated(text: str) -> str:
+def _repeat(text: str) -> str:
     return re.sub(r"(.)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)

@@ -32,11 +32,11 @@ class _Configuration:
     def copy(self) -> "_Configuration":
         return _Configuration(dict(self.values), list(self.bases))
 
-    def set(self, name: str, stated: dict[str, Any]) -> None:
+    def set(self, name: str, values: dict[str, Any]) -> None:
         """Replace what stands under `name` by `stated`, names relative to it."""
         for key in [key for key in self.values if key == name or key.startswith(f"{name}.")]:
             del self.values[key]
-        self.values |= {f"{name}.{key}" if key else name: value for key, value in stated.items()}
+        self.values |= {f"{name}.{key}" if key else name: value for key, value in values.items()}
 
 
 def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
@@ -47,13 +47,13 @@ def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(f"{where}: is neither a Python configuration nor TOML; give one of them") from None
     try:
-        found = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
+        configurations = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
     except RecursionError:
         raise InputError(f"{where}: has expressions nested too deeply; write their values") from None
-    outer = [name for name in found if name not in module.called] or list(found)
+    outer = [name for name in configurations if name not in module.called] or list(configurations)
     if len(outer) > 1:
         raise InputError(f"{where}: makes {len(outer)} configurations, {', '.join(outer)}; leave the one that runs")
-    made = found[outer[0]] if outer else module.at_top
+    made = configurations[outer[0]] if outer else module.at_top
     return made.values, made.bases
 
 
@@ -114,14 +114,14 @@ class _Scope:
         root, *names = path
         if names:
             made = self.configurations.setdefault(root, _Configuration())
-            made.set(".".join(names), dict(self._stated(value)))
+            made.set(".".join(names), dict(self._values(value)))
         elif isinstance(value, ast.Attribute) and (aliased := self._path(value)) is not None:
             self._aliases[root] = aliased
         elif isinstance(value, ast.Call):
             if (made_by := self._made(value)) is not None:
                 self.configurations[root] = made_by
         else:
-            self.constants[root] = dict(self._stated(value)).get("")
+            self.constants[root] = dict(self._values(value)).get("")
 
     def _path(self, node: ast.expr) -> tuple[str, ...] | None:
         """The root and the attributes of `root.a.b`; a root that stands for attributes of another, by those."""
@@ -141,10 +141,10 @@ class _Scope:
             made = self._module.of_function(name)
             return None if made is None else made.copy()
         if name.endswith(_CONSTRUCTOR):
-            return _Configuration({key: value for key, value in self._stated(call) if key})
+            return _Configuration({key: value for key, value in self._values(call) if key})
         return _Configuration(bases=[name])
 
-    def _stated(self, node: ast.expr) -> Iterator[tuple[str, Any]]:
+    def _values(self, node: ast.expr) -> Iterator[tuple[str, Any]]:
         """The values that an expression states, by names relative to it; of a call, its function's name under ''."""
         match node:
             case ast.Call(func=function, args=args, keywords=keywords):
@@ -156,10 +156,10 @@ class _Scope:
                     *((k.arg or "**", k.value) for k in keywords),
                 ]
                 for key, part in parts:
-                    for inner, value in self._stated(part):
+                    for inner, value in self._values(part):
                         yield f"{key}.{inner}" if inner else key, value
             case ast.List(elts=elements) if any(isinstance(element, ast.Call) for element in elements):
-                each = [dict(self._stated(element)) for element in elements]
+                each = [dict(self._values(element)) for element in elements]
                 yield "", [values.pop("", None) for values in each]
                 for k, values in enumerate(each):
                     yield from ((f"{k}.{key}", value) for key, value in values.items())

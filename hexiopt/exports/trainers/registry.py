@@ -4,15 +4,15 @@ from hexiopt.exports.formats import Trainer
 from hexiopt.exports.trainers import (
     accelerate,
     deepspeed,
+    executor,
     flagscale,
     flashflex,
     galvatron,
     megatron,
     megatron_bridge,
-    own,
     torchtitan,
 )
 
-OWN = own.TRAINER.name
-_MODULES = (own, megatron, megatron_bridge, flagscale, torchtitan, flashflex, galvatron, deepspeed, accelerate)
+EXECUTOR = executor.TRAINER.name
+_MODULES = (executor, megatron, megatron_bridge, flagscale, torchtitan, flashflex, galvatron, deepspeed, accelerate)
 TRAINERS: dict[str, Trainer] = {module.TRAINER.name: module.TRAINER for module in _MODULES}

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import Program, Refusal, Trainer, divides_model_and_sequence
+from hexiopt.exports.formats import EVEN, Program, Trainer, divides_model_and_sequence
 from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
-from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES, preset_schedules
-from hexiopt.exports.trainers.megatron import EVEN
+from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import LLAMA_FAMILY
@@ -24,67 +22,6 @@ FILE, MODULE = "hexiopt_plan.py", "hexiopt_plan"
 _SCHEDULES = TRAINER_SCHEDULES["torchtitan"]
 _PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 _GRADIENTS = ("gradients are reduced in float32, 4 bytes where the plan was priced with 2",)
-PRESET = EVEN | {
-    "workload.schedule": preset_schedules("torchtitan"),
-    "workload.optimizer_sharding": ("2", "3", "0"),
-    "workload.recompute": ("full", "none"),
-}
-
-
-def _unsuitable(problem: Problem) -> str | None:
-    model = problem.model
-    if model.architecture in LLAMA_FAMILY:
-        return None
-    known = ", ".join(LLAMA_FAMILY)
-    return f"model {model.name}: {model.architecture} has no family in torchtitan; take one of {known}"
-
-
-def _write(problem: Problem, plan: Plan) -> Program:
-    refuse = Refusal("torchtitan")
-    grid = grid_of(plan, refuse)
-    tp, policy = uniform_tp(problem, grid, divides_model_and_sequence, refuse), uniform_policy(grid, refuse)
-    schedule = schedule_of(plan, tuple(_SCHEDULES), refuse)
-    zero, precision = zero_stage(plan, (2, 3, 0), refuse), problem.workload.precision
-    if precision not in _PRECISIONS:
-        raise InputError("export.format: torchtitan is written for bf16 and fp32; plan with workload.precision=bf16")
-    shard = grid.dp if zero else 1
-    values: dict[str, Any] = {
-        "parallelism.pipeline_parallel_degree": grid.num_stages,
-        "parallelism.tensor_parallel_degree": tp,
-        "parallelism.data_parallel_replicate_degree": grid.dp // shard,
-        "parallelism.data_parallel_shard_degree": shard,
-        "training.local_batch_size": grid.num_micro_batches * grid.samples,
-        "training.global_batch_size": grid.global_batch,
-        "training.seq_len": problem.workload.seq_len,
-        "training.mixed_precision_param": _PRECISIONS[precision],
-    }
-    if tp > 1 and not problem.workload.sequence_parallel:
-        values["parallelism.enable_sequence_parallel"] = False
-    if zero:
-        values["parallelism.fsdp_reshard_after_forward"] = "always" if zero == 3 else "never"
-    if grid.num_stages > 1:
-        values |= {
-            "parallelism.pipeline_parallel_schedule": _SCHEDULES[schedule],
-            "parallelism.module_fqns_per_model_part": _modules(grid.parts),
-            "parallelism.pipeline_parallel_microbatch_size": grid.samples,
-            "training.disable_cuda_graphs": True,
-        }
-    elif grid.samples != grid.num_micro_batches * grid.samples:
-        values["training.local_batch_size"] = grid.samples  # the rest is accumulated
-    notes = (
-        *grid.notes(),
-        "the model is that of the configuration which the file imports as `base`; change it to yours",
-        *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
-    )
-    text = _text(values, policy, notes)
-    command = f"-m torchtitan.train --module {MODULE} --config plan"
-    return Program(
-        grid.stage_major(),
-        command,
-        {FILE: text},
-        setup='export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
-        notes=notes,
-    )
 
 
 def _modules(parts: list[int]) -> list[list[str]]:
@@ -92,10 +29,10 @@ def _modules(parts: list[int]) -> list[list[str]]:
     ends = [0]
     for count in parts:
         ends.append(ends[-1] + count)
-    found = [[f"layers.{layer}" for layer in range(a, b)] for a, b in pairwise(ends)]
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "lm_head"]
-    return found
+    modules = [[f"layers.{layer}" for layer in range(a, b)] for a, b in pairwise(ends)]
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", "lm_head"]
+    return modules
 
 
 def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str:
@@ -122,14 +59,71 @@ def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str
     return "\n".join([*lines, "    return config"]) + "\n"
 
 
-TRAINER = Trainer(
-    name="torchtitan",
-    target=TARGET,
-    expresses="pipelines all alike with one TP degree; uneven and interleaved layers, one recompute policy",
-    preset=lambda problem: PRESET,
-    takes_tp=divides_model_and_sequence,
-    write=_write,
-    read=read_torchtitan,
-    unsuitable=_unsuitable,
-    optional_sequence_parallelism=True,
-)
+class TorchTitanFormat(Trainer):
+    """torchtitan's configuration in Python."""
+
+    name = "torchtitan"
+    target = TARGET
+    expresses = "pipelines all alike with one TP degree; uneven and interleaved layers, one recompute policy"
+    schedules = TRAINER_SCHEDULES["torchtitan"]
+    precisions = tuple(_PRECISIONS)
+    choices = EVEN | {"workload.optimizer_sharding": ("2", "3", "0"), "workload.recompute": ("full", "none")}
+    optional_sequence_parallelism = True
+    takes_tp = staticmethod(divides_model_and_sequence)
+    read = staticmethod(read_torchtitan)
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        model = problem.model
+        if model.architecture in LLAMA_FAMILY:
+            return None
+        known = ", ".join(LLAMA_FAMILY)
+        return f"model {model.name}: {model.architecture} has no family in torchtitan; take one of {known}"
+
+    def write(self, problem: Problem, plan: Plan) -> Program:
+        refuse = self.refuse
+        grid = grid_of(plan, refuse)
+        tp, policy = uniform_tp(problem, grid, divides_model_and_sequence, refuse), uniform_policy(grid, refuse)
+        schedule = schedule_of(plan, self.schedules, refuse)
+        zero, precision = zero_stage(plan, (2, 3, 0), refuse), problem.workload.precision
+        self.check_precision(problem)
+        shard = grid.dp if zero else 1
+        values: dict[str, Any] = {
+            "parallelism.pipeline_parallel_degree": grid.num_stages,
+            "parallelism.tensor_parallel_degree": tp,
+            "parallelism.data_parallel_replicate_degree": grid.dp // shard,
+            "parallelism.data_parallel_shard_degree": shard,
+            "training.local_batch_size": grid.num_micro_batches * grid.samples,
+            "training.global_batch_size": grid.global_batch,
+            "training.seq_len": problem.workload.seq_len,
+            "training.mixed_precision_param": _PRECISIONS[precision],
+        }
+        if tp > 1 and not problem.workload.sequence_parallel:
+            values["parallelism.enable_sequence_parallel"] = False
+        if zero:
+            values["parallelism.fsdp_reshard_after_forward"] = "always" if zero == 3 else "never"
+        if grid.num_stages > 1:
+            values |= {
+                "parallelism.pipeline_parallel_schedule": _SCHEDULES[schedule],
+                "parallelism.module_fqns_per_model_part": _modules(grid.parts),
+                "parallelism.pipeline_parallel_microbatch_size": grid.samples,
+                "training.disable_cuda_graphs": True,
+            }
+        elif grid.samples != grid.num_micro_batches * grid.samples:
+            values["training.local_batch_size"] = grid.samples  # the rest is accumulated
+        notes = (
+            *grid.notes(),
+            "the model is that of the configuration which the file imports as `base`; change it to yours",
+            *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
+        )
+        text = _text(values, policy, notes)
+        command = f"-m torchtitan.train --module {MODULE} --config plan"
+        return Program(
+            grid.stage_major(),
+            command,
+            {FILE: text},
+            setup='export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
+            notes=notes,
+        )
+
+
+TRAINER = TorchTitanFormat()

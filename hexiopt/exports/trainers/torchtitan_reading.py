@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
-from hexiopt.exports.settings import StatedSettings, flat
-from hexiopt.exports.stated_jobs import StatedJob, imported_job, sharded_within
+from hexiopt.exports.settings import FileSettings, flat
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.python_settings import python_settings
 from hexiopt.exports.trainers.torchtitan_vocabulary import VOCABULARY
@@ -83,7 +83,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     )
     layout = imported_job(
         context,
-        StatedJob(
+        FileJob(
             model,
             tp=degrees.tp,
             num_stages=stages,
@@ -117,13 +117,15 @@ class _Degrees:
         return self.replicate * self.shard
 
 
-def _degrees(settings: StatedSettings, context: ImportContext) -> _Degrees:
-    tp = settings.whole(_named(settings, "tensor_parallel_degree", "parallelism", "training"), 1)
-    stages = settings.whole(_named(settings, "pipeline_parallel_degree", "parallelism", "experimental", "training"), 1)
-    replicate = settings.whole(_named(settings, "data_parallel_replicate_degree", "parallelism", "training"), 1)
+def _degrees(settings: FileSettings, context: ImportContext) -> _Degrees:
+    tp = settings.whole(_name_in_use(settings, "tensor_parallel_degree", "parallelism", "training"), 1)
+    stages = settings.whole(
+        _name_in_use(settings, "pipeline_parallel_degree", "parallelism", "experimental", "training"), 1
+    )
+    replicate = settings.whole(_name_in_use(settings, "data_parallel_replicate_degree", "parallelism", "training"), 1)
     earlier = "training.data_parallel_degree"
     names = ("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree", earlier)
-    shard = settings.whole(name := settings.stated(*names), -1)
+    shard = settings.whole(name := settings.name_in_use(*names), -1)
     world, count = None, len(context.devices)
     if shard > 0:
         world = tp * stages * replicate * shard
@@ -140,9 +142,9 @@ def _degrees(settings: StatedSettings, context: ImportContext) -> _Degrees:
     return _Degrees(tp, stages, replicate, shard, world)
 
 
-def _batch(settings: StatedSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
+def _batch(settings: FileSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
     """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step where they are stated."""
-    local = settings.whole(settings.stated("training.local_batch_size", "training.batch_size"), 8)
+    local = settings.whole(settings.name_in_use("training.local_batch_size", "training.batch_size"), 8)
     batch = settings.whole("training.global_batch_size", -1)
     if degrees.stages == 1:  # the rest of the batch is accumulated
         return local, 1, None if batch == -1 else batch
@@ -157,30 +159,30 @@ def _batch(settings: StatedSettings, degrees: _Degrees, num_parts: int) -> tuple
     return size, local // size, None
 
 
-def _named(settings: StatedSettings, name: str, *tables: str) -> str:
-    return settings.stated(*(f"{table}.{name}" for table in tables))
+def _name_in_use(settings: FileSettings, name: str, *tables: str) -> str:
+    return settings.name_in_use(*(f"{table}.{name}" for table in tables))
 
 
-def _settings(text: str, context: ImportContext) -> tuple[StatedSettings, list[str] | None]:
+def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None]:
     """The settings of a TOML file; or those of a Python configuration, and the functions elsewhere that it changes."""
     try:
         data, bases = tomllib.loads(text), None
     except (tomllib.TOMLDecodeError, RecursionError):
         data, bases = python_settings(text, context.where)
-    settings = StatedSettings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
+    settings = FileSettings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
     if not any(name.startswith(("parallelism.", "training.")) for name in settings):
         context.fail(f"assigns no ..._{_DEGREE}; give the configuration of a torchtitan run")
     return settings, bases
 
 
-def _schedule(settings: StatedSettings) -> Schedule:
+def _schedule(settings: FileSettings) -> Schedule:
     names = {word: schedule for schedule, word in TRAINER_SCHEDULES["torchtitan"].items()}
     names["interleaved_1f1b"] = names["Interleaved1F1B"]
-    key = _named(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
+    key = _name_in_use(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
     return settings.word(key, names, "1F1B")
 
 
-def _parts(settings: StatedSettings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
+def _parts(settings: FileSettings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
     """The layers of each virtual stage: stated by module or by split point, or as torchtitan divides them.
 
     It counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives what is left
@@ -190,7 +192,7 @@ def _parts(settings: StatedSettings, num_layers: int, stages: int, schedule: Sch
     if stated is not None:
         return stated
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
-    key = _named(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
+    key = _name_in_use(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
     count = stages * (2 if schedule.chunked else 1)
     if key not in settings and schedule.chunked:
         settings.by_default(key, f"that of {count} stages")
@@ -203,7 +205,7 @@ def _parts(settings: StatedSettings, num_layers: int, stages: int, schedule: Sch
     return parts
 
 
-def _stated_parts(settings: StatedSettings, num_layers: int) -> list[int] | None:
+def _stated_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
     key = "parallelism.module_fqns_per_model_part"
     if settings.get(key) is not None:
         modules = settings[key]
@@ -216,7 +218,7 @@ def _stated_parts(settings: StatedSettings, num_layers: int) -> list[int] | None
                 key, f"does not list layers.0 to layers.{num_layers - 1} in order, which the model has; correct it"
             )
         return list(map(len, layers))
-    key = _named(settings, "pipeline_parallel_split_points", "parallelism", "experimental", "training")
+    key = _name_in_use(settings, "pipeline_parallel_split_points", "parallelism", "experimental", "training")
     points = settings.get(key)
     if not points:
         return None
@@ -228,9 +230,9 @@ def _stated_parts(settings: StatedSettings, num_layers: int) -> list[int] | None
     return [b - a for a, b in pairwise(bounds)]
 
 
-def _micro_batch_size(settings: StatedSettings, stages: int, num_parts: int, local: int) -> int:
+def _micro_batch_size(settings: FileSettings, stages: int, num_parts: int, local: int) -> int:
     """Sequences of a micro-batch of a pipeline; earlier versions state how many there are, as many as stages if not."""
-    key = _named(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
+    key = _name_in_use(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
     current = "parallelism.pipeline_parallel_microbatch_size"
     earlier = "parallelism.pipeline_parallel_degree" not in settings
     if key in settings or (earlier and current not in settings):
@@ -244,7 +246,7 @@ def _micro_batch_size(settings: StatedSettings, stages: int, num_parts: int, loc
     return max(1, size)
 
 
-def _recompute(settings: StatedSettings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
+def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
     """The recompute policy and notes; what is recomputed by operator, the user's own choice replaces."""
     key, mode, option = (
         "activation_checkpoint",
@@ -267,14 +269,14 @@ def _recompute(settings: StatedSettings, context: ImportContext, python: bool) -
             policy = "op"
     if policy != "op":
         return BlockRecompute(policy), []
-    stated = context.workload.recompute if "recompute" in context.stated else "auto"
-    if stated == "auto":
+    choice = context.workload.recompute if "recompute" in context.stated else "auto"
+    if choice == "auto":
         settings.fault(what, _BY_OPERATOR)
         return NO_RECOMPUTE, []
-    return BlockRecompute(stated), [f"{what} is by operator, for which workload.recompute={stated} is priced"]
+    return BlockRecompute(choice), [f"{what} is by operator, for which workload.recompute={choice} is priced"]
 
 
-def _precision(settings: StatedSettings, mixed: bool) -> tuple[str, list[str]]:
+def _precision(settings: FileSettings, mixed: bool) -> tuple[str, list[str]]:
     """The precision and notes; `mixed`, whether the version trains the layout in mixed precision where asked to."""
     words = {"bfloat16": "bf16", "float32": "fp32"}
     precision, notes = settings.word("training.mixed_precision_param", words, "bfloat16"), list[str]()

@@ -88,31 +88,22 @@ def row(*bases: Mapping[str, Any], **facts: Fact) -> Row:
     return {name: fact for base in (*bases, facts) for name, fact in base.items()}
 
 
-def positions(default: int) -> Key:
-    """The key of max_positions."""
-    return key("max_position_embeddings", default=default)
+_USUAL_KEYS = {
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+    "activation": "hidden_act",
+    "attention_bias": "attention_bias",
+    "mlp_bias": "mlp_bias",
+    "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "tied_embeddings": "tie_word_embeddings",
+}
 
 
-def activation(default: str) -> Key:
-    """The key of the activation."""
-    return key("hidden_act", default=default)
-
-
-def kv_heads(default: int) -> Key:
-    """The key of the key-value heads."""
-    return key("num_key_value_heads", default=default)
-
-
-def rms_eps(default: float) -> Key:
-    """The key of RMSNorm's epsilon."""
-    return key("rms_norm_eps", default=default)
-
-
-def theta(default: float) -> Key:
-    """The key of the rotary base."""
-    return key("rope_theta", default=default)
+def usual(**defaults: Any) -> Row:
+    """Facts under the keys that most types have for them, each with its default."""
+    return {field: key(_USUAL_KEYS[field], default=default) for field, default in defaults.items()}
 
 
 LAYER_NORM_EPS = key("layer_norm_eps", default=1e-5)
-HEAD_DIM = key("head_dim", default=128)
-TIED = key("tie_word_embeddings", default=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hexiopt.checks import is_whole
 from hexiopt.ledger import OFF, Vocabulary
 
 _WORDS = """
@@ -65,7 +66,7 @@ def _is_off(value: Any) -> bool:
 def _number(config: Mapping[str, Any], *names: str) -> int | None:
     name = stated(config, names)
     value = None if name is None else config[name]
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if is_whole(value) else None
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_layer")
@@ -106,8 +107,8 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, Counter[str]]:
 
 def _modalities(config: Mapping[str, Any]) -> str:
     known = {"vision": "vision", "image": "vision", "vq": "vision", "audio": "audio"}
-    stated = [key for key, value in config.items() if not _is_off(value)]
-    named = sorted({modality for word, modality in known.items() if any(key.startswith(word) for key in stated)})
+    keys = [key for key, value in config.items() if not _is_off(value)]
+    named = sorted({modality for word, modality in known.items() if any(key.startswith(word) for key in keys)})
     return "a modality beside text" + (f" ({', '.join(named)})" if named else "")
 
 

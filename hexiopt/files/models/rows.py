@@ -3,21 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hexiopt.files.models.facts import (
-    HEAD_DIM,
-    LAYER_NORM_EPS,
-    REQUIRED,
-    TIED,
-    Key,
-    Row,
-    activation,
-    key,
-    kv_heads,
-    positions,
-    rms_eps,
-    row,
-    theta,
-)
+from hexiopt.files.models.facts import LAYER_NORM_EPS, REQUIRED, Key, Row, key, row, usual
 from hexiopt.problem.form import GPT, LLAMA
 from hexiopt.problem.model import ARCHITECTURES, DECODER
 
@@ -56,8 +42,10 @@ def named(architecture: str) -> Row:
         **DEFAULTS[architecture],
     }
     keys = {
-        name: Key((own, _OTHER_NAMES[own]) if own in _OTHER_NAMES else (own,), usual.get(name, REQUIRED))
-        for name, own in facts.keys.items()
+        name: Key(
+            (key_name, _OTHER_NAMES[key_name]) if key_name in _OTHER_NAMES else (key_name,), usual.get(name, REQUIRED)
+        )
+        for name, key_name in facts.keys.items()
         if name != "attention_window" or name in usual
     }
     return row(dict.fromkeys(("num_kv_heads", "head_dim")), fixed, keys)
@@ -71,22 +59,16 @@ BASE = row(
         num_heads=key("num_attention_heads"),
         ffn_size=key("intermediate_size"),
         vocab_size=key("vocab_size"),
-        num_kv_heads=key("num_key_value_heads", default=None),
-        head_dim=key("head_dim", default=None),
-        max_positions=positions(2048),
-        tied_embeddings=key("tie_word_embeddings", default=False),
-        activation=activation("silu"),
-        attention_bias=False,
-        mlp_bias=False,
-        norm_eps=rms_eps(1e-5),
-        rope_theta=theta(10_000.0),
     ),
+    usual(num_kv_heads=None, head_dim=None, max_positions=2048, tied_embeddings=False, activation="silu"),
+    {"attention_bias": False, "mlp_bias": False},
+    usual(norm_eps=1e-5, rope_theta=10_000.0),
     LLAMA.to_dict(),
 )
-BIASED = row(BASE, attention_bias=key("attention_bias", default=False))
-LLAMA_LIKE = row(BIASED, mlp_bias=key("mlp_bias", default=False))
-PLAIN = row(BASE, GPT.to_dict(), norm_eps=LAYER_NORM_EPS)
+BIASED = row(BASE, usual(attention_bias=False))
 ALL_BIASED = {"attention_bias": True, "mlp_bias": True}
+LLAMA_LIKE = row(BIASED, usual(mlp_bias=False))
+PLAIN = row(BASE, GPT.to_dict(), norm_eps=LAYER_NORM_EPS)
 MULTI_HEAD = {"num_kv_heads": None, "head_dim": None}
 LEARNED = {"positions": "learned", "rope_theta": 10_000.0}
 UNROTATED = {"positions": "none", "rope_theta": 10_000.0}
@@ -111,23 +93,13 @@ GPTJ = row(
 )
 GEMMA = row(
     BIASED,
-    num_kv_heads=kv_heads(4),
-    head_dim=key("head_dim", default=256),
-    tied_embeddings=TIED,
-    max_positions=positions(8192),
+    usual(num_kv_heads=4, head_dim=256, tied_embeddings=True, max_positions=8192, norm_eps=1e-6),
     activation=key("hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
-    norm_eps=rms_eps(1e-6),
 )
-COHERE = row(
-    BIASED, norm="layer", norms=1, norm_eps=LAYER_NORM_EPS, tied_embeddings=TIED, max_positions=positions(8192)
-)
+COHERE = row(BIASED, usual(tied_embeddings=True, max_positions=8192), norm="layer", norms=1, norm_eps=LAYER_NORM_EPS)
 GLM = row(
     BASE,
-    attention_bias=key("attention_bias", default=True),
+    usual(attention_bias=True, num_kv_heads=2, head_dim=128, max_positions=131_072, norm_eps=1.5625e-7),
     output_bias=False,
-    num_kv_heads=kv_heads(2),
-    head_dim=HEAD_DIM,
-    max_positions=positions(131_072),
-    norm_eps=rms_eps(1.5625e-7),
 )
 OLMO2 = row(BIASED, qk_norm="whole")

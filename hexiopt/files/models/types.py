@@ -8,22 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hexiopt.files.models.facts import (
-    HEAD_DIM,
-    LAYER_NORM_EPS,
-    TIED,
-    ConfigFile,
-    ModelType,
-    Windows,
-    activation,
-    key,
-    kv_heads,
-    positions,
-    rms_eps,
-    row,
-    switch,
-    theta,
-)
+from hexiopt.files.models.facts import LAYER_NORM_EPS, ConfigFile, ModelType, Windows, key, row, switch, usual
 from hexiopt.files.models.rows import (
     ALL_BIASED,
     BASE,
@@ -52,15 +37,15 @@ _UNROTATED_LAYERS = "its layers without rotary positions are priced as those wit
 
 
 def _falcon_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
-    stated, several = config.size("num_kv_heads"), not config.flag("multi_query", True)
-    return stated if config.flag("new_decoder_architecture", False) or several else 1
+    num_kv_heads, several = config.size("num_kv_heads"), not config.flag("multi_query", True)
+    return num_kv_heads if config.flag("new_decoder_architecture", False) or several else 1
 
 
 def _falcon_norms(config: ConfigFile, values: dict[str, Any]) -> int:
-    stated, parallel = config.size("num_ln_in_parallel_attn"), config.flag("parallel_attn", True)
-    if stated is None and config.flag("new_decoder_architecture", False):
-        stated = 2
-    return 1 if parallel and stated != 2 else 2
+    norms, parallel = config.size("num_ln_in_parallel_attn"), config.flag("parallel_attn", True)
+    if norms is None and config.flag("new_decoder_architecture", False):
+        norms = 2
+    return 1 if parallel and norms != 2 else 2
 
 
 def _mpt_ffn_size(config: ConfigFile, values: dict[str, Any]) -> None:
@@ -78,13 +63,13 @@ def _mpt_ffn_size(config: ConfigFile, values: dict[str, Any]) -> None:
 
 def _lfm2_ffn_size(config: ConfigFile, values: dict[str, Any]) -> int | None:
     """Two thirds of the stated width, rounded up to a multiple, unless the file says that it is the width."""
-    stated = config.size("block_ff_dim") or config.size("intermediate_size")
+    width = config.size("block_ff_dim") or config.size("intermediate_size")
     multiple, factor = config.size("block_multiple_of") or 256, config.number("block_ffn_dim_multiplier", 1.0)
-    if stated is None:
+    if width is None:
         config.refuse("intermediate_size", "is not a size; state it")
     if not config.flag("block_auto_adjust_ff_dim", True):
-        return stated
-    return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple
+        return width
+    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
 def _opt_final_norm(config: ConfigFile, values: dict[str, Any]) -> bool:
@@ -119,47 +104,43 @@ _BY_FIELDS: dict[str, ModelType] = {
     "apertus": ModelType(
         row(
             BIASED,
+            usual(activation="xielu", max_positions=65_536, rope_theta=12e6),
             gated_mlp=False,
             qk_norm="head",
-            activation=activation("xielu"),
             activation_params=_xielu_params,
-            max_positions=positions(65_536),
-            rope_theta=theta(12e6),
             rope_type="llama3",
         )
     ),
-    "arcee": ModelType(row(LLAMA_LIKE, gated_mlp=False, activation=activation("relu2"), max_positions=positions(4096))),
+    "arcee": ModelType(row(LLAMA_LIKE, usual(activation="relu2", max_positions=4096), gated_mlp=False)),
     "biogpt": ModelType(
         row(
             PLAIN,
             ALL_BIASED,
             MULTI_HEAD,
             LEARNED,
+            usual(activation="gelu", max_positions=1024, tied_embeddings=True),
             extra_positions=2,
-            activation=activation("gelu"),
-            max_positions=positions(1024),
             norm_eps=key("layer_norm_eps", default=1e-12),
-            tied_embeddings=TIED,
         )
     ),
-    "bitnet": ModelType(row(BIASED, inner_norms=True, activation=activation("relu2"), rope_theta=theta(5e5))),
+    "bitnet": ModelType(row(BIASED, usual(activation="relu2", rope_theta=5e5), inner_norms=True)),
     "bloom": ModelType(
         row(
             GPT2,
             ALL_BIASED,
             UNROTATED,
+            usual(tied_embeddings=True),
             hidden_size=key("n_embed", "hidden_size"),
             ffn_size=None,
             max_positions=key("seq_length", default=2048),
             activation="gelu",
             embedding_norm=True,
-            tied_embeddings=TIED,
         ),
         notes=(_ALIBI,),
     ),
     "codegen": ModelType(GPTJ, notes=(_SIDE_BY_SIDE,)),
     "cohere": ModelType(
-        row(COHERE, qk_norm=switch("use_qk_norm", False, "heads", "none"), rope_theta=theta(5e5)),
+        row(COHERE, usual(rope_theta=5e5), qk_norm=switch("use_qk_norm", False, "heads", "none")),
         notes=(_SIDE_BY_SIDE,),
     ),
     "cohere2": ModelType(COHERE, _alternating(4), notes=(_SIDE_BY_SIDE, _UNROTATED_LAYERS)),
@@ -168,22 +149,18 @@ _BY_FIELDS: dict[str, ModelType] = {
             GPT2,
             ALL_BIASED,
             UNROTATED,
+            usual(tied_embeddings=True),
             ffn_size=key("dff"),
             max_positions=key("n_positions", "max_position_embeddings", default=256),
             activation="relu",
             norm_eps=key("layer_norm_epsilon", default=1e-6),
             head_bias=True,
-            tied_embeddings=TIED,
         )
     ),
     "cwm": ModelType(
         row(
             BASE,
-            mlp_bias=key("mlp_bias", default=False),
-            num_kv_heads=kv_heads(8),
-            head_dim=HEAD_DIM,
-            max_positions=positions(131_072),
-            rope_theta=theta(1e6),
+            usual(mlp_bias=False, num_kv_heads=8, head_dim=128, max_positions=131_072, rope_theta=1e6),
             rope_type="llama3",
         ),
         _alternating(4, "window_pattern", window=8192, first_is_full=True),
@@ -191,20 +168,17 @@ _BY_FIELDS: dict[str, ModelType] = {
     "ernie4_5": ModelType(
         row(
             BASE,
+            usual(num_kv_heads=2, head_dim=128, max_positions=131_072, rope_theta=5e5, tied_embeddings=True),
             attention_bias=key("use_bias", default=False),
             mlp_bias=key("use_bias", default=False),
-            num_kv_heads=kv_heads(2),
-            head_dim=HEAD_DIM,
-            max_positions=positions(131_072),
-            rope_theta=theta(5e5),
-            tied_embeddings=TIED,
         )
     ),
-    "exaone4": ModelType(row(BASE, qk_norm="head", num_kv_heads=kv_heads(32)), _alternating(4)),
+    "exaone4": ModelType(row(BASE, usual(num_kv_heads=32), qk_norm="head"), _alternating(4)),
     "falcon": ModelType(
         row(
             PLAIN,
             MULTI_HEAD,
+            usual(tied_embeddings=True),
             num_layers=key("num_hidden_layers", "n_layer"),
             num_heads=key("num_attention_heads", "n_head"),
             num_kv_heads=_falcon_kv_heads,
@@ -215,15 +189,13 @@ _BY_FIELDS: dict[str, ModelType] = {
             positions=switch("alibi", False, "none", "rope"),
             activation=key("activation", default="gelu"),
             norm_eps=key("layer_norm_epsilon", default=1e-5),
-            tied_embeddings=TIED,
         ),
         notes=(_SIDE_BY_SIDE,),
     ),
-    "gemma": ModelType(row(GEMMA, num_kv_heads=kv_heads(16))),
+    "gemma": ModelType(row(GEMMA, usual(num_kv_heads=16))),
     "gemma2": ModelType(row(GEMMA, norms=4), _alternating(2), notes=(_CAPPED,)),
     "gemma3_text": ModelType(
-        row(GEMMA, norms=4, qk_norm="head", max_positions=positions(131_072), rope_theta=theta(1e6)),
-        _alternating(6),
+        row(GEMMA, usual(max_positions=131_072, rope_theta=1e6), norms=4, qk_norm="head"), _alternating(6)
     ),
     "glm": ModelType(GLM),
     "glm4": ModelType(row(GLM, norms=4)),
@@ -232,80 +204,54 @@ _BY_FIELDS: dict[str, ModelType] = {
             GPT2,
             ALL_BIASED,
             LEARNED,
+            usual(tied_embeddings=True),
             num_kv_heads=_bigcode_kv_heads,
             activation=key("activation_function", default="gelu_pytorch_tanh"),
-            tied_embeddings=TIED,
         )
     ),
     "gptj": ModelType(GPTJ, notes=(_SIDE_BY_SIDE,)),
-    "granite": ModelType(row(LLAMA_LIKE, norm_eps=rms_eps(1e-6))),
+    "granite": ModelType(row(LLAMA_LIKE, usual(norm_eps=1e-6))),
     "helium": ModelType(
         row(
             LLAMA_LIKE,
+            usual(num_kv_heads=20, head_dim=128, max_positions=4096, norm_eps=1e-8, rope_theta=1e5),
             output_bias=False,
-            num_kv_heads=kv_heads(20),
-            head_dim=HEAD_DIM,
-            max_positions=positions(4096),
-            norm_eps=rms_eps(1e-8),
-            rope_theta=theta(1e5),
         )
     ),
     "hunyuan_v1_dense": ModelType(row(BIASED, qk_norm="head")),
-    "hyperclovax": ModelType(row(LLAMA_LIKE, norms=switch("use_post_norm", True, 4, 2), norm_eps=rms_eps(1e-6))),
+    "hyperclovax": ModelType(row(LLAMA_LIKE, usual(norm_eps=1e-6), norms=switch("use_post_norm", True, 4, 2))),
     "internlm3": ModelType(
         row(
             BASE,
+            usual(num_kv_heads=2, head_dim=128, max_positions=32_768),
             attention_bias=key("attention_bias", "qkv_bias", default=False),
             mlp_bias=key("mlp_bias", "bias", default=False),
             output_bias=key("mlp_bias", "bias", default=False),
-            num_kv_heads=kv_heads(2),
-            head_dim=HEAD_DIM,
-            max_positions=positions(32_768),
         )
     ),
-    "iquestcoder": ModelType(
-        row(LLAMA_LIKE, num_kv_heads=kv_heads(8), head_dim=HEAD_DIM, max_positions=positions(131_072))
-    ),
-    "jais2": ModelType(
-        row(
-            PLAIN,
-            attention_bias=key("attention_bias", default=True),
-            mlp_bias=key("mlp_bias", default=True),
-            activation=activation("relu2"),
-            max_positions=positions(8192),
-        )
-    ),
+    "iquestcoder": ModelType(row(LLAMA_LIKE, usual(num_kv_heads=8, head_dim=128, max_positions=131_072))),
+    "jais2": ModelType(row(PLAIN, usual(attention_bias=True, mlp_bias=True, activation="relu2", max_positions=8192))),
     "lfm2": ModelType(
         row(
             BASE,
+            usual(num_kv_heads=8, max_positions=128_000, rope_theta=1e6),
             ffn_size=_lfm2_ffn_size,
             qk_norm="head",
-            num_kv_heads=kv_heads(8),
-            max_positions=positions(128_000),
             activation="silu",
             norm_eps=key("norm_eps", default=1e-5),
-            rope_theta=theta(1e6),
             tied_embeddings=key("tie_embedding", "tie_word_embeddings", default=True),
         )
     ),
-    "ministral": ModelType(
-        row(BASE, num_kv_heads=kv_heads(8), max_positions=positions(131_072), norm_eps=rms_eps(1e-6)), _sliding(4096)
-    ),
+    "ministral": ModelType(row(BASE, usual(num_kv_heads=8, max_positions=131_072, norm_eps=1e-6)), _sliding(4096)),
     "ministral3": ModelType(
-        row(
-            BASE,
-            num_kv_heads=kv_heads(8),
-            head_dim=HEAD_DIM,
-            max_positions=positions(262_144),
-            rope_theta=theta(1e6),
-            rope_type="yarn",
-        ),
+        row(BASE, usual(num_kv_heads=8, head_dim=128, max_positions=262_144, rope_theta=1e6), rope_type="yarn"),
         _sliding(),
     ),
     "mpt": ModelType(
         row(
             GPT2,
             UNROTATED,
+            usual(tied_embeddings=True),
             num_layers=key("n_layers", "num_hidden_layers"),
             hidden_size=key("d_model", "hidden_size"),
             num_heads=key("n_heads", "num_attention_heads"),
@@ -313,34 +259,26 @@ _BY_FIELDS: dict[str, ModelType] = {
             max_positions=key("max_seq_len", default=2048),
             activation="gelu",
             norm_vectors=1,
-            tied_embeddings=TIED,
         ),
         notes=(_ALIBI,),
     ),
     "nanochat": ModelType(
-        row(
-            BIASED,
-            gated_mlp=False,
-            norm_vectors=0,
-            qk_norm="plain",
-            activation=activation("relu2"),
-            norm_eps=rms_eps(1e-6),
-        ),
+        row(BIASED, usual(activation="relu2", norm_eps=1e-6), gated_mlp=False, norm_vectors=0, qk_norm="plain"),
         notes=(_CAPPED,),
     ),
     "olmo": ModelType(row(BIASED, norm="layer", norm_vectors=0, norm_eps=1e-5)),
     "olmo2": ModelType(OLMO2),
-    "olmo3": ModelType(row(OLMO2, rope_theta=theta(5e5)), _alternating(4)),
+    "olmo3": ModelType(row(OLMO2, usual(rope_theta=5e5)), _alternating(4)),
     "openai-gpt": ModelType(
         row(
             GPT2,
             ALL_BIASED,
             LEARNED,
+            usual(tied_embeddings=True),
             final_norm=False,
             ffn_size=None,
             max_positions=key("n_positions", "max_position_embeddings", default=512),
             activation=key("afn", default="gelu"),
-            tied_embeddings=TIED,
         )
     ),
     "persimmon": ModelType(
@@ -348,45 +286,35 @@ _BY_FIELDS: dict[str, ModelType] = {
             PLAIN,
             ALL_BIASED,
             MULTI_HEAD,
+            usual(activation="relu2", max_positions=16_384),
             qk_norm=switch("qk_layernorm", True, "head", "none"),
             qk_norm_vectors=2,
-            activation=activation("relu2"),
-            max_positions=positions(16_384),
         )
     ),
     "phi": ModelType(
         row(
             PLAIN,
             ALL_BIASED,
+            usual(activation="gelu_new"),
             norms=1,
             head_dim=None,
             head_bias=True,
             qk_norm=switch("qk_layernorm", False, "head", "none"),
             qk_norm_vectors=2,
-            activation=activation("gelu_new"),
         ),
         notes=(_SIDE_BY_SIDE,),
     ),
-    "phi3": ModelType(row(BASE, max_positions=positions(4096)), _sliding()),
+    "phi3": ModelType(row(BASE, usual(max_positions=4096)), _sliding()),
     "seed_oss": ModelType(
         row(
             LLAMA_LIKE,
-            attention_bias=key("attention_bias", default=True),
+            usual(attention_bias=True, num_kv_heads=8, head_dim=128, max_positions=524_288, norm_eps=1e-6),
             output_bias=key("attention_out_bias", default=False),
-            num_kv_heads=kv_heads(8),
-            head_dim=HEAD_DIM,
-            max_positions=positions(524_288),
-            norm_eps=rms_eps(1e-6),
         )
     ),
     "smollm3": ModelType(
         row(
-            LLAMA_LIKE,
-            num_kv_heads=kv_heads(4),
-            max_positions=positions(32_768),
-            norm_eps=rms_eps(1e-6),
-            rope_theta=theta(2e6),
-            tied_embeddings=TIED,
+            LLAMA_LIKE, usual(num_kv_heads=4, max_positions=32_768, norm_eps=1e-6, rope_theta=2e6, tied_embeddings=True)
         ),
         Windows(key("sliding_window", default=None), switch="use_sliding_window"),
         notes=(_UNROTATED_LAYERS,),
@@ -394,26 +322,23 @@ _BY_FIELDS: dict[str, ModelType] = {
     "stablelm": ModelType(
         row(
             BASE,
+            usual(max_positions=4096),
             norm="layer",
             norm_vectors=2,
             output_bias=False,
             attention_bias=key("use_qkv_bias", default=False),
             qk_norm=switch("qk_layernorm", False, "heads", "none"),
             norms=switch("use_parallel_residual", False, 1, 2),
-            max_positions=positions(4096),
             norm_eps=LAYER_NORM_EPS,
         )
     ),
     "starcoder2": ModelType(
         row(
             PLAIN,
+            usual(num_kv_heads=2, activation="gelu_pytorch_tanh", max_positions=4096, tied_embeddings=True),
             attention_bias=key("use_bias", default=True),
             mlp_bias=key("use_bias", default=True),
-            num_kv_heads=kv_heads(2),
-            activation=activation("gelu_pytorch_tanh"),
-            max_positions=positions(4096),
             norm_eps=key("norm_epsilon", default=1e-5),
-            tied_embeddings=TIED,
         ),
         _sliding(),
     ),
@@ -424,13 +349,13 @@ _BY_FIELDS: dict[str, ModelType] = {
             ALL_BIASED,
             MULTI_HEAD,
             UNROTATED,
+            usual(tied_embeddings=True),
             num_layers=key("num_layers", "num_hidden_layers"),
             hidden_size=key("d_model", "hidden_size"),
             num_heads=key("attention_heads", "num_attention_heads"),
             ffn_size=key("ffn_dim"),
             norm_eps=1e-5,
             activation=key("activation_function", default="gelu"),
-            tied_embeddings=TIED,
         )
     ),
 }

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hexiopt.checks import is_whole
 from hexiopt.errors import InputError
 from hexiopt.files.models.facts import Windows
 from hexiopt.problem.model import RANGES
@@ -52,12 +53,12 @@ def _full_layers(section: Section, windows: Windows, num_layers: int) -> int:
         return min(_FIRST_OF_QWEN if first is None else int(first), num_layers)
     period = windows.period
     for name in windows.period_keys:
-        stated = section.raw(name, None)
-        if isinstance(stated, str) and stated.endswith("G") and set(stated[:-1]) == {"L"}:  # as LLLG
-            stated = len(stated)
-        if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 0):
+        value = section.raw(name, None)
+        if isinstance(value, str) and value.endswith("G") and set(value[:-1]) == {"L"}:  # as LLLG
+            value = len(value)
+        if value is not None and (not is_whole(value) or value < 0):
             section.fail(name, "is not a number of layers; state one above 0")
-        period = stated or period
+        period = value or period
     if period is None:
         return 0
     return -(-num_layers // period) if windows.first_is_full else num_layers // period
@@ -104,6 +105,6 @@ def _is_repeat(item: Any) -> bool:
     if not isinstance(item, list | tuple) or len(item) != 2:
         return False
     kinds, repeats = item
-    if not isinstance(kinds, list | tuple) or not isinstance(repeats, int) or isinstance(repeats, bool):
+    if not isinstance(kinds, list | tuple) or not kinds or not is_whole(repeats):
         return False
-    return bool(kinds) and repeats > 0 and len(kinds) * repeats <= RANGES["num_layers"][1]
+    return bool(0 < len(kinds) * repeats <= RANGES["num_layers"][1])

@@ -7,7 +7,7 @@ are named as harmless, or states that a feature is not used. Never the same digi
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -156,8 +156,7 @@ def test_a_reader_that_passes_keys_over_is_found_out(monkeypatch: pytest.MonkeyP
     layout = layouts_of("deepspeed")[0]
     first = reading(layout)
     assert not isinstance(first, InputError)
-    deaf = replace(TRAINERS["deepspeed"], read=lambda text, context: first)
-    monkeypatch.setitem(TRAINERS, "deepspeed", deaf)
+    monkeypatch.setattr(TRAINERS["deepspeed"], "read", lambda text, context: first)
     found = unexcused(silences([layout], dropped, Counter()))
     assert f"deepspeed, {layout.name}: drop train_batch_size" in found
     assert f"deepspeed, {layout.name}: drop steps_per_print" not in found

@@ -57,7 +57,7 @@ def test_a_name_may_list_like_machines() -> None:
         ({"name": "gpu[2-1]"}, r"has the range 2-1, which descends"),
         ({"name": "gpu[1-2],gpu1"}, r"lists 'gpu1', which appears twice"),
         ({"name": "gpu[1-2]", "count": 2}, r"count: 2 stands beside a name that lists 2 machines; remove it"),
-        ({"name": "-[1-2]"}, r"lists '-1', which is not a name"),
+        ({"name": "-[1-2]"}, r"'-1' is not a name"),
         ({"name": "gpu[1-2]", "host": "one"}, r"host: 'one' is one host for 2 machines; write an entry for each"),
     ):
         with pytest.raises(InputError, match=rule):

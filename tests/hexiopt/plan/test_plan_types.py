@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no policy": (
         lambda: Stage(TensorParallel((4,)), ((12, 20),), ()),
-        "the stage has 0 recompute policies for 8 layers; state one, or one for each layer",
+        "the stage: recompute: [] is empty; choose one of none, selective, full, joined",
     ),
     "a policy for a layer too many": (
         lambda: Stage(TensorParallel((4,)), ((12, 20),), ("none",) * 9),
@@ -55,42 +55,42 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an unknown policy": (
         lambda: Stage.of((4,), 12, 20, "some"),
-        "the stage has recompute policy 'some'; choose none, selective, full or joined",
+        "the stage: recompute: 'some' is not known; known: full, joined, none, selective",
     ),
     "no range": (lambda: Stage(TensorParallel((4,)), ()), "the stage has no layer range; give it one"),
     "a range that is not nested": (
         lambda: Stage(TensorParallel((4,)), (0, 30)),  # type: ignore[arg-type]
-        "the stage has layers (0, 30); 0 is not a range: write ((first, end),), the end not included and above the "
-        "first",
+        "the stage: layers: 0 is not a range; write [first, end], the end not included and above the first",
     ),
     "a stage without layers": (
         lambda: Stage.of((4,), 12, 12),
-        "the stage has layers ((12, 12),); (12, 12) is not a range: write ((first, end),), the end not included and "
-        "above the first",
+        "the stage: layers: (12, 12) is not a range; write [first, end], the end not included and above the first",
     ),
     "a backward range": (
         lambda: Stage.of((4,), 20, 12),
-        "the stage has layers ((20, 12),); (20, 12) is not a range: write ((first, end),), the end not included and "
-        "above the first",
+        "the stage: layers: (20, 12) is not a range; write [first, end], the end not included and above the first",
     ),
     "ranges of a sequence layout": (
         lambda: Stage(SEQUENCE, ((0, 1), (2, 3))),
         "the stage has a sequence layout and 2 layer ranges; give it one range, or interleave stages without",
     ),
-    "no replica": (lambda: Replicated(()), "the stage has no replica; name at least one"),
+    "no replica": (lambda: Replicated(()), "the stage: replicas: [] is empty; name at least one replica"),
     "a replica of no sample": (
         lambda: Replica((3,), 0),
-        "a replica of the stage has 0 samples; give it a whole number of them, at least 1",
+        "a replica of the stage: samples: 0 is out of range; it must be at least 1 and at most 10000000",
     ),
     "a replica that states no samples": (
         lambda: Replicated((Replica((4,), 2), Replica((3,)))),
         "replica 1 of the stage has no samples; state them for each",
     ),
     "a replica of no device": (lambda: Replica((), 1), "a replica of the stage has no device; name at least one"),
-    "a layout of no group": (lambda: SequenceParallel(()), "the sequence layout has no group; name at least one"),
+    "a layout of no group": (
+        lambda: SequenceParallel(()),
+        "the sequence layout: groups: [] is empty; name at least one group",
+    ),
     "a layout in another order": (
         lambda: SequenceParallel((SequenceGroup((4,), (128,), (4,)),), "random"),
-        "the sequence layout has order 'random'; choose contiguous or zigzag",
+        "the sequence layout: order: 'random' is not known; known: contiguous, zigzag",
     ),
     "a token count for no device": (
         lambda: SequenceGroup((4,), (64, 64), (4,)),
@@ -111,15 +111,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no micro-batch": (
         lambda: replace(SECOND, num_micro_batches=0),
-        "the pipeline has 0 micro-batches of 1 sequences; give it a whole number of each, at least 1",
+        "the pipeline: num_micro_batches: 0 is out of range; it must be at least 1 and at most 10000000",
     ),
     "a negative micro-batch size": (
         lambda: replace(SECOND, micro_batch_size=-2),
-        "the pipeline has 6 micro-batches of -2 sequences; give it a whole number of each, at least 1",
+        "the pipeline: micro_batch_size: -2 is out of range; it must be at least 1 and at most 10000000",
     ),
     "half a micro-batch": (
         lambda: replace(SECOND, num_micro_batches=2.5),
-        "the pipeline has 2.5 micro-batches of 1 sequences; give it a whole number of each, at least 1",
+        "the pipeline: num_micro_batches: 2.5 is not a whole number; state one at least 1 and at most 10000000",
     ),
     "unequally many ranges": (
         lambda: with_stage(Stage(TensorParallel((4,)), ((12, 15), (15, 20)))),
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "stage 1 holds layers [16, 23) where layer 8 is next; each stage goes on where the one before it ends, the "
         "first from layer 0",
     ),
-    "no pipeline": (lambda: Plan(()), "plan: pipelines: the plan has no pipeline; give it at least one"),
+    "no pipeline": (lambda: Plan(()), "plan: pipelines: [] is empty; a plan has at least one pipeline"),
     "a pipeline that is none": (
         lambda: Plan(FIRST.stages[:1]),  # type: ignore[arg-type]
         "plan: pipelines[0]: Stage(parallelism=TensorParallel(devices=(0, 1), heads=No... is not a Pipeline; give "
@@ -192,10 +192,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Plan((Pipeline((Stage(TensorParallel((0,)), ((0, 15), (15, 30))),), 16),), INTERLEAVED),
         "plan: pipelines[0]: 2 layer ranges on the only stage; interleave two stages or more",
     ),
-    "ZeRO 4": (lambda: Sharding(4), "sharding stage 4 is not known; choose 0, 1, 2 or 3"),
+    "ZeRO 4": (lambda: Sharding(4), "sharding: stage: 4 is out of range; it must be at least 0 and at most 3"),
     "sharding by rack": (
         lambda: Sharding(1, "rack"),
-        "sharding groups are 'rack'; choose all, machine or lists of devices",
+        "sharding: groups: 'rack' is not known; known: all, machine",
     ),
     "sharding groups that are no lists": (
         lambda: Sharding(1, (0, 1)),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan
-from hexiopt.exports.settings import StatedSettings, flat
+from hexiopt.exports.settings import FileSettings, flat
 from hexiopt.exports.trainers.python_settings import Computed, python_settings
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.ledger import Vocabulary
@@ -37,9 +37,9 @@ def read(trainer: str, text: str, num_gpus: int = 8, **stated: Any) -> ImportedP
 # ----------------------------------------------------------------------------- settings
 
 
-def settings(values: dict[str, Any], known: frozenset[str] | None = None) -> StatedSettings:
+def settings(values: dict[str, Any], known: frozenset[str] | None = None) -> FileSettings:
     vocabulary = Vocabulary(frozenset({"log"}), {"offload": "is not modelled; leave it out"})
-    return StatedSettings(asked(), values, vocabulary, known)
+    return FileSettings(asked(), values, vocabulary, known)
 
 
 def test_tables_stay_tables() -> None:
@@ -89,7 +89,7 @@ def test_a_closed_format_refuses_keys_that_it_does_not_have() -> None:
 
 def test_two_names_of_one_setting_are_refused() -> None:
     own = settings({"training.batch_size": 2, "training.local_batch_size": 4})
-    assert own.stated("training.local_batch_size", "training.batch_size") == "training.local_batch_size"
+    assert own.name_in_use("training.local_batch_size", "training.batch_size") == "training.local_batch_size"
     with pytest.raises(InputError, match=r"are names of one setting; keep training\.local_batch_size"):
         own.refuse()
 

@@ -5,14 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan
-from hexiopt.exports.layout import (
-    NO_RECOMPUTE,
-    BlockRecompute,
-    JobLayout,
-    LayoutStage,
-    plan_of_layout,
-    rank_groups,
-)
+from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, JobLayout, LayoutStage, plan_of_layout, rank_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -23,7 +16,7 @@ from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class StatedJob:
+class FileJob:
     """What a file states of a job whose pipelines are all alike.
 
     `world` is its number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
@@ -54,7 +47,7 @@ class StatedJob:
         return self.labels.get(name, name)
 
 
-def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
+def imported_job(context: ImportContext, job: FileJob) -> ImportedPlan:
     """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not go together."""
     ranks, notes = context.ranks_of(job.world)
     tp, num_stages, size = job.tp, job.num_stages, job.micro_batch_size
@@ -75,13 +68,16 @@ def imported_job(context: ImportContext, job: StatedJob) -> ImportedPlan:
             f"{job.label('micro_batch_size')} {size}; correct one of them, or give ranks=ranks.tsv"
         )
     ranges = ranges_of(_parts(context, job), num_stages)
-    stages = tuple(LayoutStage(g, own, job.recompute.of(own)) for g, own in zip(groups, ranges, strict=True))
+    stages = tuple(
+        LayoutStage(g, stage_ranges, job.recompute.of(stage_ranges))
+        for g, stage_ranges in zip(groups, ranges, strict=True)
+    )
     layout = JobLayout(stages, max(1, batch // (size * dp)), size * dp)
     values = {"global_batch": batch, **job.workload}
     return imported_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
 
 
-def _parts(context: ImportContext, job: StatedJob) -> Sequence[int]:
+def _parts(context: ImportContext, job: FileJob) -> Sequence[int]:
     num_layers, stages = job.model.num_layers, job.num_stages
     if job.parts is None:
         count = stages * job.chunks
@@ -124,9 +120,9 @@ def imported_plan(
     """
     notes = list(notes)
     with context.blamed():
-        stated, overrules = context.workload_of(**workload)
-    if stated.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
-        plan = _with_batch(context, plan, stated.global_batch)
+        whole_workload, overrules = context.workload_of(**workload)
+    if whole_workload.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
+        plan = _with_batch(context, plan, whole_workload.global_batch)
     chosen = {key: word for key in ("recompute", "schedule", "optimizer_sharding") if (word := _choice(context, key))}
     if "recompute" in chosen:
         policies = sorted({policy for pipeline in plan.pipelines for s in pipeline.stages for policy in s.recompute})
@@ -139,7 +135,7 @@ def imported_plan(
         notes.append(context.overruled("optimizer_sharding", plan.sharding.stage))
         plan = replace(plan, sharding=replace(plan.sharding, stage=int(chosen["optimizer_sharding"])))
     with context.blamed():
-        problem = Problem(context.cluster, model, stated, context.space)
+        problem = Problem(context.cluster, model, whole_workload, context.space)
     return ImportedPlan(problem, plan, (*notes, *overrules))
 
 
@@ -173,12 +169,12 @@ def _choice(context: ImportContext, key: str) -> str | None:
 def sharded_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
     """The layout with its parameters sharded within each of a number of groups of consecutive pipelines, or within
     what `Sharding.groups` names."""
-    stated: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
+    sharding_groups: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
     pipelines = layout.plan.pipelines
     if isinstance(groups, int):
         each = len(pipelines) // groups
-        stated = tuple(
+        sharding_groups = tuple(
             tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.devices)
             for k in range(0, len(pipelines), each)
         )
-    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, stated)))
+    return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, sharding_groups)))
