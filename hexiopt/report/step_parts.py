@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hexiopt.cost.breakdown import breakdown
-from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
+from hexiopt.cost.breakdown import Breakdown
 from hexiopt.report.style import INK, MEMORY_COLOURS, OPTIMIZER_COLOUR, SYNC_COLOUR, mix, seconds_scale
 
 # Compute and recompute in blues, waiting and collectives in warm colours, the end of the step as in the timeline.
@@ -48,26 +44,22 @@ class StepParts:
     parts: tuple[StepPart, ...]
 
 
-def step_parts(problem: Problem, plan: Plan, cost: Cost) -> StepParts:
-    """The breakdown of `cost`, the price of `plan`, without the parts that round to nothing.
+def step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepParts:
+    """The parts of a step without those that round to nothing; `several`: its stage has several executors.
 
     Durations have the unit and the digits that `style.seconds` gives the step time, and are rounded so that they sum to
     it; percentages are rounded so that they sum to 100.0.
     """
-    spent = breakdown(PlanPricer(problem), plan, cost)
-    unit_s, decimals, unit = seconds_scale(cost.step_time_s)
+    unit_s, decimals, unit = seconds_scale(step_time_s)
     steps = 10**decimals
-    durations = _rounded_to_sum([value for _, value in spent.parts], round(cost.step_time_s / unit_s * steps))
-    shown = [
-        (name, value, duration) for (name, value), duration in zip(spent.parts, durations, strict=True) if duration
-    ]
+    durations = _rounded_to_sum([value for _, value in spent.parts], round(step_time_s / unit_s * steps))
+    shown = [(*part, duration) for part, duration in zip(spent.parts, durations, strict=True) if duration]
     permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
-    several = len(plan.pipelines[spent.pipeline].stages[spent.stage].executors) > 1
     replica = f"replica {spent.executor} of " if several else ""
     return StepParts(
         f"{replica}stage {spent.stage} of pipeline {spent.pipeline}",
         tuple(
-            StepPart(name, f"{duration / steps:,.{decimals}f} {unit}", f"{share / 10:.1f}%", value / cost.step_time_s)
+            StepPart(name, f"{duration / steps:,.{decimals}f} {unit}", f"{share / 10:.1f}%", value / step_time_s)
             for (name, value, duration), share in zip(shown, permille, strict=True)
         ),
     )

@@ -52,9 +52,6 @@ MEMORY_LABELS = dict(
     )
 )
 
-FULL_MEMORY = 0.95
-"""Share of the limit above which memory counts as binding."""
-
 _LIGHTEST = 0.5
 
 

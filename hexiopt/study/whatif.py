@@ -23,7 +23,7 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.compared.choices import Choice
-from hexiopt.report.money import hourly
+from hexiopt.report.facts import hourly
 from hexiopt.report.style import amount, count, seconds
 from hexiopt.solving import Budget, Capabilities, Pricer
 from hexiopt.solving.catalogue import made_solver

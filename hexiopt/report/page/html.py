@@ -8,22 +8,18 @@ from typing import Any, ClassVar
 
 import jinja2
 
-from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.files.problem_file import problem_sha256, problem_to_dict
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.report import style, table
-from hexiopt.report.machine_map import MAX_SQUARES, machine_kinds, machine_notes, most_telling, network_notes
-from hexiopt.report.money import money
-from hexiopt.report.notes import notes, recorded_notes
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.machine_map import machine_map, machine_notes, network_notes
+from hexiopt.report.notes import plan_notes
 from hexiopt.report.page.lanes import LANE, WIDTH, page_lanes, ticks
-from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
-from hexiopt.report.step_parts import step_parts
-from hexiopt.report.time_axis import time_axis
-from hexiopt.report.timeline import last_phase
+from hexiopt.report.rows import PlanRows, plan_rows
+from hexiopt.report.timeline import TimeAxis
 from hexiopt.solving.result import Point
 
 _TEMPLATE = "plan_page.html.jinja"
@@ -48,71 +44,51 @@ _WORDS = (
 )  # fmt: skip
 
 
-def report_html(
-    problem: Problem,
-    plan: Plan,
-    cost: Cost,
-    *,
-    solver: Mapping[str, Any] | None = None,
-    trajectory: Sequence[Point] = (),
-    command: str | None = None,
-) -> str:
+def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: str | None = None) -> str:
     """The page of a plan: summary, cluster, pipelines with timeline, stages and memory, search and problem.
 
-    `solver` is the plan file's object of that name, `trajectory` the improvements of the search. `command` is the one
-    that made the plan, shown as the way to reproduce it.
+    `trajectory` is the improvements of the search. `command` is the one that made the plan, shown as the way to
+    reproduce it.
     """
-    unused = unused_devices(problem, plan)
-    rows = plan_rows(problem, plan, cost, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
-    axis = time_axis(rows, cost)
-    kinds = machine_kinds(problem, plan, rows)
-    shown = most_telling(kinds, _MAX_MACHINES)
-    return (
-        _environment()
-        .get_template(_TEMPLATE)
-        .render(
-            problem=problem,
-            cost=cost,
-            title=f"{problem.model.name} on {problem.cluster.name}",
-            headline=table.headline(problem),
-            tiles=_tiles(problem, plan, cost, solver),
-            does_not_fit="" if cost.fits else table.misfit(problem, plan, cost),
-            notes=[*notes(problem, plan, cost), *recorded_notes(solver)],
-            unused=style.listed(style.device_ranges(problem.cluster, unused), 40),
-            machine_map=[(problem.cluster.machines[members[0]], len(members), squares) for members, squares in shown],
-            machines_left_out=sum(len(members) for members, _ in kinds) - sum(len(members) for members, _ in shown),
-            max_squares=MAX_SQUARES,
-            network=network_notes(problem.cluster),
-            ending=last_phase(problem, plan),
-            lanes=page_lanes(problem, plan, cost, rows, axis),
-            unfolded=_unfolded(rows),
-            ticks=ticks(axis),
-            axis=axis,
-            omitted=style.seconds(axis.resume - axis.cut) if axis.gap else "",
-            svg=(WIDTH, LANE),
-            summary=(
-                [
-                    *table.performance(problem, cost),
-                    *table.bound(cost, solver),
-                    *money(problem, plan, cost),
-                ],
-                [*table.choices(problem, plan), *table.origin(solver)],
-            ),
-            step=step_parts(problem, plan, cost),
-            rows=rows,
-            memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
-            memory_words=style.memory_words(problem.space),
-            bounds=_bounds(cost, solver),
-            chart=_chart(trajectory, cost, solver or {}) if trajectory else None,
-            machines=_machine_types(problem.cluster),
-            model=_model(problem),
-            workload=_workload(problem),
-            problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
-            words=_WORDS,
-            commands=_commands(solver or {}, command),
-            sha256=problem_sha256(problem),
-        )
-    )
+    problem, cost = facts.problem, facts.cost
+    rows = plan_rows(facts, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
+    axis = TimeAxis.of(facts, rows)
+    machines, machines_left_out = machine_map(facts, rows, _MAX_MACHINES)
+    price = [("price", facts.money)] if facts.money else []
+    values = {
+        "facts": facts,
+        "headline": table.headline(problem),
+        "tiles": _tiles(facts),
+        "does_not_fit": "" if cost.fits else table.misfit(facts),
+        "notes": plan_notes(facts),
+        "unused": facts.unused_where(40),
+        "machine_map": machines,
+        "machines_left_out": machines_left_out,
+        "network": network_notes(problem.cluster),
+        "lanes": page_lanes(facts, rows, axis),
+        "unfolded": _unfolded(rows),
+        "ticks": ticks(axis),
+        "axis": axis,
+        "omitted": style.seconds(axis.resume - axis.cut) if axis.gap else "",
+        "svg": (WIDTH, LANE),
+        "summary": (
+            [*table.performance(facts), *table.bound(facts), *price],
+            [*table.choices(facts), *table.origin(facts)],
+        ),
+        "rows": rows,
+        "memory_parts": [(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
+        "memory_words": style.memory_words(problem.space),
+        "bounds": _bounds(facts),
+        "chart": _chart(trajectory, facts) if trajectory else None,
+        "machines": _machine_types(problem.cluster),
+        "model": _model(problem),
+        "workload": _workload(problem),
+        "problem_json": json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
+        "words": _WORDS,
+        "commands": _commands(facts.solver, command),
+        "sha256": problem_sha256(problem),
+    }
+    return _environment().get_template(_TEMPLATE).render(values)
 
 
 def _environment() -> jinja2.Environment:
@@ -131,30 +107,30 @@ def _environment() -> jinja2.Environment:
 
 def _unfolded(rows: PlanRows) -> set[int]:
     """The numbers of the pipelines that are unfolded at first: the longest, and as many others as are read easily."""
-    room, found = _UNFOLDED_STAGES, set[int]()
+    free, unfolded = _UNFOLDED_STAGES, set[int]()
     for row in sorted(rows.pipelines, key=lambda row: not row.longest):
-        room -= len(row.stages)
-        if room < 0 and found:
+        free -= len(row.stages)
+        if free < 0 and unfolded:
             break
-        found.add(row.number)
-    return found
+        unfolded.add(row.number)
+    return unfolded
 
 
-def _tiles(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    gaps = [("gap to the bound", f"{gap:.1%}") for _, gap in table.known_bound(cost, solver, "lower_bound_s")]
+def _tiles(facts: PlanFacts) -> list[tuple[str, str]]:
+    known = facts.bound()
     return [
-        *table.performance(problem, cost)[:2],
-        ("MFU", f"{cost.mfu:.1%}"),
-        *gaps,
-        ("pipelines", f"{len(plan.pipelines):,}"),
-        ("GPUs used", f"{len(plan.devices()):,} of {problem.cluster.num_devices:,}"),
+        *table.performance(facts)[:2],
+        ("MFU", f"{facts.cost.mfu:.1%}"),
+        *([("gap to the bound", f"{known[1]:.1%}")] if known else []),
+        ("pipelines", f"{len(facts.plan.pipelines):,}"),
+        ("GPUs used", facts.devices_used),
     ]
 
 
-def _bounds(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:
+def _bounds(facts: PlanFacts) -> list[str]:
     """One sentence for each bound that is proven."""
     of_all = "No plan of the space has a shorter step than the lower bound"
-    return [*(f"{of_all}: {bound}." for _, bound in table.bound(cost, solver)), *table.restricted_bound(cost, solver)]
+    return [*(f"{of_all}: {bound}." for _, bound in table.bound(facts)), *table.restricted_bound(facts)]
 
 
 def _machine_types(cluster: Cluster) -> list[tuple[int, Machine]]:
@@ -162,7 +138,7 @@ def _machine_types(cluster: Cluster) -> list[tuple[int, Machine]]:
     members: dict[str, list[Machine]] = {}
     for machine in cluster.machines:
         members.setdefault(machine.spec_name, []).append(machine)
-    return [(len(alike), alike[0]) for alike in list(members.values())[:_MAX_MACHINE_TYPES]]
+    return [(len(equal), equal[0]) for equal in list(members.values())[:_MAX_MACHINE_TYPES]]
 
 
 def _model(problem: Problem) -> list[tuple[str, str]]:
@@ -205,13 +181,13 @@ class _Chart:
     end_s: float
 
 
-def _chart(trajectory: Sequence[Point], cost: Cost, solver: Mapping[str, Any]) -> _Chart:
+def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> _Chart:
     points = [(point.runtime_s, point.step_time_s) for point in trajectory]
     if len(points) > _MAX_POINTS:
         stride = len(points) / _MAX_POINTS
         points = [points[int(k * stride)] for k in range(_MAX_POINTS)] + points[-1:]
-    bounds = [bound_s for bound_s, _ in table.known_bound(cost, solver, "lower_bound_s")]
-    runtime_s = solver.get("runtime_s")
+    known, runtime_s = facts.bound(), facts.solver.get("runtime_s")
+    bounds = [known[0]] if known else []
     end_s = max(points[-1][0], float(runtime_s) if isinstance(runtime_s, int | float) else 0.0, 1e-9)
     values = [value for _, value in points] + bounds
     margin = 0.08 * ((max(values) - min(values)) or max(values) or 1.0)

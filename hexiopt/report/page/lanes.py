@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hexiopt.cost.cost import Cost
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
-from hexiopt.report.rows import PipelineRow, PlanRows, num_operations
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.rows import PipelineRow, PlanRows
 from hexiopt.report.style import OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, mix, seconds_scale
-from hexiopt.report.time_axis import TimeAxis
-from hexiopt.report.timeline import has_gradient_sync, last_phase
-from hexiopt.simulation.engine import simulate_pipeline
+from hexiopt.report.timeline import MOST_OPERATIONS, TimeAxis, num_operations, pipeline_spans
 
 WIDTH, LANE = 1000.0, 20.0  # of the SVG's coordinates; it is stretched to the page
-MOST_OPERATIONS = 7_000  # of all pipelines of a page that are drawn one by one
-_MESSAGE = {"send_forward": "message to the next stage", "send_backward": "message to the previous stage"}
+MOST_BOXES = 7_000  # of the operations of a page's pipelines that are drawn one by one
+_NAMES = {
+    "send_forward": "message to the next stage",
+    "send_backward": "message to the previous stage",
+    "gradient_sync": "gradient sync and waiting for it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Lanes:
     whole: bool
 
 
-def page_lanes(problem: Problem, plan: Plan, cost: Cost, rows: PlanRows, axis: TimeAxis) -> list[Lanes]:
+def page_lanes(facts: PlanFacts, rows: PlanRows, axis: TimeAxis) -> list[Lanes]:
     """The lanes of every row, in order."""
-    syncs, ending = has_gradient_sync(problem, plan), last_phase(problem, plan)
-    found, room = [], MOST_OPERATIONS
+    lanes, free = [], MOST_BOXES
     for row in rows.pipelines:
-        pipeline = plan.pipelines[row.number]
-        drawn = list(_operations(plan, cost, row, axis)) if num_operations(pipeline) <= 100_000 else None
-        whole = drawn is not None and len(drawn) <= room
-        room -= len(drawn) if drawn is not None and whole else 0
-        boxes = drawn if drawn is not None and whole else list(_blocks(plan, cost, row, axis))
-        boxes = [*boxes, *_ends(plan, cost, row, axis, syncs, ending)]
-        found.append(Lanes(row, LANE * len(row.stages), tuple(boxes), whole))
-    return found
+        whole = num_operations(facts.plan.pipelines[row.number]) <= MOST_OPERATIONS
+        boxes = tuple(_boxes(facts, row, axis, whole))
+        operations = sum(1 for box in boxes if box.micro_batch >= 0)
+        if whole and operations > free:
+            whole, boxes = False, tuple(_boxes(facts, row, axis, False))
+        elif whole:
+            free -= operations
+        lanes.append(Lanes(row, LANE * len(row.stages), boxes, whole))
+    return lanes
 
 
 def ticks(axis: TimeAxis) -> list[tuple[float, str]]:
@@ -68,63 +68,24 @@ def ticks(axis: TimeAxis) -> list[tuple[float, str]]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
     moments = (k * step for k in range(int(axis.end / scale / step) + 1))
     placed = [(axis.at(moment * scale), f"{moment:.10g}") for moment in moments]
-    shares = [(100 * at / axis.width, said) for at, said in placed if at is not None]
+    shares = [(100 * at / axis.width, text) for at, text in placed if at is not None]
     return [*(pair for pair in shares if pair[0] < 84), (100.0, f"{axis.end / scale:.4g} {unit}")]
 
 
-def _boxes(
-    axis: TimeAxis,
-    place: tuple[float, float],
-    colour: str,
-    kind: str,
-    stage: str,
-    micro_batch: int,
-    start_s: float,
-    end_s: float,
-) -> Iterator[Box]:
-    """The visible parts of an operation; `place` is its top and its height."""
-    scale = WIDTH / axis.width
-    for left, span in axis.spans(start_s, end_s):
-        yield Box(left * scale, *(place[0], span * scale, place[1]), colour, kind, stage, micro_batch, start_s, end_s)
-
-
-def _place(plan: Plan, row: PipelineRow, stage: int, replica: int) -> tuple[float, float]:
-    height = 0.72 * LANE / len(plan.pipelines[row.number].stages[stage].executors)
-    return stage * LANE + 0.12 * LANE + replica * height, height
-
-
-def _operations(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis) -> Iterator[Box]:
-    pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
-    for event in simulate_pipeline(row.number, pipeline, priced, plan.schedule):
-        name = row.stage_name(row.stages[event.stage])
-        if event.kind.startswith("send"):
-            top = (event.stage + (0.86 if event.kind == "send_forward" else 0.0)) * LANE
-            place, colour, kind = (top, 0.11 * LANE), "var(--ink)", _MESSAGE[event.kind]
-        else:
-            place = _place(plan, row, event.stage, event.replica)
-            colour, kind = row.operation_colours(event.stage)[event.kind == "backward"], event.kind
-            colour = mix(colour, PAPER, 0.5 * event.chunk / pipeline.num_chunks)
-        yield from _boxes(axis, place, colour, kind, name, event.micro_batch, event.start_s, event.end_s)
-
-
-def _blocks(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis) -> Iterator[Box]:
-    """One rectangle per replica, from the start to its end."""
-    batch = f"{row.batch} micro-batches"
-    for k, ends in enumerate(cost.pipelines[row.number].replica_end_s):
-        for r, end_s in enumerate(ends):
-            colour = row.operation_colours(k)[True]
-            name = row.stage_name(row.stages[k])
-            yield from _boxes(axis, _place(plan, row, k, r), colour, batch, name, -1, 0.0, end_s)
-
-
-def _ends(plan: Plan, cost: Cost, row: PipelineRow, axis: TimeAxis, syncs: bool, ending: str) -> Iterator[Box]:
-    """Gradient synchronisation, with the wait for it, and `ending`, what follows."""
-    synced_s = cost.pipeline_s + cost.gradient_sync_s
-    for k, ends in enumerate(cost.pipelines[row.number].replica_end_s):
-        name = row.stage_name(row.stages[k])
-        for r, end_s in enumerate(ends):
-            place = _place(plan, row, k, r)
-            if syncs:
-                said = "gradient sync and waiting for it"
-                yield from _boxes(axis, place, SYNC_COLOUR, said, name, -1, end_s, synced_s)
-            yield from _boxes(axis, place, OPTIMIZER_COLOUR, ending, name, -1, synced_s, cost.step_time_s)
+def _boxes(facts: PlanFacts, row: PipelineRow, axis: TimeAxis, whole: bool) -> Iterator[Box]:
+    """The visible parts of a pipeline's spans."""
+    pipeline, scale = facts.plan.pipelines[row.number], WIDTH / axis.width
+    names = {**_NAMES, "micro_batches": f"{row.batch} micro-batches", "optimizer": facts.last_phase}
+    colours = {"gradient_sync": SYNC_COLOUR, "optimizer": OPTIMIZER_COLOUR}
+    for span in pipeline_spans(facts, row.number, whole):
+        height = 0.72 * LANE / len(pipeline.stages[span.stage].executors)
+        y, colour = span.stage * LANE + 0.12 * LANE + span.executor * height, colours.get(span.kind, "")
+        if span.is_message:
+            y, height = (span.stage + (0.86 if span.kind == "send_forward" else 0.0)) * LANE, 0.11 * LANE
+            colour = "var(--ink)"
+        elif not colour:
+            colour = row.operation_colours(span.stage)[span.kind != "forward"]
+            colour = mix(colour, PAPER, 0.5 * span.chunk / pipeline.num_chunks)
+        text = names.get(span.kind, span.kind), row.stages[span.stage].name, span.micro_batch
+        for left, width in axis.visible(span.start_s, span.end_s):
+            yield Box(left * scale, y, width * scale, height, colour, *text, span.start_s, span.end_s)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,6 +17,12 @@ from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped
 DPI = 150
 SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
 LABELS = 1.5  # inches left of the timeline and the memory panel
+# Of texts that state nothing else:
+STYLE: dict[Any, Any] = {
+    "font.size": SMALL,
+    "text.color": MUTED,
+    "text.parse_math": False,
+}
 
 
 class Picture(Figure):
@@ -32,8 +39,13 @@ class Picture(Figure):
 def png(figure: Figure) -> bytes:
     """The figure as a PNG."""
     sink = BytesIO()
-    figure.savefig(sink, format="png", metadata={"Software": None})
+    save(figure, sink, figure.dpi)
     return sink.getvalue()
+
+
+def save(figure: Figure, path: str | Path | BytesIO, dpi: float = DPI) -> None:
+    """Write the figure as a PNG, the same bytes for the same picture."""
+    figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -63,19 +75,9 @@ def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0
         (-outdent, heading, TITLE, "bold"),
         (taken, clipped_to(note, width - taken, SMALL), SMALL, "normal"),
     ):
-        ax.annotate(
-            words,
-            (x / width, 1),
-            (0, 9),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=size,
-            fontweight=weight,
-            color=INK if weight == "bold" else MUTED,
-            va="baseline",
-            annotation_clip=False,
-            parse_math=False,
-        )
+        how = {"fontsize": size, "fontweight": weight, "color": INK if weight == "bold" else MUTED}
+        at = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+        ax.annotate(words, (x / width, 1), (0, 9), va="baseline", parse_math=False, **at, **how)  # type: ignore[arg-type]
 
 
 def legend(ax: Axes, entries: Sequence[Patch]) -> None:
@@ -96,13 +98,13 @@ def legend(ax: Axes, entries: Sequence[Patch]) -> None:
     )
 
 
-def plain_axes(ax: Axes) -> None:
-    """Hide the frame except for a faint left and lower edge."""
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color(FAINT)
-    ax.tick_params(labelsize=NORMAL, colors=MUTED, color=FAINT, width=0.8)
+def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
+    """Hide the frame except for a faint left and lower edge, unless they are among `hidden`; `ticks` as of
+    `tick_params`."""
+    ax.spines[["top", "right", *hidden]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(FAINT)
+    ax.tick_params(**(ticks or {"labelsize": NORMAL, "colors": MUTED, "color": FAINT, "width": 0.8}))
+    return ax
 
 
 @lru_cache(maxsize=4096)
