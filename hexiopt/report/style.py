@@ -12,45 +12,26 @@ from hexiopt.units import GIB
 
 # Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), ordered so that neighbours contrast.
 PIPELINE_HUES = (
-    "#4477AA",
-    "#DD7744",
-    "#44AA99",
-    "#AA4499",
-    "#CCAA44",
-    "#882255",
-    "#55A555",
-    "#6FB7DD",
-    "#CC6677",
-    "#888833",
+    *("#4477AA", "#DD7744", "#44AA99", "#AA4499", "#CCAA44"),
+    *("#882255", "#55A555", "#6FB7DD", "#CC6677", "#888833"),
 )
 INK, MUTED, FAINT, PAPER = "#1F2933", "#616E7C", "#D5DAE0", "#FFFFFF"
 SYNC_COLOUR, OPTIMIZER_COLOUR = "#B8C0CA", "#5F6C7B"
 
 # Model states in greys and blues, memory that grows with the micro-batch in warm colours.
-MEMORY_COLOURS = dict(
-    zip(
-        MEMORY_PARTS,
-        ("#33475B", "#5B7A99", "#8FA9C1", "#C2D1DF", "#E6A75A", "#C8553D", "#9C6F9E", "#7C9A86", "#DAD7CF"),
-        strict=True,
-    )
+_MEMORY = (
+    ("weights", "#33475B"),
+    ("gradients", "#5B7A99"),
+    ("master weights", "#8FA9C1"),
+    ("optimizer states", "#C2D1DF"),
+    ("activations", "#E6A75A"),
+    ("logits", "#C8553D"),
+    ("buffers", "#9C6F9E"),
+    ("communicators", "#7C9A86"),
+    ("reserve", "#DAD7CF"),
 )
-MEMORY_LABELS = dict(
-    zip(
-        MEMORY_PARTS,
-        (
-            "weights",
-            "gradients",
-            "master weights",
-            "optimizer states",
-            "activations",
-            "logits",
-            "buffers",
-            "communicators",
-            "reserve",
-        ),
-        strict=True,
-    )
-)
+MEMORY_LABELS = {part: label for part, (label, _) in zip(MEMORY_PARTS, _MEMORY, strict=True)}
+MEMORY_COLOURS = {part: colour for part, (_, colour) in zip(MEMORY_PARTS, _MEMORY, strict=True)}
 
 _LIGHTEST = 0.5
 

@@ -17,12 +17,9 @@ from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped
 DPI = 150
 SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
 LABELS = 1.5  # inches left of the timeline and the memory panel
-# Of texts that state nothing else:
-STYLE: dict[Any, Any] = {
-    "font.size": SMALL,
-    "text.color": MUTED,
-    "text.parse_math": False,
-}
+# Of texts and legends that state nothing else:
+STYLE: dict[Any, Any] = {"font.size": SMALL, "text.color": MUTED, "text.parse_math": False}
+STYLE |= {"legend.frameon": False, "legend.fontsize": SMALL, "legend.labelcolor": MUTED}
 
 
 class Picture(Figure):
@@ -48,9 +45,9 @@ def save(figure: Figure, path: str | Path | BytesIO, dpi: float = DPI) -> None:
     figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A blank figure; sizes are in inches."""
-    return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+def new_figure(width: float, height: float, **how: Any) -> Figure:
+    """A blank figure; sizes are in inches, `how` is as of `Figure`."""
+    return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER, **how)
 
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
@@ -82,20 +79,9 @@ def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0
 
 def legend(ax: Axes, entries: Sequence[Patch]) -> None:
     """Draw the entries in one line above the upper right corner."""
-    _, height = inches(ax)
-    ax.legend(
-        handles=list(entries),
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1 + 0.06 / height),
-        ncols=len(entries),
-        fontsize=SMALL,
-        labelcolor=MUTED,
-        frameon=False,
-        handlelength=1.3,
-        handleheight=0.9,
-        columnspacing=1.3,
-        borderaxespad=0,
-    )
+    above = (1.0, 1 + 0.06 / inches(ax)[1])
+    sizes = {"handlelength": 1.3, "handleheight": 0.9, "columnspacing": 1.3, "borderaxespad": 0}
+    ax.legend(handles=entries, loc="lower right", bbox_to_anchor=above, ncols=len(entries), **sizes)
 
 
 def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
