@@ -16,7 +16,7 @@ from experiments.price import price
 from hexiopt.files.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables
 from hexiopt.report.facts import PlanFacts
-from hexiopt.report.in_short import summed_up
+from hexiopt.report.table import short_table
 
 
 def run(job: Job) -> float:
@@ -26,7 +26,7 @@ def run(job: Job) -> float:
     else:
         result = search(job, solver_of(job), job.problem)
         facts = PlanFacts(job.problem, *found(result), solver_to_dict(result))
-    job.show(summed_up(facts), "")
+    job.show(short_table(facts), "")
     show_plan(job, facts)
     source = job.config.plan or f"cluster={job.choices.get('cluster')}"
     for title, table in explanation_tables(facts, source):

@@ -23,8 +23,9 @@ def run(job: Job) -> float:
     solver = solver_of(job)
     result = search_and_bound(job, solver, problem)
     job.drop(*_WRITTEN)
-    plan, cost, made_by = write_plan(job, problem, result, pricer=solver.judge(problem))
-    facts = PlanFacts(problem, plan, cost, made_by)
+    judge = solver.judge(problem)
+    plan, cost, made_by = write_plan(job, problem, result, pricer=judge)
+    facts = PlanFacts(problem, plan, cost, made_by, judge)
     show_plan(job, facts)
     written = []
     if job.pictures and "pricer" in made_by:

@@ -17,7 +17,7 @@ from hexiopt.numbers.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem
-from hexiopt.report.facts import PlanFacts, largest_parts, taken
+from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
 from hexiopt.report.style import gib, milliseconds, percent, place, rate, seconds
 from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
@@ -83,7 +83,7 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
     tight, excess_bytes = facts.tightest, facts.tightest.cost.excess_bytes
     has = "lacks" if excess_bytes > 0 else "has the least free memory,"
     where = f"stage {tight.number} of pipeline {tight.pipeline} {has} {gib(abs(excess_bytes))} GiB"
-    yield "memory", taken(tight.cost), where
+    yield "memory", memory_of_limit(tight.cost), where
 
 
 def stage_rows(facts: PlanFacts) -> Iterator[Row]:
@@ -104,7 +104,7 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
                 name = f"{p}·{s}{number} {place(cluster, devices)}"
                 total_s, parts = cost.forward_s + cost.backward_s, _time_parts(facts, p, s, e)
                 time = ", ".join(f"{part} {percent(part_s / total_s)}" for part, part_s in parts)
-                memory = f"{taken(cost)}: {largest_parts(cost, 3)}"
+                memory = f"{memory_of_limit(cost)}: {largest_parts(cost, 3)}"
                 rows.append((name, f"{milliseconds(total_s)} ms: {time}", memory))
     yield from rows[:_MAX_STAGES]
     if len(rows) > _MAX_STAGES:

@@ -1,13 +1,14 @@
 """Facts about a plan and its price, each computed once; tables, texts, pages and pictures put them into words."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from hexiopt.cost.breakdown import breakdown
+from hexiopt.bounds import our_model
+from hexiopt.cost.breakdown import Breakdown, breakdown
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
@@ -19,13 +20,27 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import JOINED
-from hexiopt.report.step_parts import StepParts, step_parts
-from hexiopt.report.style import MEMORY_LABELS, amount, count, device_ranges, gib, gpu_names, listed, place
+from hexiopt.report import style
+from hexiopt.solving import Pricer
 
 FULL_MEMORY = 0.95
 """Share of the limit above which memory counts as binding."""
 
 _TIE = 1e-3  # stages within this share of the slowest stage's time are slowest too
+
+# Compute and recompute in blues, waiting and collectives in warm colours, the end of the step as in the timeline.
+_PART_COLOURS = {
+    "compute": "#4477AA",
+    "recompute": "#6FB7DD",
+    "TP collectives": style.MEMORY_COLOURS["logits"],
+    "sequence collectives and waiting": style.MEMORY_COLOURS["activations"],
+    "gathers, scatters and slower holders": style.MEMORY_COLOURS["buffers"],
+    "messages": "#CCAA44",
+    "bubble": style.MEMORY_COLOURS["reserve"],
+    "gradient sync": style.SYNC_COLOUR,
+    "optimizer": style.OPTIMIZER_COLOUR,
+    "weight all-gather": style.mix(style.SYNC_COLOUR, style.OPTIMIZER_COLOUR, 0.5),
+}
 
 MemoryUse = StageCost | ExecutorCost
 
@@ -35,20 +50,20 @@ def is_full(use: MemoryUse) -> bool:
     return use.memory.total > FULL_MEMORY * use.limit_bytes
 
 
-def taken(use: MemoryUse) -> str:
+def memory_of_limit(use: MemoryUse) -> str:
     """What the fullest device holds of its limit: `23.0 of 23.1 GiB`."""
-    return f"{gib(use.memory.total)} of {gib(use.limit_bytes)} GiB"
+    return f"{style.gib(use.memory.total)} of {style.gib(use.limit_bytes)} GiB"
 
 
 def margin(excess_bytes: float) -> str:
     """`0.1 GiB free`, or `0.1 GiB too much`."""
-    return f"{gib(abs(excess_bytes))} GiB {'free' if excess_bytes <= 0 else 'too much'}"
+    return f"{style.gib(abs(excess_bytes))} GiB {'free' if excess_bytes <= 0 else 'too much'}"
 
 
 def largest_parts(use: MemoryUse, most: int) -> str:
     """The largest parts of the memory of the fullest device, at most `most`, in GiB: `activations 8.2, logits 1.0`."""
     parts = sorted(MEMORY_PARTS, key=lambda part: -getattr(use.memory, part))[:most]
-    return ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(use.memory, part))}" for part in parts)
+    return ", ".join(f"{style.MEMORY_LABELS[part]} {style.gib(getattr(use.memory, part))}" for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +91,16 @@ class StageFacts:
     @property
     def place(self) -> str:
         """Its devices and their types, `b:0-3 (rtx_3090)`."""
-        return place(self.cluster, self.stage.devices)
+        return style.place(self.cluster, self.stage.devices)
 
     def where(self, most: int) -> str:
         """Its devices as ranges, at most `most` of them."""
-        return listed(device_ranges(self.cluster, self.stage.devices), most)
+        return style.listed(style.device_ranges(self.cluster, self.stage.devices), most)
 
     @property
     def gpus(self) -> str:
         """The types of its devices."""
-        return gpu_names(self.cluster, self.stage.devices)
+        return style.gpu_names(self.cluster, self.stage.devices)
 
     @property
     def is_sequence(self) -> bool:
@@ -128,23 +143,46 @@ class StageFacts:
         return self.cost.forward_s + self.cost.backward_s
 
 
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """One part of a step: its duration and percentage as text, and its share from 0 to 1."""
+
+    name: str
+    duration: str
+    percent: str
+    share: float
+
+    @property
+    def colour(self) -> str:
+        """The colour of the part in every report, as #RRGGBB."""
+        return _PART_COLOURS.get(self.name, style.INK)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """The parts of a step on the executor that ends last; `executor` names it, as in "stage 2 of pipeline 0"."""
+
+    executor: str
+    parts: tuple[StepPart, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class PlanFacts:
     """A plan for a problem, and its price.
 
-    `solver` is the plan file's object of that name; `pricer` is our cost model of the problem, where the caller has it.
+    `solver` is the plan file's object of that name; `pricer` is the cost model that the caller has.
     """
 
     problem: Problem
     plan: Plan
     cost: Cost
     solver: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    pricer: PlanPricer | None = None
+    pricer: Pricer | None = None
 
     @cached_property
     def model(self) -> PlanPricer:
-        """Our cost model of the problem."""
-        return self.pricer or PlanPricer(self.problem)
+        """Our cost model of the problem: the caller's, if it is ours."""
+        return our_model(self.pricer, self.problem) or PlanPricer(self.problem)
 
     @property
     def title(self) -> str:
@@ -171,7 +209,7 @@ class PlanFacts:
 
     def unused_where(self, most: int) -> str:
         """The unused devices as ranges, at most `most` of them."""
-        return listed(device_ranges(self.problem.cluster, self.unused), most)
+        return style.listed(style.device_ranges(self.problem.cluster, self.unused), most)
 
     @property
     def sharding(self) -> str:
@@ -195,7 +233,7 @@ class PlanFacts:
         for k, (stage, cost, time_s) in enumerate(zip(own.stages, priced.stages, times, strict=True)):
             binds = ["slowest"] if uneven and time_s >= slow_s else []
             if cost.excess_bytes > 0:
-                binds.insert(0, f"+{gib(cost.excess_bytes)} GiB")
+                binds.insert(0, f"+{style.gib(cost.excess_bytes)} GiB")
             elif is_full(cost):
                 binds.insert(0, "memory")
             busy = own.num_micro_batches * time_s / self.cost.step_time_s
@@ -224,7 +262,7 @@ class PlanFacts:
         """The parts of the step on the executor that ends last."""
         spent = breakdown(self.model, self.plan, self.cost)
         several = len(self.plan.pipelines[spent.pipeline].stages[spent.stage].executors) > 1
-        return step_parts(spent, self.cost.step_time_s, several)
+        return _step_parts(spent, self.cost.step_time_s, several)
 
     @cached_property
     def has_gradient_sync(self) -> bool:
@@ -260,21 +298,54 @@ class PlanFacts:
     # Money
 
     @property
-    def money(self) -> str:
-        """The price of the machines that the plan uses, per step and per trillion tokens; empty where no machine
-        states one."""
-        per_hour, unpriced = hourly(self.problem, self.plan)
+    def money(self) -> list[tuple[str, str]]:
+        """The price of the machines that the plan uses, per step and per trillion tokens, with its label; empty where
+        no machine states one."""
+        per_hour, unpriced = price_per_hour(self.problem, self.plan)
         if per_hour is None:
-            return ""
+            return []
         per_s = per_hour / 3600
-        without = f" (without {count(unpriced, 'machine')} of unknown price)" if unpriced else ""
-        step, trillion = amount(per_s * self.cost.step_time_s), amount(per_s / self.cost.tokens_per_s * 1e12)
-        return f"{step} per step, {trillion} per trillion tokens{without}"
+        without = f" (without {style.count(unpriced, 'machine')} of unknown price)" if unpriced else ""
+        trillion = style.amount(per_s / self.cost.tokens_per_s * 1e12)
+        step = style.amount(per_s * self.cost.step_time_s)
+        return [("price", f"{step} per step, {trillion} per trillion tokens{without}")]
 
 
-def hourly(problem: Problem, plan: Plan) -> tuple[float | None, int]:
+def price_per_hour(problem: Problem, plan: Plan) -> tuple[float | None, int]:
     """The price per hour of the machines that a plan uses, in the currency of their `price_per_hour`, and how many of
     them state none; None where all do."""
     machines = [problem.cluster.machines[m] for m in set(problem.cluster.machine_of[list(plan.devices())].tolist())]
     prices = [machine.price_per_hour for machine in machines if machine.price_per_hour is not None]
     return sum(sorted(prices)) if prices else None, len(machines) - len(prices)
+
+
+def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepParts:
+    """The parts of a step without those that round to nothing; `several`: its stage has several executors.
+
+    Durations have the unit and the digits that `style.seconds` gives the step time, and are rounded so that they sum to
+    it; percentages are rounded so that they sum to 100.0.
+    """
+    unit_s, decimals, unit = style.seconds_scale(step_time_s)
+    steps = 10**decimals
+    durations = _rounded_to_sum([value for _, value in spent.parts], round(step_time_s / unit_s * steps))
+    shown = [(*part, duration) for part, duration in zip(spent.parts, durations, strict=True) if duration]
+    permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
+    replica = f"replica {spent.executor} of " if several else ""
+    return StepParts(
+        f"{replica}stage {spent.stage} of pipeline {spent.pipeline}",
+        tuple(
+            StepPart(name, f"{duration / steps:,.{decimals}f} {unit}", f"{share / 10:.1f}%", value / step_time_s)
+            for (name, value, duration), share in zip(shown, permille, strict=True)
+        ),
+    )
+
+
+def _rounded_to_sum(values: Sequence[float], total: int) -> list[int]:
+    """`values` scaled to whole numbers that sum to `total`; the largest remainders are rounded up."""
+    scale = total / sum(values)
+    exact = [max(0.0, value * scale) for value in values]
+    whole = [int(value) for value in exact]
+    by_remainder = sorted(range(len(values)), key=lambda k: whole[k] - exact[k])
+    for k in by_remainder[: total - sum(whole)]:
+        whole[k] += 1
+    return whole

@@ -1,15 +1,27 @@
 """A plan as text for a terminal or a log."""
 
+from itertools import islice
+
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from hexiopt.problem.problem import Problem
-from hexiopt.report.facts import MemoryUse, PlanFacts, StageFacts, is_full
+from hexiopt.report.facts import MemoryUse, PlanFacts, StageFacts, is_full, largest_parts, memory_of_limit
 from hexiopt.report.notes import plan_notes
 from hexiopt.report.rows import PipelineKind, PipelineRow, PlanRows, chain, pipeline_kinds, plan_rows
-from hexiopt.report.style import PIPELINE_HUES, clipped, count, gib, listed, memory_words, milliseconds, seconds
+from hexiopt.report.style import (
+    PIPELINE_HUES,
+    clipped,
+    count,
+    gib,
+    listed,
+    memory_words,
+    milliseconds,
+    percent,
+    seconds,
+)
 
 _BAR = 5
 _SHARE_BAR = 24
@@ -27,6 +39,8 @@ _KIND_NOTE = (
     "N ×: pipelines with the same GPU types and parallelism of their stages. Layers: of a stage. Sequences: of a "
     "pipeline in a step. Memory: the fullest device, GiB of its limit, {}. Every stage: print=full."
 )
+
+_SHORT = 68  # of a line of `in_short` beside its label
 
 Pairs = list[tuple[str, str]]  # labels and texts
 
@@ -65,7 +79,7 @@ class _PlanTable:
         if narrow:
             parts = [[_cells(row, stage, bar=False) for stage in row.stages] for row in self._rows.pipelines]
             header = [Text(name.replace(" ", "\n"), style="bold") for name in _HEADERS]
-            widths = _narrowed([header, *(line for part in parts for line in part)], options.max_width)
+            widths = _narrow_widths([header, *(line for part in parts for line in part)], options.max_width)
         else:
             widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
         total = sum(widths) + len(widths) - 1
@@ -85,7 +99,7 @@ def _widths(lines: list[list[Text]]) -> list[int]:
     return widths
 
 
-def _narrowed(lines: list[list[Text]], max_width: int) -> list[int]:
+def _narrow_widths(lines: list[list[Text]], max_width: int) -> list[int]:
     """The widths in a narrow console: the widest columns of words give way, and their cells fold; numbers are whole."""
     widths = _widths(lines)
     while sum(widths) + len(widths) - 1 > max_width:
@@ -184,7 +198,7 @@ def summary_table(facts: PlanFacts) -> RenderableType:
         (a, b), (c, d) = (side[k] if k < len(side) else ("", "") for side in (left, right))
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(facts.problem), style="bold"), table]
-    lines += [Text(f"price: {facts.money}")] * bool(facts.money)
+    lines += [Text(f"{label}: {text}") for label, text in facts.money]
     lines += map(Text, restricted_bound(facts))
     if not facts.cost.fits:
         lines.append(Text(misfit(facts), style="bold red"))
@@ -281,3 +295,45 @@ def misfit(facts: PlanFacts) -> str:
     """A sentence on the stage that exceeds its memory most."""
     stage = facts.tightest
     return f"does not fit: stage {stage.name} ({stage.where(4)}) is {gib(stage.cost.excess_bytes)} GiB over its memory"
+
+
+def in_short(facts: PlanFacts) -> Pairs:
+    """Labels and texts of at most ten lines, which hold at 80 columns."""
+    cost, plan, tight, known = facts.cost, facts.plan, facts.tightest, facts.bound()
+    parts = sorted(facts.step.parts, key=lambda part: -part.share)[:3]
+    sizes = (len(plan.pipelines), "pipeline"), (len(pipeline_kinds(facts)), "kind"), (facts.num_stages, "stage")
+    pipelines, kinds, stages = (count(*size) for size in sizes)
+    rows = [
+        ("problem", facts.title),
+        ("step", f"{seconds(cost.step_time_s)}, {cost.tokens_per_s:,.0f} tokens/s, MFU {cost.mfu:.1%} of all GPUs"),
+        *((("bound", _above(known[0], cost.step_time_s)),) if known else ()),
+        ("plan", f"{pipelines} of {kinds}, {stages}, {plan.schedule.name}, sharding {facts.sharding}"),
+        ("time", ", ".join(f"{part.name} {part.percent}" for part in parts) + f" ({facts.step.executor})"),
+        ("slowest", _slowest(facts)),
+        ("memory", f"stage {tight.name} {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 2)}"),
+        *facts.money,
+        ("unused", f"{count(len(facts.unused), 'GPU')}: {facts.unused_where(3)}" if facts.unused else "no GPU"),
+    ]
+    return [(label, clipped(text, _SHORT)) for label, text in islice(rows, 10)]
+
+
+def short_table(facts: PlanFacts) -> Table:
+    """`in_short` for a terminal."""
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for label, text in in_short(facts):
+        table.add_row(Text(label, style="dim"), Text(text, style="bold" if label == "step" else ""))
+    return table
+
+
+def _above(bound_s: float, step_time_s: float) -> str:
+    return f"at least {seconds(bound_s)} for any plan, so at most {step_time_s / bound_s - 1:.1%} above the best"
+
+
+def _slowest(facts: PlanFacts) -> str:
+    """The stage that takes longest in the pipeline that ends last; or its longest message where that takes longer."""
+    stage, message = facts.slowest, facts.slowest_message
+    if message is not None and message.send_s is not None:
+        ends = f"{message.name} and {message.pipeline}·{message.number + 1}"
+        return f"messages of stages {ends} take {milliseconds(message.send_s)} ms a micro-batch"
+    took = f"{milliseconds(stage.compute_s)} ms a micro-batch, busy {percent(stage.busy)}"
+    return f"stage {stage.name} ({stage.where(1)}) {took}"

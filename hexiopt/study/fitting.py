@@ -20,7 +20,7 @@ from hexiopt.problem.model import RANGES
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
-from hexiopt.report.facts import PlanFacts, largest_parts, taken
+from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
 from hexiopt.report.style import clipped, count
 from hexiopt.solving import Budget, OnProgress, Pricer
 from hexiopt.solving.referee import Refereed
@@ -212,7 +212,7 @@ def space_in_words(problem: Problem) -> str:
 def binding_memory(plan: PlacedPlan) -> str:
     """The stage with the least free memory, and the three largest parts of what it holds."""
     tight = PlanFacts(plan.problem, plan, plan.cost).tightest
-    return f"{tight.where(2)} hold {taken(tight.cost)}: {largest_parts(tight.cost, 3)}"
+    return f"{tight.where(2)} hold {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 3)}"
 
 
 def certified(problem: Problem, plan: Plan, pricer: Pricer | None = None) -> PlacedPlan | None:

@@ -18,7 +18,7 @@ from hexiopt.files.plan_file import solver_to_dict, write_plan
 from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.report.facts import PlanFacts, margin, taken
+from hexiopt.report.facts import PlanFacts, margin, memory_of_limit
 from hexiopt.report.notes import notes, plan_notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, gpu_names, seconds
@@ -121,8 +121,7 @@ class PlacedPlan(Plan, Value):
     @cached_property
     def _facts(self) -> PlanFacts:
         """What reports tell of it."""
-        ours = our_model(self.pricer, self.problem)
-        return PlanFacts(self.problem, self, self.cost, self.solver, ours)
+        return PlanFacts(self.problem, self, self.cost, self.solver, self.pricer)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -231,8 +230,8 @@ class Solution(Result, Value):
             rows += [("", line) for line in _pipelines(problem, plan)]
             tight = plan._facts.tightest
             room = f"{margin(tight.cost.excess_bytes)} on the fullest GPUs"
-            rows.append(("memory", f"{room}: {taken(tight.cost)} on {tight.where(2)}"))
-            rows += [("price", plan._facts.money)] * bool(plan._facts.money)
+            rows.append(("memory", f"{room}: {memory_of_limit(tight.cost)} on {tight.where(2)}"))
+            rows += plan._facts.money
         for note in self.notes:
             rows += zip(chain(("note",), repeat("")), wrap(note, _NOTE_WIDTH), strict=False)
         title = f"{problem.model.name} on {problem.cluster.name}"

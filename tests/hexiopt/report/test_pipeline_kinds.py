@@ -9,9 +9,8 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.report.facts import PlanFacts
-from hexiopt.report.in_short import in_short, summed_up
 from hexiopt.report.rows import chain, pipeline_kinds
-from hexiopt.report.table import breakdown_table, kinds_table, plan_table, summary_table
+from hexiopt.report.table import breakdown_table, in_short, kinds_table, plan_table, short_table, summary_table
 from tests.hexiopt.report.pictures import printed
 from tests.models import TINY
 
@@ -87,6 +86,6 @@ def test_a_plan_in_ten_lines(irregular: tuple[Problem, Plan, Cost]) -> None:
     assert list(rows) == ["problem", "step", "bound", "plan", "time", "slowest", "memory", "unused"]
     assert "at most 100.0% above the best" in rows["bound"]
     assert rows["plan"].startswith("64 pipelines of 12 kinds")
-    text = printed(summed_up(facts), 80)
+    text = printed(short_table(facts), 80)
     assert len(text.splitlines()) <= 10
     assert max(map(len, text.splitlines())) <= 80

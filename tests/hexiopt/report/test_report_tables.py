@@ -223,7 +223,7 @@ def test_money_of_the_machines_that_the_plan_uses(small: Case) -> None:
     ):
         own = problem.replace(cluster=problem.cluster.replace(machines=known))
         cost = PlanPricer(own).price(plan)
-        said = PlanFacts(own, plan, cost).money
+        ((_, said),) = PlanFacts(own, plan, cost).money
         step, tokens = (float(word.replace(",", "")) for word in said.split() if word[0].isdigit() and word != "1")
         assert step == pytest.approx(per_hour / 3600 * cost.step_time_s, rel=5e-3)
         assert tokens == pytest.approx(per_hour * 1e12 / cost.tokens_per_s / 3600, abs=0.5)
