@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hexiopt.frame import csv_text
 from hexiopt.report.panels.canvas import new_figure, plain_axes, save
-from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clipped, count, listed
+from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clipped, count, index_ranges, listed
 from hexiopt.report.tabular import plain_table
 
 _COLUMNS = (
@@ -98,20 +98,9 @@ def errors_table(lines: Sequence[Errors], title: str) -> Table:
 def left_out_table(reasons: Mapping[str, Sequence[int]]) -> Table:
     """Lines of the file whose runs are not predicted, by reason, the most frequent first."""
     ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    rows = [(str(len(lines)), reason, listed(_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
+    rows = [(str(len(lines)), reason, listed(index_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
     title = f"Skipped: {count(sum(map(len, reasons.values())), 'row')}"
     return plain_table(("Rows", "Reason", "Lines"), rows, left=("Reason", "Lines"), title=title, title_justify="left")
-
-
-def _ranges(lines: Sequence[int]) -> list[str]:
-    """Line numbers, ascending, as ranges: `3-5`."""
-    runs: list[list[int]] = []
-    for line in lines:
-        if runs and line == runs[-1][1] + 1:
-            runs[-1][1] = line
-        else:
-            runs.append([line, line])
-    return [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
 
 
 def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:

@@ -133,7 +133,7 @@ def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
         indices = [int(index_of[device]) for device in members]
-        parts.append((machine, _index_ranges(indices)))
+        parts.append((machine, ",".join(index_ranges(indices))))
     return [
         f"{name}:{indices}"
         for (indices, _), same in groupby(parts, key=lambda part: (part[1], machines[part[0]].kind))
@@ -141,11 +141,11 @@ def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
     ]
 
 
-def _index_ranges(indices: Sequence[int]) -> str:
-    """Ascending numbers with consecutive ones as ranges: `0-3,6`."""
+def index_ranges(indices: Sequence[int]) -> list[str]:
+    """Ascending numbers, consecutive ones as ranges: `0-3`, `6`."""
     runs = groupby(enumerate(indices), key=lambda at: at[1] - at[0])
     whole = [[index for _, index in run] for _, run in runs]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in whole)
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in whole]
 
 
 def place(cluster: Cluster, devices: Sequence[int]) -> str:

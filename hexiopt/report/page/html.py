@@ -10,8 +10,7 @@ import jinja2
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.files.problem_file import problem_sha256, problem_to_dict
-from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.machine import Machine
+from hexiopt.problem.machine import spec_spans
 from hexiopt.report import style, table
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.machine_map import machine_map, machine_notes, network_notes
@@ -55,7 +54,7 @@ def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: 
     `trajectory` is the improvements of the search. `command` is the one that made the plan, shown as the way to
     reproduce it.
     """
-    problem = facts.problem
+    problem, specs = facts.problem, list(spec_spans(facts.problem.cluster.machines).values())
     rows = plan_rows(facts, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
     axis = TimeAxis.of(facts, rows)
     machines, machines_left_out = machine_map(facts, rows, _MAX_MACHINES)
@@ -82,7 +81,7 @@ def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: 
         memory_words=style.memory_words(problem.space),
         bounds=_bounds(facts),
         chart=_chart(trajectory, facts) if trajectory else None,
-        machines=_machine_types(problem.cluster),
+        machines=[(len(span), problem.cluster.machines[span[0]]) for span in specs[:_MAX_MACHINE_TYPES]],
         problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
         words=_WORDS,
         commands=_commands(facts.solver, command),
@@ -130,14 +129,6 @@ def _bounds(facts: PlanFacts) -> list[str]:
     """One sentence for each bound that is proven."""
     of_all = "No plan of the space has a shorter step than the lower bound"
     return [*(f"{of_all}: {bound}." for _, bound in table.bound(facts)), *table.restricted_bound(facts)]
-
-
-def _machine_types(cluster: Cluster) -> list[tuple[int, Machine]]:
-    """The number of machines of each entry of the cluster file, and one of them."""
-    members: dict[str, list[Machine]] = {}
-    for machine in cluster.machines:
-        members.setdefault(machine.spec_name, []).append(machine)
-    return [(len(equal), equal[0]) for equal in list(members.values())[:_MAX_MACHINE_TYPES]]
 
 
 def _commands(solver: Mapping[str, Any], command: str | None) -> list[str]:
