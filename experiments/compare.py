@@ -29,11 +29,13 @@ def run(job: Job) -> float:
         raise NoPlanError(f"no plan: {'; '.join(said)}")
     from hexiopt.report.compared.comparison import comparison_table, operators_table, restricted_bounds
     from hexiopt.report.compared.comparison_frames import comparison_frame, operators_frame
-    from hexiopt.report.notes import notes
+    from hexiopt.report.facts import PlanFacts
+    from hexiopt.report.notes import plan_notes
     from hexiopt.report.table import headline
 
     job.drop("plan.json", "comparison.csv", "comparison.png", "operators.csv")
-    write_plan(job, problem, min(results, key=lambda result: result.objective), pricer=judge)
+    best = min(results, key=lambda result: result.objective)
+    facts = PlanFacts(problem, *write_plan(job, problem, best, pricer=judge))
     job.write("comparison.csv", comparison_frame(results).to_csv())
     written = ["plan.json", "comparison.csv"]
     if any(result.operators for result in results):
@@ -47,8 +49,7 @@ def run(job: Job) -> float:
     job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
     if job.config.compare.operators:
         job.show("", operators_table(results))
-    best = min(results, key=lambda result: result.objective)
-    job.show(*(Text(f"note: {note}", "yellow") for note in notes(problem, best.plan, best.cost)))
+    job.show(*(Text(f"note: {note}", "yellow") for note in plan_notes(facts)))
     job.show_files(*written)
     return best.objective
 

@@ -12,28 +12,26 @@ from rich.text import Text
 from experiments.app.cli import main
 from experiments.app.common import Job, found, search, solver_of
 from experiments.app.reports import show_plan
-from experiments.price import priced
+from experiments.price import price
 from hexiopt.files.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables
-from hexiopt.report.in_short import summed_up
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.table import short_table
 
 
 def run(job: Job) -> float:
     """Explain a plan file, or the plan found; returns its step time in seconds. Raises like plan and price."""
     if job.config.plan:
-        file = job.plan_file()
-        problem, plan, cost, made_by = file.problem, file.plan, priced(file, job.config.plan), file.solver
+        facts = price(job.plan_file(), job.config.plan)
     else:
-        problem = job.problem
-        result = search(job, solver_of(job), problem)
-        plan, cost = found(result)
-        made_by = solver_to_dict(result)
-    job.show(summed_up(problem, plan, cost, made_by), "")
-    show_plan(job, problem, plan, cost, made_by)
+        result = search(job, solver_of(job), job.problem)
+        facts = PlanFacts(job.problem, *found(result), solver_to_dict(result))
+    job.show(short_table(facts), "")
+    show_plan(job, facts)
     source = job.config.plan or f"cluster={job.choices.get('cluster')}"
-    for title, table in explanation_tables(problem, plan, cost, source):
+    for title, table in explanation_tables(facts, source):
         job.show("", Text(title, style="bold"), table)
-    return cost.step_time_s
+    return facts.cost.step_time_s
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.app.verb_config import HUGGING_FACE
-from experiments.price import priced
+from experiments.price import price
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import exported, program_of, trainer_of
 from hexiopt.exports.formats import LaunchOptions, Program, Trainer
@@ -34,7 +34,7 @@ def run(job: Job) -> float:
 
 def _export_plan(job: Job) -> float:
     config, file = job.config.export, job.plan_file()
-    cost = priced(file, str(job.config.plan))
+    cost = price(file, str(job.config.plan)).cost
     program = _program(trainer_of(config.format, config.trainer), file)
     options = LaunchOptions(
         folder=config.folder or str(job.folder.absolute()),

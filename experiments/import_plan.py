@@ -15,7 +15,7 @@ from typing import Any
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, found, search, solver_of
 from experiments.app.reports import plan_reports, show_plan
-from experiments.price import priced
+from experiments.price import price
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import imported
@@ -26,6 +26,7 @@ from hexiopt.files.plan_file import PlanFile, plan_file_to_dict, solver_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import count, seconds
 
 
@@ -39,12 +40,13 @@ def run(job: Job) -> float:
     layout = _imported(job, trainer, path)
     problem, plan = layout.problem, layout.plan
     made_by = {"name": f"{trainer.name} (imported)", "seed": job.config.seed, "notes": list(layout.notes)}
-    cost = priced(PlanFile(problem, plan, made_by), str(path))
+    facts = price(PlanFile(problem, plan, made_by), str(path))
+    cost = facts.cost
     job.write_json("plan.json", plan_file_to_dict(problem, plan, cost, made_by))
-    pictures = plan_reports(job, problem, plan, cost, made_by) if job.pictures else []
+    pictures = plan_reports(job, facts) if job.pictures else []
     first, *others = layout.notes
     job.show(first, "")
-    show_plan(job, problem, plan, cost, {**made_by, "notes": others})
+    show_plan(job, replace(facts, solver={**made_by, "notes": others}))
     misfits = violations(problem, plan, cost)
     written = ["plan.json", *pictures, *_better(job, trainer, layout, cost, bool(misfits))]
     job.show_files(*written)
@@ -100,7 +102,7 @@ def _better(job: Job, trainer: Trainer, layout: ImportedPlan, cost: Cost, misfit
         job.write_json(f"{name}.json", plan_file_to_dict(asked, plan, best, solver_to_dict(result)))
         written.append(f"{name}.json")
         if job.pictures:
-            job.draw(f"{name}.png", partial(draw_plan, asked, plan, best))
+            job.draw(f"{name}.png", partial(draw_plan, PlanFacts(asked, plan, best)))
             written.append(f"{name}.png")
     if misfits and not written:
         lines[0] = f"Yours does not fit ({step} a step if it did)."

@@ -11,6 +11,7 @@ from experiments.app.common import Job, listener, search_and_bound, solver_of
 from experiments.app.reports import plan_reports, show_plan, write_plan
 from hexiopt.cost.cost import Cost
 from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import seconds
 
 _WRITTEN = ("plan.json", "plan.png", "timeline.json", "report.html")
@@ -22,14 +23,16 @@ def run(job: Job) -> float:
     solver = solver_of(job)
     result = search_and_bound(job, solver, problem)
     job.drop(*_WRITTEN)
-    plan, cost, made_by = write_plan(job, problem, result, pricer=solver.judge(problem))
-    show_plan(job, problem, plan, cost, made_by)
+    judge = solver.judge(problem)
+    plan, cost, made_by = write_plan(job, problem, result, pricer=judge)
+    facts = PlanFacts(problem, plan, cost, made_by, judge)
+    show_plan(job, facts)
     written = []
     if job.pictures and "pricer" in made_by:
         job.show("", Text("no pictures: they show the phases of our own cost model's price", "dim"))
     elif job.pictures:
         began_s = time.perf_counter()
-        written = plan_reports(job, problem, plan, cost, made_by, result.trajectory)
+        written = plan_reports(job, facts, result.trajectory)
         job.show("", Text(f"pictures drawn in {seconds(time.perf_counter() - began_s)}", "dim"))
     over = _over_the_best_type(job, problem, cost) if job.config.alone else None
     job.show_files("plan.json", *written)

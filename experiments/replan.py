@@ -14,6 +14,7 @@ from experiments.app.reports import show_plan
 from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts
 from hexiopt.solving import Budget, Pricer
 from hexiopt.solving.result import Result
 from hexiopt.study.replan.changes import changed, relaxations
@@ -37,7 +38,7 @@ def run(job: Job) -> float:
     if job.pictures:
         job.draw("replan.png", lambda path: draw_replanned(found, f"Replanned: {headline(problem)}", path))
         written.append("replan.png")
-    show_plan(job, problem, best.plan, best.cost, best.plan.solver)
+    show_plan(job, PlanFacts(problem, best.plan, best.cost, best.plan.solver))
     job.show("", replanned_table(found))
     job.show_files(*written)
     return best.cost.step_time_s

@@ -21,6 +21,7 @@ from hexiopt.files.cluster_file import read_cluster
 from hexiopt.files.plan_file import PlanFile, plan_file_to_dict, read_plan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts
 from hexiopt.study.replan.changes import relaxations
 from hexiopt.study.solution import PlacedPlan
 
@@ -133,7 +134,7 @@ def _join(master: str | None, machine: str) -> float:
 def _planned(job: Job, problem: Problem, name: str) -> Path:
     """Find a plan and write it; returns its path."""
     result = search(job, solver_of(job), problem)
-    show_plan(job, problem, *write_plan(job, problem, result, name))
+    show_plan(job, PlanFacts(problem, *write_plan(job, problem, result, name)))
     return job.folder.absolute() / name
 
 
@@ -168,7 +169,7 @@ def _replanned(
         if dropped:
             keys = " and ".join(f"constraints.{key}={getattr(problem.space, key)}" for key in dropped)
             job.show(f"Note: planned without {keys}: {_one_line(why).partition(';')[0]}.")
-        show_plan(job, left, best.plan, best.cost, best.plan.solver)
+        show_plan(job, PlanFacts(left, best.plan, best.cost, best.plan.solver))
         job.show("", replanned_table(found))
         return path
     raise NoPlanLeftError(_one_line(why))

@@ -99,12 +99,14 @@ def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes"
         raise InputError(
             f"plot: {quoted(found)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
         )
+    from hexiopt.report.facts import PlanFacts
     from hexiopt.report.panels.canvas import new_figure
     from hexiopt.report.panels.stages import shown_rows
 
     plan = found.found() if isinstance(found, Solution) else found
+    facts = PlanFacts(plan.problem, plan, plan.cost)
     if ax is None:
-        lanes = sum(len(row.stages) for row in shown_rows(plan.problem, plan, plan.cost).pipelines)
+        lanes = sum(len(row.stages) for row in shown_rows(facts).pipelines)
         high = 1.12 + (min(0.9 + 0.2 * lanes, 8.0) if name == "timeline" else 2.6)
         ax = new_figure(14.0, high).add_axes((0.0, 0.62 / high, 0.99, (high - 1.12) / high))
     figure = ax.get_figure(root=True)
@@ -113,5 +115,5 @@ def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes"
     left = max(box.x0, left)
     ax.set_position((left, box.y0, max(box.x1 - left, 0.1), box.height))
     draw = getattr(import_module(f"hexiopt.report.panels.{name}"), f"draw_{name}")
-    axes: Axes = draw(plan.problem, plan, plan.cost, ax, letter="")
+    axes: Axes = draw(facts, ax, letter="")
     return axes

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.app.common import Job, found
@@ -12,6 +12,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict, solver_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts
 from hexiopt.solving import Pricer, foreign_name
 from hexiopt.solving.result import Point, Result
 from hexiopt.study.naming import named_in_order
@@ -33,40 +34,32 @@ def write_plan(
     try:
         job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
     except InputError:
-        show_plan(job, problem, plan, cost, made_by)
+        show_plan(job, PlanFacts(problem, plan, cost, made_by))
         raise
     return plan, cost, made_by
 
 
-def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
+def show_plan(job: Job, facts: PlanFacts) -> None:
     """Print a plan and its predicted performance."""
     if job.in_sweep:
         return
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
 
-    stages = plan_table(problem, plan, cost, full=job.config.print == "full")
-    parts = [] if solver.get("pricer") else [breakdown_table(problem, plan, cost), ""]  # which only our price has
-    job.show(stages, "", *parts, summary_table(problem, plan, cost, solver))
+    stages = plan_table(facts, full=job.config.print == "full")
+    parts = [] if facts.solver.get("pricer") else [breakdown_table(facts), ""]  # which only our price has
+    job.show(stages, "", *parts, summary_table(facts))
 
 
-def plan_reports(
-    job: Job,
-    problem: Problem,
-    plan: Plan,
-    cost: Cost,
-    solver: Mapping[str, Any],
-    trajectory: Sequence[Point] = (),
-) -> list[str]:
+def plan_reports(job: Job, facts: PlanFacts, trajectory: Sequence[Point] = ()) -> list[str]:
     """Draw a plan; returns the names of the files written."""
     from hexiopt.report.figure import draw_plan
     from hexiopt.report.page.html import report_html
-    from hexiopt.report.timeline import timeline_events
+    from hexiopt.report.trace import timeline_events
 
-    job.draw("plan.png", lambda path: draw_plan(problem, plan, cost, path))
-    job.write("timeline.json", json.dumps(timeline_events(problem, plan, cost), allow_nan=False))
+    job.draw("plan.png", lambda path: draw_plan(facts, path))
+    job.write("timeline.json", json.dumps(timeline_events(facts), allow_nan=False))
     command = shlex.join(["hexiopt", job.verb, *job.overrides])
-    page = report_html(problem, plan, cost, solver=solver, trajectory=trajectory, command=command)
-    job.write("report.html", page)
+    job.write("report.html", report_html(facts, trajectory=trajectory, command=command))
     return ["plan.png", "timeline.json", "report.html"]
 
 
@@ -81,10 +74,11 @@ def show_training(job: Job, problem: Problem, plan: Plan, session: "Session") ->
         return
     written = ["metrics.jsonl", "checkpoints"]
     cost, whose = PlanPricer(problem).price(plan), job.config.train.profile or "the plan's GPUs"
+    facts = PlanFacts(problem, plan, cost)
     if timelines and not job.in_sweep:
         ranks = list(map(MeasuredRank.of_event, timelines))
-        job.show("", measured_table(problem, plan, cost, ranks, whose))
-        job.write("timeline.json", json.dumps(both_timelines(problem, plan, cost, ranks), allow_nan=False))
+        job.show("", measured_table(facts, ranks, whose))
+        job.write("timeline.json", json.dumps(both_timelines(facts, ranks), allow_nan=False))
         written.append("timeline.json")
     if job.pictures:
         job.draw("loss.png", lambda path: draw_training(steps, validations, path))

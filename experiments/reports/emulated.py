@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from hexiopt.frame import csv_text
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, seconds
+from hexiopt.report.panels.canvas import new_figure, plain_axes, save
+from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clipped, seconds
 from hexiopt.report.tabular import plain_table
 
 SYMMETRIC = "megatron"  # whose plans are symmetric
@@ -86,8 +85,7 @@ def emulated_table(rows: Sequence[Emulated]) -> Table:
 
 def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> None:
     """Write a PNG with two bars per plan, predicted and measured."""
-    figure = Figure(figsize=(7.5, 1.6 + 0.62 * len(rows)), facecolor=PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5, 1.6 + 0.62 * len(rows), layout="constrained")
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: row.measured_s)
     for k, row in enumerate(ordered):
@@ -100,7 +98,6 @@ def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> Non
     axes.invert_yaxis()
     axes.set_xlim(0, 1.75 * max(max(row.predicted_s, *row.steps_s) for row in rows))
     axes.set_xlabel("step time on the cluster (s)", color=MUTED)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(colors=MUTED, length=0)
+    plain_axes(axes, "left", colors=MUTED, length=0)
     figure.suptitle(clipped(title, 90), color=INK, fontsize=11, x=0.01, ha="left")
-    figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
+    save(figure, path)

@@ -8,11 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from hexiopt.cost.cost import Cost
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import gib, milliseconds
-from hexiopt.report.timeline import meta_event, operation_event, timeline_events
+from hexiopt.report.trace import meta_event, operation_event, timeline_events
 
 _NOTE = "Predicted for {}, measured on these devices. F+B: per micro-batch. Busy: of the pipelines' time."
 
@@ -53,13 +51,13 @@ class MeasuredRank:
         return sum(one.ended_s - one.began_s for one in self.operations)
 
 
-def both_timelines(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> dict[str, Any]:
+def both_timelines(facts: PlanFacts, ranks: Sequence[MeasuredRank]) -> dict[str, Any]:
     """The predicted trace and below it the measured one, with a process per pipeline too, but a thread per rank."""
-    found = timeline_events(problem, plan, cost)
-    began_s, count = _span_s(ranks)[0], len(plan.pipelines)
+    predicted, pipelines = timeline_events(facts), facts.plan.pipelines
+    began_s = _span_s(ranks)[0]
     events: list[dict[str, Any]] = []
     for p in sorted({rank.pipeline for rank in ranks}):
-        pid = count + p
+        pid = len(pipelines) + p
         events.append(meta_event("process_name", pid, 0, name=f"measured: pipeline {p}"))
         events.append(meta_event("process_sort_index", pid, 0, sort_index=pid))
         own = sorted((r for r in ranks if r.pipeline == p), key=lambda r: (r.stage, r.replica, r.device))
@@ -67,15 +65,15 @@ def both_timelines(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[Mea
             name = f"stage {rank.stage}" + (f".{rank.replica}" if rank.replica else "")
             events.append(meta_event("thread_name", pid, tid, name=f"{name}: {rank.device}"))
             events.append(meta_event("thread_sort_index", pid, tid, sort_index=tid))
-            chunked = plan.pipelines[p].num_chunks > 1
+            chunked = pipelines[p].num_chunks > 1
             for one in rank.operations:
                 kind, chunk = "backward" if one.backward else "forward", one.chunk if chunked else None
                 times = one.began_s - began_s, one.ended_s - began_s
                 events.append(operation_event(kind, pid, tid, one.micro_batch, chunk, *times))
     return {
-        **found,
-        "traceEvents": [*found["traceEvents"], *events],
-        "otherData": {**found["otherData"], "kind": "predicted and measured"},
+        **predicted,
+        "traceEvents": [*predicted["traceEvents"], *events],
+        "otherData": {**predicted["otherData"], "kind": "predicted and measured"},
     }
 
 
@@ -87,9 +85,7 @@ def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
     )
 
 
-def measured_table(
-    problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank], whose: str = "the plan's GPUs"
-) -> RenderableType:
+def measured_table(facts: PlanFacts, ranks: Sequence[MeasuredRank], whose: str = "the plan's GPUs") -> RenderableType:
     """Forward plus backward time of a micro-batch and busy share of each stage, or of each of its replicas, predicted
     (`whose`: for what) and measured on these devices. A TP group is represented by its slowest rank.
 
@@ -104,7 +100,8 @@ def measured_table(
     on_gpus = any(rank.peak_bytes is not None for rank in ranks)
     for name in ("GiB predicted", "measured") if on_gpus else ():
         table.add_column(name, justify="right")
-    numbers = {problem.cluster.device_name(device): number for number, device in enumerate(plan.devices())}
+    plan, cluster, cost = facts.plan, facts.problem.cluster, facts.cost
+    numbers = {cluster.device_name(device): number for number, device in enumerate(plan.devices())}
     executors = [
         (p, s, r, f"{p}·{s}" + (f".{r}" if len(stage_cost.executors) > 1 else ""), executor)
         for p, priced in enumerate(cost.pipelines)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from rich.console import RenderableType
 from rich.table import Table
 
+from hexiopt.report.panels.canvas import new_figure, plain_axes, save
 from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds, small_percent
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def training_table(
 def draw_training(ended: "Sequence[TrainedStep]", validated: "Sequence[ValidatedStep]", path: str | Path) -> None:
     """Write loss.png: the loss of every step and its running mean, and that of validation, if any."""
     steps, losses = [one.step for one in ended], [one.loss for one in ended]
-    figure = Figure(figsize=(7.0, 3.6), dpi=150, layout="constrained")
+    figure = new_figure(7.0, 3.6, layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, losses, color=PIPELINE_HUES[0], alpha=0.45, linewidth=1.0)
     smooth = [statistics.fmean(losses[max(0, k + 1 - _WINDOW) : k + 1]) for k in range(len(losses))]
@@ -56,6 +56,5 @@ def draw_training(ended: "Sequence[TrainedStep]", validated: "Sequence[Validated
     axes.set_xlabel("step", color=MUTED)
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(colors=MUTED, length=0)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    plain_axes(axes, "left", colors=MUTED, length=0)
+    save(figure, path)

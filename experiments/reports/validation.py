@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
 from hexiopt.frame import csv_text
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, listed
+from hexiopt.report.panels.canvas import new_figure, plain_axes, save
+from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clipped, count, index_ranges, listed
 from hexiopt.report.tabular import plain_table
 
 _COLUMNS = (
@@ -99,20 +98,9 @@ def errors_table(lines: Sequence[Errors], title: str) -> Table:
 def left_out_table(reasons: Mapping[str, Sequence[int]]) -> Table:
     """Lines of the file whose runs are not predicted, by reason, the most frequent first."""
     ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    rows = [(str(len(lines)), reason, listed(_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
+    rows = [(str(len(lines)), reason, listed(index_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
     title = f"Skipped: {count(sum(map(len, reasons.values())), 'row')}"
     return plain_table(("Rows", "Reason", "Lines"), rows, left=("Reason", "Lines"), title=title, title_justify="left")
-
-
-def _ranges(lines: Sequence[int]) -> list[str]:
-    """Line numbers, ascending, as ranges: `3-5`."""
-    runs: list[list[int]] = []
-    for line in lines:
-        if runs and line == runs[-1][1] + 1:
-            runs[-1][1] = line
-        else:
-            runs.append([line, line])
-    return [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
 
 
 def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
@@ -121,27 +109,18 @@ def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
     gpus = sorted({row.gpu for row in found})
     hues = {gpu: PIPELINE_HUES[k % len(PIPELINE_HUES)] for k, gpu in enumerate(gpus)}
     groups = sorted({(row.gpu, row.source) for row in found})
-    figure = Figure(figsize=(13, max(5.5, 1.8 + 0.3 * len(groups))), facecolor=PAPER)
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, max(5.5, 1.8 + 0.3 * len(groups)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     low = 0.8 * min(min(row.measured_step_s, row.predicted_step_s) for row in found)
     high = 1.25 * max(max(row.measured_step_s, row.predicted_step_s) for row in found)
     line = np.array([low, high])
-    left.fill_between(
-        line, line * (1 - _WITHIN), line * (1 + _WITHIN), color=FAINT, lw=0, label=f"within {_WITHIN:.0%}"
-    )
+    band = line * (1 - _WITHIN), line * (1 + _WITHIN)
+    left.fill_between(line, *band, color=FAINT, lw=0, label=f"within {_WITHIN:.0%}")
     left.plot(line, line, color=MUTED, lw=0.8)
     for gpu in gpus:
         own = [row for row in found if row.gpu == gpu]
-        left.scatter(
-            [row.measured_step_s for row in own],
-            [row.predicted_step_s for row in own],
-            s=16,
-            color=hues[gpu],
-            alpha=0.75,
-            lw=0,
-            label=f"{clipped(gpu, 28)} ({len(own)})",
-        )
+        times = [row.measured_step_s for row in own], [row.predicted_step_s for row in own]
+        left.scatter(*times, s=16, color=hues[gpu], alpha=0.75, lw=0, label=f"{clipped(gpu, 28)} ({len(own)})")
     left.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     left.set_xlabel("measured step, s", color=MUTED)
     left.set_ylabel("predicted step, s", color=MUTED)
@@ -159,9 +138,7 @@ def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
     right.set_xlabel("predicted / measured step; the line is the median", color=MUTED)
     right.invert_yaxis()
     for axes in (left, right):
-        axes.set_facecolor(PAPER)
-        axes.tick_params(colors=MUTED, labelsize=8)
-        axes.spines[:].set_color(FAINT)
+        plain_axes(axes, colors=MUTED, labelsize=8)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12)
     figure.tight_layout()
-    figure.savefig(path, dpi=120, format="png")
+    save(figure, path)

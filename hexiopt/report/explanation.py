@@ -1,7 +1,7 @@
 """The source of every value in a plan's price, and what binds its time and its memory, as rows of tables."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from inspect import getsource
 from typing import Any
@@ -10,19 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hexiopt.cost.breakdown import busy_time
-from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.cost.executors.executor import ExecutorCost
-from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
-from hexiopt.numbers.frameworks import default_framework
+from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem
-from hexiopt.report.step_parts import step_parts
-from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds
+from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
+from hexiopt.report.style import gib, milliseconds, percent, place, rate, seconds
 from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
 
@@ -31,19 +27,19 @@ _MAX_STAGES = 40
 Row = tuple[str, str, str]
 
 
-def explanation_tables(problem: Problem, plan: Plan, cost: Cost, source: str) -> Iterator[tuple[str, Table]]:
+def explanation_tables(facts: PlanFacts, source: str) -> Iterator[tuple[str, Table]]:
     """The title and table of each part; `source` names the origin of the cluster."""
-    values = ("value", "is", "from")
-    yield "Step", _table(("part", "value", "what binds"), step_rows(problem, plan, cost))
+    problem, values, names = facts.problem, ("value", "is", "from"), ("name", "is", "from")
+    yield "Step", _table(("part", "value", "what binds"), step_rows(facts))
     stage_header = ("stage", "what binds its time", "what binds its memory")
-    yield "Stages, per micro-batch", _table(stage_header, stage_rows(problem, plan, cost))
+    yield "Stages, per micro-batch", _table(stage_header, stage_rows(facts))
     yield "GPU types", _table(values, gpu_rows(problem))
     if problem.cluster.profile.entries:
-        yield "Layers", _table(("where", "take", "from"), measured_rows(problem, plan))
+        yield "Layers", _table(("where", "take", "from"), measured_rows(facts))
     yield "Links", _table(values, link_rows(problem, source))
-    yield "Workload", _table(values, workload_rows(problem, plan))
-    yield "Coefficients", _table(("name", "is", "from"), coefficient_rows())
-    yield "Runtime", _table(("name", "is", "from"), framework_rows(problem))
+    yield "Workload", _table(values, workload_rows(problem, facts.plan))
+    yield "Coefficients", _table(names, coefficient_rows())
+    yield "Runtime", _table(names, framework_rows(facts.model.framework))
 
 
 def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:
@@ -55,39 +51,28 @@ def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:
     return table
 
 
-def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
+def step_rows(facts: PlanFacts) -> Iterator[Row]:
     """The parts of the step time, and which pipeline, boundary and device bind."""
-    longest = max(range(len(plan.pipelines)), key=lambda p: cost.pipelines[p].end_s)
-    pipeline, priced_pipeline = plan.pipelines[longest], cost.pipelines[longest]
-    busy = [stage.forward_s + stage.backward_s for stage in priced_pipeline.stages]
-    sends = [a + b for a, b in zip(priced_pipeline.send_forward_s, priced_pipeline.send_backward_s, strict=True)]
-    slowest = max(range(len(busy)), key=busy.__getitem__)
-    binds = f"stage {slowest} takes longest, {milliseconds(busy[slowest])} ms per micro-batch"
-    if sends and max(sends) > busy[slowest]:
-        k = sends.index(max(sends))
-        binds = f"the messages between stages {k} and {k + 1} take longest, {milliseconds(sends[k])} ms each time"
-    filled = pipeline.num_micro_batches * busy[slowest] / priced_pipeline.end_s
-    rest = f"stage {slowest} computes {percent(filled)} of the time, the rest is filling, draining and waiting"
-    yield "pipeline", seconds(cost.pipeline_s), f"pipeline {longest} ends last; in it {binds}; {rest}"
+    cost, sharding, slowest, message = facts.cost, facts.plan.sharding, facts.slowest, facts.slowest_message
+    p, s = slowest.pipeline, slowest.number
+    binds = f"stage {s} takes longest, {milliseconds(slowest.compute_s)} ms per micro-batch"
+    if message is not None and message.send_s is not None:
+        ends = f"{message.number} and {message.number + 1}"
+        binds = f"the messages between stages {ends} take longest, {milliseconds(message.send_s)} ms each time"
+    filled = facts.plan.pipelines[p].num_micro_batches * slowest.compute_s / cost.pipelines[p].end_s
+    rest = f"stage {s} computes {percent(filled)} of the time, the rest is filling, draining and waiting"
+    yield "pipeline", seconds(cost.pipeline_s), f"pipeline {p} ends last; in it {binds}; {rest}"
     hidden = "overlapped with the backward" if cost.gradient_sync_s == 0 else "what the backward does not hide"
-    if plan.sharding.stage >= 2:
+    if sharding.stage >= 2:
         between = ", then all-reduced between sharding groups" if cost.gradient_sync_s > 0 else ""
         hidden = f"scattered layer by layer within the stages' times{between}"
     yield "gradient sync", seconds(cost.gradient_sync_s), hidden
-    gathers = ", and the all-gather of sharded weights" if plan.sharding.gathers_weights else ""
-    yield (
-        "optimizer",
-        seconds(cost.optimizer_s),
-        f"memory traffic of Adam on the last device to start{gathers}",
-    )
-    spent = step_parts(problem, plan, cost)
-    yield (
-        "step",
-        seconds(cost.step_time_s),
-        f"on {spent.executor}, which ends last: "
-        + ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in spent.parts),
-    )
-    simulated = simulated_s(PlanPricer(problem), plan)
+    gathers = ", and the all-gather of sharded weights" if sharding.gathers_weights else ""
+    traffic = f"memory traffic of Adam on the last device to start{gathers}"
+    yield "optimizer", seconds(cost.optimizer_s), traffic
+    parts = ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in facts.step.parts)
+    yield "step", seconds(cost.step_time_s), f"on {facts.step.executor}, which ends last: {parts}"
+    simulated = simulated_s(facts.model, facts.plan)
     if simulated is not None:
         yield (
             "simulated",
@@ -95,61 +80,42 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
             f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only while in transit "
             "together; in the price, all messages of a step share it throughout",
         )
-    p, s = cost.binding_stage()
-    tight = cost.pipelines[p].stages[s]
-    room = -tight.excess_bytes
-    yield (
-        "memory",
-        f"{gib(tight.memory.total)} of {gib(tight.limit_bytes)} GiB",
-        f"stage {s} of pipeline {p} has the least free memory, {gib(room)} GiB"
-        if room >= 0
-        else f"stage {s} of pipeline {p} lacks {gib(-room)} GiB",
-    )
+    tight, excess_bytes = facts.tightest, facts.tightest.cost.excess_bytes
+    has = "lacks" if excess_bytes > 0 else "has the least free memory,"
+    where = f"stage {tight.number} of pipeline {tight.pipeline} {has} {gib(abs(excess_bytes))} GiB"
+    yield "memory", memory_of_limit(tight.cost), where
 
 
-def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
+def stage_rows(facts: PlanFacts) -> Iterator[Row]:
     """The largest parts of each stage's time and memory; equal stages have one row."""
-    model = PlanPricer(problem)
-    seen: dict[tuple[Any, ...], int] = {}
+    cluster, plan, seen = facts.problem.cluster, facts.plan, set[Hashable]()
     rows: list[Row] = []
-    for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
-            given = stage.samples(pipeline.micro_batch_size)
-            if stage.sequence:
-                parts = _time_parts(model, plan, cost, p, s)
-                rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.devices)}", stage_cost, parts))
-                continue
-            for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.executors, strict=True)):
-                tp_group = model.tp_group(replica.devices)
-                key = (tp_group, stage.num_layers, stage.recompute, one, samples)
-                if key in seen:
+    for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, facts.cost.pipelines, strict=True)):
+        for s, (stage, priced) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
+            samples = stage.samples(pipeline.micro_batch_size)
+            for e, (devices, cost) in enumerate(zip(stage.executors, priced.executors, strict=True)):
+                alike: Hashable = (e, p, s)
+                if not stage.sequence:
+                    alike = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
+                if alike in seen:
                     continue
-                seen[key] = len(rows)
-                parts = _time_parts(model, plan, cost, p, s, r)
-                name = f"{p}·{s}" + (f".{r}" if len(given) > 1 else "")
-                rows.append(_stage_row(f"{name} {place(problem.cluster, replica.devices)}", one, parts))
+                seen.add(alike)
+                number = f".{e}" if len(stage.executors) > 1 else ""
+                name = f"{p}·{s}{number} {place(cluster, devices)}"
+                total_s, parts = cost.forward_s + cost.backward_s, _time_parts(facts, p, s, e)
+                time = ", ".join(f"{part} {percent(part_s / total_s)}" for part, part_s in parts)
+                memory = f"{memory_of_limit(cost)}: {largest_parts(cost, 3)}"
+                rows.append((name, f"{milliseconds(total_s)} ms: {time}", memory))
     yield from rows[:_MAX_STAGES]
     if len(rows) > _MAX_STAGES:
         yield "", f"and {len(rows) - _MAX_STAGES:,} stages of other kinds", ""
 
 
-def _stage_row(name: str, cost: StageCost | ExecutorCost, parts: list[tuple[str, float]]) -> Row:
-    """A row of `stage_rows`: `parts` of the time, and the largest of the memory on the fullest device."""
-    total, memory = cost.forward_s + cost.backward_s, cost.memory
-    largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]
-    return (
-        name,
-        f"{milliseconds(total)} ms: " + ", ".join(f"{part} {percent(value / total)}" for part, value in parts),
-        f"{gib(memory.total)} of {gib(cost.limit_bytes)} GiB: "
-        + ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(memory, part))}" for part in largest),
-    )
-
-
-def _time_parts(model: PlanPricer, plan: Plan, cost: Cost, p: int, s: int, r: int = 0) -> list[tuple[str, float]]:
+def _time_parts(facts: PlanFacts, p: int, s: int, e: int) -> list[tuple[str, float]]:
     """The parts of an executor's forward and backward in seconds, largest first."""
-    stage, busy = plan.pipelines[p].stages[s], busy_time(model, plan, cost, p, s, r)
+    stage, busy = facts.plan.pipelines[p].stages[s], busy_time(facts.model, facts.plan, facts.cost, p, s, e)
     policies = ", ".join(sorted(set(stage.recompute)))
-    speed = "" if stage.sequence else f" at {rate(model.tp_group(stage.executors[r]).bandwidth)} GB/s"
+    speed = "" if stage.sequence else f" at {rate(facts.model.tp_group(stage.executors[e]).bandwidth)} GB/s"
     parts = [
         ("outside attention" if stage.sequence else "compute of its layers", busy.layers_s),
         ("attention", busy.attention_s),
@@ -174,11 +140,7 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
         yield f"{gpu.name}: memory bandwidth", f"{gpu.hbm_bytes_per_s / 1e9:g} GB/s", gpu.source
         usable = f"{gpu.usable_memory_bytes / GIB:g} of {gpu.memory_bytes / GIB:g} GiB"
         free = f"; constraints.memory_headroom={gpu.memory_headroom:g} left free" if gpu.memory_headroom else ""
-        yield (
-            f"{gpu.name}: usable memory",
-            usable,
-            f"usable by a process: gpus.yaml, or the cluster file{free}",
-        )
+        yield f"{gpu.name}: usable memory", usable, f"usable by a process: gpus.yaml, or the cluster file{free}"
         attention = "fused" if gpu.flash_attention else "scores are stored"
         yield f"{gpu.name}: attention", attention, "compute capability"
         efficiency = gpu.efficiency
@@ -189,15 +151,13 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
             "memory-bound work": f"{efficiency.memory_max:g} of the bandwidth",
             "least operator": f"{efficiency.launch_s / MICROSECOND:g} µs",
         }
-        stated = {
-            "FP8 products": efficiency.quantized_max,
-            "FP32 products": efficiency.fp32_max,
-            "NVFP4 products": efficiency.nvfp4_max,
+        products = {"FP8": efficiency.quantized_max, "FP32": efficiency.fp32_max, "NVFP4": efficiency.nvfp4_max}
+        values |= {
+            f"{name} products": f"{share:g} of the peak" for name, share in products.items() if share is not None
         }
-        values |= {name: f"{share:g} of the peak" for name, share in stated.items() if share is not None}
-        assert len(values) == sum(getattr(efficiency, one.name) is not None for one in fields(efficiency))
-        said = ", ".join(f"{name} {value}" for name, value in values.items())
-        yield f"{gpu.name}: efficiency", said, _efficiency_source(gpu)
+        assert len(values) == sum(getattr(efficiency, field.name) is not None for field in fields(efficiency))
+        shares = ", ".join(f"{name} {value}" for name, value in values.items())
+        yield f"{gpu.name}: efficiency", shares, _efficiency_source(gpu)
 
 
 def _efficiency_source(gpu: Gpu) -> str:
@@ -205,29 +165,31 @@ def _efficiency_source(gpu: Gpu) -> str:
     gpu = gpu.full_speed or gpu
     if known is None or known.efficiency != gpu.efficiency:
         return gpu.source
-    fitted = [f"{field} fitted on {constants()[name].fitted_on}" for field, name in fitted_efficiency(gpu.name).items()]
+    fitted = [
+        f"{field} fitted on {constants()[name].fitted_on}"
+        for field, name in sorted(fitted_efficiency(gpu.name).items())
+    ]
     return ", ".join(["the type's family in gpus.yaml", *fitted])
 
 
-def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
+def measured_rows(facts: PlanFacts) -> Iterator[Row]:
     """The TP groups of the plan, with layer times from the cluster's profile where it has them."""
-    model, seen = PlanPricer(problem), set()
-    for pipeline in plan.pipelines:
+    model, seen = facts.model, set()
+    for pipeline in facts.plan.pipelines:
         for stage in pipeline.stages:
-            given = stage.samples(pipeline.micro_batch_size) if stage.replicas else ()
-            for replica, samples in zip(stage.replicas, given, strict=True):
+            samples = stage.samples(pipeline.micro_batch_size) if stage.replicas else ()
+            for replica, number in zip(stage.replicas, samples, strict=True):
                 tp_group = model.tp_group(replica.devices)
-                if (tp_group, samples) in seen:
+                if (tp_group, number) in seen:
                     continue
-                seen.add((tp_group, samples))
-                found = model.stages.measured(tp_group, samples)
-                name = f"{tp_group.gpu.name}, TP {tp_group.tp}, {samples} sequences"
-                if found is None:
+                seen.add((tp_group, number))
+                measured = model.stages.measured(tp_group, number)
+                name = f"{tp_group.gpu.name}, TP {tp_group.tp}, {number} sequences"
+                if measured is None:
                     yield name, "calculated", "the cluster's profile has no such layers"
                 else:
-                    forward_s, backward_s = found.layer
-                    said = f"{milliseconds(forward_s)} ms forward, {milliseconds(backward_s)} ms backward"
-                    yield name, said, "measured: the cluster's profile"
+                    forward, backward = map(milliseconds, measured.layer)
+                    yield name, f"{forward} ms forward, {backward} ms backward", "measured: the cluster's profile"
 
 
 def link_rows(problem: Problem, source: str) -> Iterator[Row]:
@@ -240,43 +202,32 @@ def link_rows(problem: Problem, source: str) -> Iterator[Row]:
         machine = machines[0]
         name = machine.spec_name + (f" ×{len(machines)}" if len(machines) > 1 else "")
         if machine.num_gpus > 1:
-            latency_us = machine.intra_latency_s / MICROSECOND
-            yield (
-                f"{name}: inside",
-                f"{rate(machine.intra_bandwidth_bytes_per_s)} GB/s, {latency_us:g} µs",
-                source + _or_default(latency_us, DEFAULT_INTRA_LATENCY_US),
-            )
+            speed = _speed(machine.intra_bandwidth_bytes_per_s, machine.intra_latency_s)
+            yield f"{name}: inside", speed, source + _or_default(machine.intra_latency_s, DEFAULT_INTRA_LATENCY_US)
             for inner in machine.intra_links:
-                latency_us = inner.latency_s / MICROSECOND
-                said = f"{rate(inner.bandwidth_bytes_per_s)} GB/s, {latency_us:g} µs"
-                yield f"{name}: {inner.a} to {inner.b}", said, source
+                yield f"{name}: {inner.a} to {inner.b}", _speed(inner.bandwidth_bytes_per_s, inner.latency_s), source
         if len(cluster.machines) > 1:
-            latency_us = machine.nic_latency_s / MICROSECOND
-            yield (
-                f"{name}: {machine.num_interfaces} network interface(s)",
-                f"{rate(machine.nic_bandwidth_bytes_per_s)} GB/s each way, {latency_us:g} µs",
-                source + _or_default(latency_us, DEFAULT_INTER_LATENCY_US),
-            )
+            speed = _speed(machine.nic_bandwidth_bytes_per_s, machine.nic_latency_s, "GB/s each way")
+            origin = source + _or_default(machine.nic_latency_s, DEFAULT_INTER_LATENCY_US)
+            yield f"{name}: {machine.num_interfaces} network interface(s)", speed, origin
     for group in cluster.groups:
-        said = f"{rate(group.uplink_bytes_per_s)} GB/s, {group.latency_s / MICROSECOND:g} µs more"
-        yield f"{group.name}: uplink", said, source
+        yield f"{group.name}: uplink", f"{_speed(group.uplink_bytes_per_s, group.latency_s)} more", source
     for name, factor in cluster.calibrated:
         what = "links inside machines" if name == "inside" else "links between machines"
         if name.startswith("compute."):
             what = f"operators of {name.partition('.')[2]}"
         yield f"calibrated: {name}", f"× {factor:g}", f"{what}, in the figures above; fitted to {cluster.calibrated_by}"
     for link in cluster.links:
-        latency = "" if link.latency_s is None else f", {link.latency_s / MICROSECOND:g} µs"
-        arrow = "and" if link.both else "to"
-        yield (
-            f"{link.source} {arrow} {link.target}",
-            f"{rate(link.bandwidth_bytes_per_s)} GB/s{latency}",
-            source,
-        )
+        ends = f"{link.source} {'and' if link.both else 'to'} {link.target}"
+        yield ends, _speed(link.bandwidth_bytes_per_s, link.latency_s), source
 
 
-def _or_default(value: float, default: float) -> str:
-    return "; default latency" if abs(value - default) < 1e-9 else ""
+def _speed(bytes_per_s: float, latency_s: float | None, unit: str = "GB/s") -> str:
+    return f"{rate(bytes_per_s)} {unit}" + ("" if latency_s is None else f", {latency_s / MICROSECOND:g} µs")
+
+
+def _or_default(latency_s: float, default_us: float) -> str:
+    return "; default latency" if abs(latency_s / MICROSECOND - default_us) < 1e-9 else ""
 
 
 def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
@@ -284,51 +235,40 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     workload = problem.workload
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
-    gradient, master, moments = (
-        workload.stored_gradient_bytes,
-        workload.master_bytes,
-        workload.optimizer_bytes,
-    )
-    states = f"{workload.element_bytes} + {gradient} + {master} + {moments} B"
-    yield "per parameter", states, "weight, gradient, master, Adam's moments: mixed precision"
-    for name, chosen in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
-        stated = getattr(workload, name)
-        yield name, chosen, "chosen by the search (auto)" if stated == "auto" else "workload"
+    states = workload.element_bytes, workload.stored_gradient_bytes, workload.master_bytes, workload.optimizer_bytes
+    meaning = "weight, gradient, master, Adam's moments: mixed precision"
+    yield "per parameter", f"{' + '.join(map(str, states))} B", meaning
+    for name, choice in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
+        yield name, choice, "chosen by the search (auto)" if getattr(workload, name) == "auto" else "workload"
 
 
 def coefficient_rows() -> Iterator[Row]:
     """The cost model's coefficients; the comments at their definitions state their sources."""
-    said: list[str] = []
     comment: list[str] = []
+    source: list[str] = []
     for line in getsource(coefficients).splitlines():
         name = re.match(r"([A-Z][A-Z0-9_]+) *=", line)
         if line.startswith("#"):
-            comment = [line.lstrip("# ")] if not comment else [*comment, line.lstrip("# ")]
-        elif name and name[1] in coefficients.COEFFICIENTS:
-            said = comment or said
-            comment = []
-            yield name[1].lower(), f"{coefficients.COEFFICIENTS[name[1]]:,g}", " ".join(said)
-        else:
-            comment = []
+            comment.append(line.lstrip("# "))
+            continue
+        if name and name[1] in coefficients.COEFFICIENTS:
+            source = comment or source
+            yield name[1].lower(), f"{coefficients.COEFFICIENTS[name[1]]:,g}", " ".join(source)
+        comment = []
 
 
 def _assumption(value: bool | float | str) -> str:
     return f"{value:g}" if isinstance(value, float | int) and not isinstance(value, bool) else str(value).lower()
 
 
-def framework_rows(problem: Problem) -> Iterator[Row]:
+def framework_rows(framework: Framework) -> Iterator[Row]:
     """The cost model's assumptions on our own runtime, and the fitted constants with the data of their fit."""
-    own, default = PlanPricer(problem).framework, default_framework()
-    for field in fields(own):
+    for field in fields(framework):
         if field.name != "name":
-            value = getattr(own, field.name)
+            value = getattr(framework, field.name)
             parts = value.items() if isinstance(value, Mapping) else [("", value)]
             texts = (f"{name} {_assumption(part)}" for name, part in parts)
-            source = "frameworks.yaml: hexiopt" if value == getattr(default, field.name) else "workload"
-            yield field.name, ", ".join(texts).strip(), source
-    for constant in constants().values():
-        yield (
-            constant.name,
-            f"{constant.value:g} ({constant.unit})",
-            f"{constant.meaning}: fitted on {constant.fitted_on}",
-        )
+            is_default = value == getattr(default_framework(), field.name)
+            yield field.name, ", ".join(texts).strip(), "frameworks.yaml: hexiopt" if is_default else "workload"
+    for fit in constants().values():
+        yield fit.name, f"{fit.value:g} ({fit.unit})", f"{fit.meaning}: fitted on {fit.fitted_on}"

@@ -2,35 +2,34 @@
 
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hexiopt.cost.cost import Cost
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.machine_map import MAX_MACHINES
-from hexiopt.report.panels.canvas import DPI, LABELS, clipped_to, new_figure, text_inches
+from hexiopt.report.panels.canvas import LABELS, STYLE, clipped_to, new_figure, save, text_inches
 from hexiopt.report.panels.cluster import draw_cluster
 from hexiopt.report.panels.layers import draw_layers
 from hexiopt.report.panels.memory import draw_memory
 from hexiopt.report.panels.stages import shown_rows
 from hexiopt.report.panels.timeline import draw_timeline
-from hexiopt.report.style import INK, MUTED, count, seconds
+from hexiopt.report.style import INK, count, seconds
 
 WIDTH_INCHES = 14.0
 _MARGIN = 0.35  # inches around the figure
 
 
-def draw_plan(problem: Problem, plan: Plan, cost: Cost, path: str | Path) -> None:
+def draw_plan(facts: PlanFacts, path: str | Path) -> None:
     """Write plan.png: `plan_figure` at 150 dots per inch."""
-    figure = plan_figure(problem, plan, cost)
-    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    save(plan_figure(facts), path)
 
 
-def plan_figure(problem: Problem, plan: Plan, cost: Cost) -> Figure:
+@rc_context(STYLE)
+def plan_figure(facts: PlanFacts) -> Figure:
     """Cluster, layers, timeline and memory in the same colours, 14 inches wide and about 10 high."""
-    rows = shown_rows(problem, plan, cost)
-    machines = min(MAX_MACHINES, len(problem.cluster.machines))
+    rows = shown_rows(facts)
+    machines = min(MAX_MACHINES, len(facts.problem.cluster.machines))
     lanes = sum(len(row.stages) for row in rows.pipelines)
     top = max(1.5 + 0.5 * (machines > 4) + 1.0 * (machines > 8), 0.4 + 0.28 * len(rows.pipelines))
     middle = min(1.4 + 0.2 * lanes, 5.8)
@@ -46,28 +45,18 @@ def plan_figure(problem: Problem, plan: Plan, cost: Cost) -> Figure:
         return figure.add_axes((x / WIDTH_INCHES, y / height, wide / WIDTH_INCHES, high / height))
 
     right = WIDTH_INCHES - _MARGIN
-    draw_cluster(problem, plan, cost, panel(_MARGIN, y_top, 7.3, top))
-    draw_layers(problem, plan, cost, panel(8.75, y_top + 0.28, right - 8.75, top - 0.28))
+    draw_cluster(facts, panel(_MARGIN, y_top, 7.3, top))
+    draw_layers(facts, panel(8.75, y_top + 0.28, right - 8.75, top - 0.28))
     left = _MARGIN + LABELS
-    draw_timeline(problem, plan, cost, panel(left, y_timeline, right - left, middle))
-    draw_memory(problem, plan, cost, panel(left, y_memory, right - left, bottom))
-    used = len(plan.devices())
-    facts = (
+    draw_timeline(facts, panel(left, y_timeline, right - left, middle))
+    draw_memory(facts, panel(left, y_memory, right - left, bottom))
+    cost = facts.cost
+    summary = (
         f"{seconds(cost.step_time_s)} per step · {cost.tokens_per_s:,.0f} tokens/s · MFU {cost.mfu:.1%} · "
-        f"{count(len(plan.pipelines), 'pipeline')} · {used:,} of {problem.cluster.num_devices:,} GPUs"
+        f"{count(len(facts.plan.pipelines), 'pipeline')} · {facts.devices_used} GPUs"
     )
-    room = right - _MARGIN - text_inches(facts, 11) - 0.3
-    name = f"{problem.model.name} on {problem.cluster.name}"
     line = (height - 0.32) / height
-    figure.text(
-        _MARGIN / WIDTH_INCHES,
-        line,
-        clipped_to(name, room, 15, bold=True),
-        fontsize=15,
-        fontweight="bold",
-        color=INK,
-        va="center",
-        parse_math=False,
-    )
-    figure.text(right / WIDTH_INCHES, line, facts, fontsize=11, color=MUTED, va="center", ha="right")
+    name = clipped_to(facts.title, right - _MARGIN - text_inches(summary, 11) - 0.3, 15, bold=True)
+    figure.text(_MARGIN / WIDTH_INCHES, line, name, fontsize=15, fontweight="bold", color=INK, va="center")
+    figure.text(right / WIDTH_INCHES, line, summary, fontsize=11, va="center", ha="right")
     return figure

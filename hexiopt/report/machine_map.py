@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
-from hexiopt.problem.problem import Problem
-from hexiopt.report.rows import PipelineRow, PlanRows, StageRow
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.rows import PlanRows
 from hexiopt.report.style import clipped, listed, rate
 
 MAX_MACHINES = 15
@@ -23,38 +22,42 @@ class Square:
     unused: bool
 
 
-def machine_kinds(problem: Problem, plan: Plan, rows: PlanRows) -> list[tuple[list[int], tuple[Square, ...]]]:
-    """Groups of machines that look alike (each by itself in small clusters), with the squares of their devices."""
-    cluster = problem.cluster
-    on: dict[int, tuple[PipelineRow, StageRow]] = {}
+@dataclass(frozen=True, slots=True)
+class MachineKind:
+    """Machines that look alike: the first of them, their number, and the squares of their devices."""
+
+    machine: Machine
+    number: int
+    squares: tuple[Square, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the machine, or of the entry of the cluster file where there are several."""
+        return self.machine.spec_name if self.number > 1 else self.machine.name
+
+
+def machine_map(facts: PlanFacts, rows: PlanRows, most: int) -> tuple[list[MachineKind], int]:
+    """At most `most` kinds of machines (each by itself in small clusters) in the order of the cluster, and the number
+    of machines left out: shown are those with most devices in use, then the most frequent."""
+    cluster, unused = facts.problem.cluster, set(facts.unused)
+    on: dict[int, Square] = {}
     for row in rows.pipelines:
         for index in row.members:
-            for stage, stage_row in zip(plan.pipelines[index].stages, row.stages, strict=True):
-                on.update(dict.fromkeys(stage.devices, (row, stage_row)))
-    used = set(plan.devices())
+            for stage, shown in zip(facts.plan.pipelines[index].stages, row.stages, strict=True):
+                on.update(dict.fromkeys(stage.devices, Square(shown.name, row.stage_colour(shown), False)))
     few = len(cluster.machines) <= MAX_MACHINES
-    kinds: dict[object, tuple[list[int], tuple[Square, ...]]] = {}
+    kinds: dict[tuple[int | str, tuple[Square, ...]], list[int]] = {}
     for m, machine in enumerate(cluster.machines):
         first = int(cluster.first_device[m])
-        squares = []
-        for device in range(first, first + min(machine.num_gpus, MAX_SQUARES)):
-            if device in on:
-                row, stage_row = on[device]
-                squares.append(Square(row.stage_name(stage_row), row.stage_colour(stage_row), False))
-            else:
-                squares.append(Square("", None, device not in used))
-        looks = tuple(squares)
-        key: object = m if few else (machine.spec_name, looks)
-        kinds.setdefault(key, ([], looks))[0].append(m)
-    return list(kinds.values())
-
-
-def most_telling(
-    kinds: list[tuple[list[int], tuple[Square, ...]]], most: int
-) -> list[tuple[list[int], tuple[Square, ...]]]:
-    """At most `most` kinds: those with most devices in use, then the most frequent, in the order of the cluster."""
-    kept = sorted(kinds, key=lambda kind: (-sum(s.colour is not None for s in kind[1]), -len(kind[0])))
-    return sorted(kept[:most], key=lambda kind: kind[0][0])
+        devices = range(first, first + min(machine.num_gpus, MAX_SQUARES))
+        squares = tuple(on.get(device) or Square("", None, device in unused) for device in devices)
+        kinds.setdefault((m if few else machine.spec_name, squares), []).append(m)
+    ranked = sorted(
+        kinds.items(), key=lambda kind: (-sum(square.colour is not None for square in kind[0][1]), -len(kind[1]))
+    )
+    shown_kinds = sorted(ranked[:most], key=lambda kind: kind[1][0])
+    found = [MachineKind(cluster.machines[own[0]], len(own), squares) for (_, squares), own in shown_kinds]
+    return found, len(cluster.machines) - sum(kind.number for kind in found)
 
 
 def named_by_gpu(machine: Machine) -> bool:

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.style import clipped, device_ranges, listed, milliseconds, percent, rate
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.style import clipped, listed, milliseconds, percent, rate
 from hexiopt.units import GB
 
 FASTEST_NIC_GB_PER_S = 100.0
@@ -27,37 +25,37 @@ gpu and validation; Megatron's small models, all host, apart)."""
 _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 
 
-def notes(problem: Problem, plan: Plan | None = None, cost: Cost | None = None) -> list[str]:
+def notes(problem: Problem) -> list[str]:
     """Notes on a problem: what its model's file says beside the shape, implausible network rates, sequences beyond the
-    model's positions, sequence layouts. With a plan for it and its price, on these too: memory filled to the last, and
-    steps that the host may bind."""
-    of_problem = [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
-    if plan is None or cost is None:
-        return of_problem
-    return [*of_problem, *_memory(problem, plan, cost), *_host(problem, plan, cost)]
+    model's positions, sequence layouts."""
+    return [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
 
 
-def recorded_notes(solver: Mapping[str, Any] | None) -> list[str]:
+def plan_notes(facts: PlanFacts) -> list[str]:
+    """Notes on a plan: those on its problem, memory filled to the last, steps that the host may bind, and what its file
+    records."""
+    return [*notes(facts.problem), *_memory(facts), *_host(facts), *recorded_notes(facts.solver)]
+
+
+def recorded_notes(solver: Mapping[str, Any]) -> list[str]:
     """The notes that a plan file's object `solver` records, as importers write them; whatever else stands there is not
     one."""
-    recorded = (solver or {}).get("notes")
+    recorded = solver.get("notes")
     texts = [note for note in recorded if isinstance(note, str)] if isinstance(recorded, list | tuple) else []
     return [clipped(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
 
 
-def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
+def _memory(facts: PlanFacts) -> list[str]:
     """Of the fullest device of a plan that fits: the share of a process's memory that is predicted to be taken, where
     all measured runs took more than what is left."""
-    p, s = cost.binding_stage()
-    priced = cost.pipelines[p].stages[s]
-    share = priced.memory.total / priced.limit_bytes * (1.0 - problem.space.memory_headroom)
-    if not cost.fits or share * (1.0 + LEAST_BEYOND_PREDICTED) <= 1.0:
+    use = facts.tightest.cost
+    share = use.memory.total / use.limit_bytes * (1.0 - facts.problem.space.memory_headroom)
+    if not facts.cost.fits or share * (1.0 + LEAST_BEYOND_PREDICTED) <= 1.0:
         return []
-    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices), 2)
     return [
-        f"{share:.1%} of the memory of {where} is predicted to be taken, and in 31 published runs the allocator "
-        f"held {percent(LEAST_BEYOND_PREDICTED)} to {percent(MOST_BEYOND_PREDICTED)} more than predicted; "
-        f"constraints.memory_headroom={USUALLY_BEYOND_PREDICTED:g} leaves the median of that free"
+        f"{share:.1%} of the memory of {facts.tightest.where(2)} is predicted to be taken, and in 31 published runs "
+        f"the allocator held {percent(LEAST_BEYOND_PREDICTED)} to {percent(MOST_BEYOND_PREDICTED)} more than "
+        f"predicted; constraints.memory_headroom={USUALLY_BEYOND_PREDICTED:g} leaves the median of that free"
     ]
 
 
@@ -91,17 +89,15 @@ def _long_context(problem: Problem) -> list[str]:
     return [f"with seq_len {length:,}, space.sequence=true may find a faster plan: GPUs then share a sequence"]
 
 
-def _host(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
+def _host(facts: PlanFacts) -> list[str]:
     """Of the slowest stage of the pipeline that ends last: layers so short that the host may not keep up."""
-    pipeline, priced = max(zip(plan.pipelines, cost.pipelines, strict=True), key=lambda pair: pair[1].end_s)
-    pass_s = [stage_cost.forward_s + stage_cost.backward_s for stage_cost in priced.stages]
-    stage = pipeline.stages[pass_s.index(max(pass_s))]
+    stage, stages = facts.slowest.stage, facts.model.stages
     if stage.sequence:
         return []
-    model, samples = PlanPricer(problem), stage.samples(pipeline.micro_batch_size)
-    each = [(model.tp_group(replica.devices), n) for replica, n in zip(stage.replicas, samples, strict=True)]
-    forward_s = max(model.stages.layer_s(tp_group, n, "none")[0] for tp_group, n in each)
-    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(model.stages.measured(*one) is not None for one in each):
+    samples = stage.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
+    each = [(stages.tp_group(devices), n) for devices, n in zip(stage.executors, samples, strict=True)]
+    forward_s = max(stages.layer_s(*one, "none")[0] for one in each)
+    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*one) is not None for one in each):
         return []
     return [
         f"layers take {milliseconds(forward_s)} ms forward, less than in any run that prices were compared with "

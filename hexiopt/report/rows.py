@@ -1,49 +1,15 @@
-"""A plan as rows of numbers for tables and pictures; equal pipelines may share a row."""
+"""The pipelines of a plan that tables and pictures show: equal ones, or ones of a kind, may share a row."""
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.plan.parallelism import SequenceParallel
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_groups
-from hexiopt.problem.workload import JOINED
-from hexiopt.report.style import FULL_MEMORY, PAPER, gib, gpu_names, mix, place, stage_colour
+from hexiopt.report.facts import PlanFacts, StageFacts
+from hexiopt.report.style import PAPER, count, mix, stage_colour
 
-# Stages within this share of the slowest stage's time are marked as slowest too.
-_TIE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class StageRow:
-    """One stage: its choices in words, its costs in seconds per micro-batch and in bytes."""
-
-    stage: int
-    devices: tuple[int, ...]
-    place: str  # b:0-3 (rtx_3090)
-    gpus: str
-    tp: str
-    layers: str
-    num_layers: int
-    recompute: str
-    compute_s: float  # forward and backward
-    busy: float  # share of the step
-    send_s: float | None  # to the next stage and back; None after the last
-    cost: StageCost
-    binds: tuple[str, ...]
-    is_sequence: bool = False
-
-    @property
-    def parallelism(self) -> str:
-        """`TP 4`, or the layout of a sequence stage."""
-        return self.tp if self.is_sequence else f"TP {self.tp}"
-
-    @property
-    def kind(self) -> str:
-        """The number and types of its devices, or its sequence layout and types."""
-        return f"{self.tp} on {self.gpus}" if self.is_sequence else f"{self.tp} × {self.gpus}"
+_MOST_RUNS = 5  # of like stages, in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +23,7 @@ class PipelineRow:
     micro_batch_size: int
     end_s: float
     longest: bool
-    stages: tuple[StageRow, ...]
+    stages: tuple[StageFacts, ...]
 
     @property
     def title(self) -> str:
@@ -69,13 +35,9 @@ class PipelineRow:
         """Micro-batches times their size."""
         return f"{self.num_micro_batches:,} × {self.micro_batch_size}"
 
-    def stage_name(self, stage: StageRow) -> str:
-        """`2·1`: the numbers of the pipeline and of the stage."""
-        return f"{self.number}·{stage.stage}"
-
-    def stage_colour(self, stage: StageRow) -> str:
+    def stage_colour(self, stage: StageFacts) -> str:
         """The stage's shade of the pipeline's hue."""
-        return stage_colour(self.hue, stage.stage, len(self.stages))
+        return stage_colour(self.hue, stage.number, len(self.stages))
 
     def operation_colours(self, stage: int) -> tuple[str, str]:
         """Colours of forward and backward: the stage's colour lightened, and one nearer to the pipeline's hue."""
@@ -100,8 +62,7 @@ class PlanRows:
         """A note on pipelines that are grouped or left out; empty where every pipeline has a row."""
         parts = []
         if any(len(row.members) > 1 for row in self.pipelines):
-            alike = "×N: pipelines equal in machine kinds, TP, layers and micro-batches; the slowest is shown"
-            parts.append(alike)
+            parts.append("×N: pipelines equal in machine kinds, TP, layers and micro-batches; the slowest is shown")
         if self.num_left_out:
             parts.append(f"{self.num_left_out:,} pipelines of other shapes left out")
         return "; ".join(parts)
@@ -130,127 +91,95 @@ def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], 
 
     groups: dict[Hashable, list[int]] = {}
     for index, pipeline in enumerate(plan.pipelines):
-        key = (
-            tuple(stage_key(stage) for stage in pipeline.stages),
-            pipeline.num_micro_batches,
-            pipeline.micro_batch_size,
-        )
-        groups.setdefault(key, []).append(index)
-    return tuple(tuple(group) for group in groups.values())
+        stages = tuple(map(stage_key, pipeline.stages))
+        groups.setdefault((stages, pipeline.num_micro_batches, pipeline.micro_batch_size), []).append(index)
+    return tuple(map(tuple, groups.values()))
 
 
-def plan_rows(
-    problem: Problem, plan: Plan, cost: Cost, *, group_above: int, max_pipelines: int, max_stages: int
-) -> PlanRows:
+def plan_rows(facts: PlanFacts, *, group_above: int, max_pipelines: int, max_stages: int) -> PlanRows:
     """One row per pipeline, or per group of equal pipelines where there are more than `group_above` pipelines.
 
     Where the groups are more than `max_pipelines`, or have more than `max_stages` stages together, at least one is
-    kept: first the longest pipeline's, then that with the least free memory, then the most frequent ones.
+    shown: first the longest pipeline's, then that with the least free memory, then the most frequent ones.
     """
-    if len(plan.pipelines) <= group_above and sum(len(p.stages) for p in plan.pipelines) <= max_stages:
-        groups: tuple[tuple[int, ...], ...] = tuple((index,) for index in range(len(plan.pipelines)))
-    else:
-        groups = identical_pipelines(problem, plan)
-    longest_s = max(priced.end_s for priced in cost.pipelines)
-    tightest = cost.binding_stage()[0]
+    plan, priced = facts.plan, facts.cost.pipelines
+    groups: tuple[tuple[int, ...], ...] = tuple((index,) for index in range(len(priced)))
+    if len(groups) > group_above or facts.num_stages > max_stages:
+        groups = identical_pipelines(facts.problem, plan)
+    longest_s, tightest = max(pipeline.end_s for pipeline in priced), facts.cost.binding_stage()[0]
 
     def urgency(group: tuple[int, ...]) -> tuple[bool, bool, int]:
-        is_longest = any(cost.pipelines[index].end_s == longest_s for index in group)
-        return not is_longest, tightest not in group, -len(group)
+        return all(priced[index].end_s != longest_s for index in group), tightest not in group, -len(group)
 
-    kept: list[tuple[int, ...]] = []
-    room = max_stages
+    shown: list[tuple[int, ...]] = []
+    free = max_stages
     for group in sorted(groups, key=urgency):
         need = len(plan.pipelines[group[0]].stages)
-        if kept and (len(kept) == max_pipelines or need > room):
+        if shown and (len(shown) == max_pipelines or need > free):
             break
-        kept.append(group)
-        room -= need
-    kept.sort()
-    quoted = {group: max(group, key=lambda index: cost.pipelines[index].end_s) for group in kept}
-    rows = tuple(
-        _pipeline_row(problem, plan, cost, number, hue, group, longest_s)
-        for hue, (group, number) in enumerate(quoted.items())
-    )
-    return PlanRows(rows, len(plan.pipelines) - sum(len(group) for group in kept))
-
-
-def _pipeline_row(
-    problem: Problem,
-    plan: Plan,
-    cost: Cost,
-    number: int,
-    hue: int,
-    members: tuple[int, ...],
-    longest_s: float,
-) -> PipelineRow:
-    pipeline, priced = plan.pipelines[number], cost.pipelines[number]
-    # A single pipeline is not marked as the longest.
-    longest = priced.end_s == longest_s and len(plan.pipelines) > 1
-    times = [stage.forward_s + stage.backward_s for stage in priced.stages]
-    slow_s = max(times) * (1 - _TIE)
-    uneven = min(times) < slow_s
+        shown.append(group)
+        free -= need
     rows = []
-    for index, (stage, stage_cost, compute_s) in enumerate(zip(pipeline.stages, priced.stages, times, strict=True)):
-        binds = ["slowest"] if uneven and compute_s >= slow_s else []
-        if stage_cost.excess_bytes > 0:
-            binds.insert(0, f"+{gib(stage_cost.excess_bytes)} GiB")
-        elif stage_cost.memory.total > FULL_MEMORY * stage_cost.limit_bytes:
-            binds.insert(0, "memory")
-        last = index == len(pipeline.stages) - 1
-        devices = stage.devices
-        rows.append(
-            StageRow(
-                stage=index,
-                devices=devices,
-                place=place(problem.cluster, devices),
-                gpus=gpu_names(problem.cluster, devices),
-                tp=stage.parallelism.degrees,
-                layers=_layers(stage),
-                num_layers=stage.num_layers,
-                recompute=_recompute(stage.recompute),
-                compute_s=compute_s,
-                busy=pipeline.num_micro_batches * compute_s / cost.step_time_s,
-                send_s=None if last else priced.send_forward_s[index] + priced.send_backward_s[index],
-                cost=stage_cost,
-                binds=tuple(binds),
-                is_sequence=isinstance(stage.parallelism, SequenceParallel),
-            )
-        )
-    return PipelineRow(
-        number=number,
-        hue=hue,
+    for hue, group in enumerate(sorted(shown)):
+        number = max(group, key=lambda index: priced[index].end_s)
+        pipeline, end_s = plan.pipelines[number], priced[number].end_s
+        # A single pipeline is not marked as the longest.
+        longest = end_s == longest_s and len(priced) > 1
+        size = pipeline.num_micro_batches, pipeline.micro_batch_size
+        rows.append(PipelineRow(number, hue, group, *size, end_s, longest, facts.stages(number)))
+    return PlanRows(tuple(rows), len(priced) - sum(map(len, shown)))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineKind:
+    """Pipelines through the same types of GPUs with the same parallelism, by their indices, with what spans them all.
+
+    `stages` has words for each stage, `fullest` is the stage with the least free memory.
+    """
+
+    stages: tuple[str, ...]
+    members: tuple[int, ...]
+    num_gpus: int
+    layers: tuple[int, int]
+    sequences: tuple[int, int]
+    end_s: float
+    fullest: StageFacts
+
+
+def pipeline_kinds(facts: PlanFacts) -> list[PipelineKind]:
+    """The kinds of a plan's pipelines, those with most GPUs first."""
+    kinds: dict[tuple[str, ...], list[tuple[StageFacts, ...]]] = {}
+    for p in range(len(facts.plan.pipelines)):
+        stages = facts.stages(p)
+        kinds.setdefault(tuple(map(_in_words, stages)), []).append(stages)
+    every = [_kind(facts, *kind) for kind in kinds.items()]
+    return sorted(every, key=lambda kind: (-kind.num_gpus, kind.members))
+
+
+def _in_words(stage: StageFacts) -> str:
+    return f"{stage.parallelism} {stage.gpus}" if len(stage.stage.devices) > 1 else stage.gpus
+
+
+def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[StageFacts, ...]]) -> PipelineKind:
+    members = tuple(stages[0].pipeline for stages in pipelines)
+    stages = [stage for one in pipelines for stage in one]
+    layers = [stage.stage.num_layers for stage in stages]
+    sizes = [(facts.plan.pipelines[p].num_micro_batches, facts.plan.pipelines[p].micro_batch_size) for p in members]
+    sequences = [number * size for number, size in sizes]
+    return PipelineKind(
+        stages=words,
         members=members,
-        num_micro_batches=pipeline.num_micro_batches,
-        micro_batch_size=pipeline.micro_batch_size,
-        end_s=priced.end_s,
-        longest=longest,
-        stages=tuple(rows),
+        num_gpus=sum(len(stage.stage.devices) for stage in stages),
+        layers=(min(layers), max(layers)),
+        sequences=(min(sequences), max(sequences)),
+        end_s=max(facts.cost.pipelines[p].end_s for p in members),
+        fullest=max(stages, key=lambda stage: stage.cost.excess_bytes),
     )
 
 
-def _layers(stage: Stage) -> str:
-    """The stage's layer ranges; of more than two, their number, the first and the last."""
-    ranges = [f"[{first}, {end})" for first, end in stage.layers]
-    return " ".join(ranges) if len(ranges) <= 2 else f"{len(ranges)}: {ranges[0]} … {ranges[-1]}"
-
-
-def _recompute(policies: Sequence[str]) -> str:
-    """The recompute policy; where layers differ, the number of layers with each, in order of appearance; of groups of
-    equal length that are recomputed together, the length."""
-    counts = Counter(policies)
-    if counts.keys() == {"full", JOINED} and len(groups := set(recompute_groups(policies))) == 1:
-        return f"full by {groups.pop()}"
-    return policies[0] if len(counts) == 1 else ", ".join(f"{n} {policy}" for policy, n in counts.items())
-
-
-def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:
-    """The cluster's devices that the plan does not use."""
-    used = set(plan.devices())
-    return tuple(device for device in range(problem.cluster.num_devices) if device not in used)
-
-
-def num_operations(pipeline: Pipeline) -> int:
-    """The number of forwards and backwards of one step, counted per replica and layer range."""
-    replicas = sum(len(stage.executors) for stage in pipeline.stages)
-    return 2 * pipeline.num_micro_batches * pipeline.num_chunks * replicas
+def chain(stages: Iterable[str]) -> str:
+    """Stages in words, runs of like ones with their number: `3 × TP 4 h100 → a100`."""
+    runs = [(words, len(list(same))) for words, same in groupby(stages)]
+    told = [f"{number} × {words}" if number > 1 else words for words, number in runs[:_MOST_RUNS]]
+    rest = sum(number for _, number in runs[_MOST_RUNS:])
+    return " → ".join([*told, *([f"{count(rest, 'stage')} more"] if rest else [])])

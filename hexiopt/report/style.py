@@ -12,48 +12,26 @@ from hexiopt.units import GIB
 
 # Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), ordered so that neighbours contrast.
 PIPELINE_HUES = (
-    "#4477AA",
-    "#DD7744",
-    "#44AA99",
-    "#AA4499",
-    "#CCAA44",
-    "#882255",
-    "#55A555",
-    "#6FB7DD",
-    "#CC6677",
-    "#888833",
+    *("#4477AA", "#DD7744", "#44AA99", "#AA4499", "#CCAA44"),
+    *("#882255", "#55A555", "#6FB7DD", "#CC6677", "#888833"),
 )
 INK, MUTED, FAINT, PAPER = "#1F2933", "#616E7C", "#D5DAE0", "#FFFFFF"
 SYNC_COLOUR, OPTIMIZER_COLOUR = "#B8C0CA", "#5F6C7B"
 
 # Model states in greys and blues, memory that grows with the micro-batch in warm colours.
-MEMORY_COLOURS = dict(
-    zip(
-        MEMORY_PARTS,
-        ("#33475B", "#5B7A99", "#8FA9C1", "#C2D1DF", "#E6A75A", "#C8553D", "#9C6F9E", "#7C9A86", "#DAD7CF"),
-        strict=True,
-    )
+_MEMORY = (
+    ("weights", "#33475B"),
+    ("gradients", "#5B7A99"),
+    ("master weights", "#8FA9C1"),
+    ("optimizer states", "#C2D1DF"),
+    ("activations", "#E6A75A"),
+    ("logits", "#C8553D"),
+    ("buffers", "#9C6F9E"),
+    ("communicators", "#7C9A86"),
+    ("reserve", "#DAD7CF"),
 )
-MEMORY_LABELS = dict(
-    zip(
-        MEMORY_PARTS,
-        (
-            "weights",
-            "gradients",
-            "master weights",
-            "optimizer states",
-            "activations",
-            "logits",
-            "buffers",
-            "communicators",
-            "reserve",
-        ),
-        strict=True,
-    )
-)
-
-FULL_MEMORY = 0.95
-"""Share of the limit above which memory counts as binding."""
+MEMORY_LABELS = {part: label for part, (label, _) in zip(MEMORY_PARTS, _MEMORY, strict=True)}
+MEMORY_COLOURS = {part: colour for part, (_, colour) in zip(MEMORY_PARTS, _MEMORY, strict=True)}
 
 _LIGHTEST = 0.5
 
@@ -155,7 +133,7 @@ def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
         indices = [int(index_of[device]) for device in members]
-        parts.append((machine, _index_ranges(indices)))
+        parts.append((machine, ",".join(index_ranges(indices))))
     return [
         f"{name}:{indices}"
         for (indices, _), same in groupby(parts, key=lambda part: (part[1], machines[part[0]].kind))
@@ -163,11 +141,11 @@ def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
     ]
 
 
-def _index_ranges(indices: Sequence[int]) -> str:
-    """Ascending numbers with consecutive ones as ranges: `0-3,6`."""
+def index_ranges(indices: Sequence[int]) -> list[str]:
+    """Ascending numbers, consecutive ones as ranges: `0-3`, `6`."""
     runs = groupby(enumerate(indices), key=lambda at: at[1] - at[0])
     whole = [[index for _, index in run] for _, run in runs]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in whole)
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in whole]
 
 
 def place(cluster: Cluster, devices: Sequence[int]) -> str:

@@ -1,67 +1,60 @@
 """A plan as text for a terminal or a log."""
 
-from collections.abc import Mapping
-from typing import Any
+from itertools import islice
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.kinds import kinds_table
-from hexiopt.report.money import money
-from hexiopt.report.notes import notes, recorded_notes
-from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
-from hexiopt.report.step_parts import step_parts
+from hexiopt.report.facts import MemoryUse, PlanFacts, StageFacts, is_full, largest_parts, memory_of_limit
+from hexiopt.report.notes import plan_notes
+from hexiopt.report.rows import PipelineKind, PipelineRow, PlanRows, chain, pipeline_kinds, plan_rows
 from hexiopt.report.style import (
-    FULL_MEMORY,
     PIPELINE_HUES,
     clipped,
     count,
-    device_ranges,
     gib,
     listed,
     memory_words,
     milliseconds,
+    percent,
     seconds,
 )
 
 _BAR = 5
 _SHARE_BAR = 24
 _NOTE = "F+B and send (next stage and back): per micro-batch. Busy: of the step. Memory: fullest device, {}."
-_HEADERS = (
-    "Stage",
-    "Devices",
-    "TP",
-    "Layers",
-    "Recomp.",
-    "F+B ms",
-    "Busy %",
-    "Send ms",
-    "Memory GiB",
-    "Binds",
-)
+_HEADERS = ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B ms", "Busy %", "Send ms", "Memory GiB", "Binds")
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
 _LEAST = {1: 9, 2: 2, 3: 11, 4: 7, 9: 5}  # columns of words and the widths to which they may shrink
 _MOST_LINES = {"wide": 20, "narrow": 12}  # of the table of stages, so that all that `plan` prints fits a screen
 _GROUP_ABOVE = 4  # pipelines from which equal ones are shown once
 _MIN_DEVICES = 12
+_MOST_KINDS = 10
+_KIND_HEADERS = ("", "GPUs", "Stages", "Layers", "Sequences", "Ends at", "Memory")
+_KIND_NOTE = (
+    "N ×: pipelines with the same GPU types and parallelism of their stages. Layers: of a stage. Sequences: of a "
+    "pipeline in a step. Memory: the fullest device, GiB of its limit, {}. Every stage: print=full."
+)
+
+_SHORT = 68  # of a line of `in_short` beside its label
+
+Pairs = list[tuple[str, str]]  # labels and texts
 
 
-def plan_table(problem: Problem, plan: Plan, cost: Cost, *, full: bool = False) -> RenderableType:
+def plan_table(facts: PlanFacts, *, full: bool = False) -> RenderableType:
     """One row per stage, grouped by pipeline; of many pipelines equal ones are shown once.
 
     Where that would not fit a screen, it is one row per kind of pipelines, unless `full`: then every stage has a row.
     """
-    every = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-    limits = {"max_pipelines": len(plan.pipelines), "max_stages": every}
-    rows = plan_rows(problem, plan, cost, group_above=len(plan.pipelines) if full else _GROUP_ABOVE, **limits)
-    note = _NOTE.format(memory_words(problem.space))
-    return _PlanTable(rows, note, None if full else kinds_table(problem, plan, cost))
+    number = len(facts.plan.pipelines)
+    group_above = number if full else _GROUP_ABOVE
+    rows = plan_rows(facts, group_above=group_above, max_pipelines=number, max_stages=facts.num_stages)
+    note = _NOTE.format(memory_words(facts.problem.space))
+    return _PlanTable(rows, note, None if full else kinds_table(facts))
 
 
 class _PlanTable:
@@ -86,7 +79,7 @@ class _PlanTable:
         if narrow:
             parts = [[_cells(row, stage, bar=False) for stage in row.stages] for row in self._rows.pipelines]
             header = [Text(name.replace(" ", "\n"), style="bold") for name in _HEADERS]
-            widths = _narrowed([header, *(line for part in parts for line in part)], options.max_width)
+            widths = _narrow_widths([header, *(line for part in parts for line in part)], options.max_width)
         else:
             widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
         total = sum(widths) + len(widths) - 1
@@ -106,7 +99,7 @@ def _widths(lines: list[list[Text]]) -> list[int]:
     return widths
 
 
-def _narrowed(lines: list[list[Text]], max_width: int) -> list[int]:
+def _narrow_widths(lines: list[list[Text]], max_width: int) -> list[int]:
     """The widths in a narrow console: the widest columns of words give way, and their cells fold; numbers are whole."""
     widths = _widths(lines)
     while sum(widths) + len(widths) - 1 > max_width:
@@ -128,82 +121,105 @@ def _title(row: PipelineRow, width: int) -> str:
 def _grid(widths: list[int], lines: list[list[Text]], fold: bool = True) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     for width, left in zip(widths, _LEFT, strict=True):
-        table.add_column(
-            width=width,
-            justify="left" if left else "right",
-            overflow="fold" if fold else "ellipsis",
-            no_wrap=not fold,
-        )
+        justify: JustifyMethod = "left" if left else "right"
+        table.add_column(width=width, justify=justify, overflow="fold" if fold else "ellipsis", no_wrap=not fold)
     for line in lines:
         table.add_row(*line)
     return table
 
 
-def _cells(row: PipelineRow, stage: StageRow, bar: bool = True) -> list[Text]:
+def _cells(row: PipelineRow, stage: StageFacts, bar: bool = True) -> list[Text]:
     more = " …" if len(row.members) > 1 else ""
-    binds = Text(" ".join(stage.binds), style="red" if stage.cost.excess_bytes > 0 else "yellow")
     return [
-        Text(row.stage_name(stage)),
+        Text(stage.name),
         Text(stage.place + more),
-        Text(stage.tp),
-        Text(f"{stage.layers} {stage.num_layers:2d}"),
+        Text(stage.degrees),
+        Text(f"{stage.layers} {stage.stage.num_layers:2d}"),
         Text(stage.recompute.replace("selective", "select.")),
         Text(milliseconds(stage.compute_s)),
         Text(f"{100 * stage.busy:.0f}"),
         Text("–" if stage.send_s is None else milliseconds(stage.send_s)),
         _memory(stage.cost, bar),
-        binds,
+        Text(" ".join(stage.binds), style="red" if stage.cost.excess_bytes > 0 else "yellow"),
     ]
 
 
-def _memory(cost: StageCost, bar: bool) -> Text:
-    share = cost.memory.total / cost.limit_bytes
-    filled = min(_BAR, max(0, round(share * _BAR)))
-    colour = "green" if share <= FULL_MEMORY else "yellow" if share <= 1 else "red"
-    taken = f"{gib(cost.memory.total)}/{gib(cost.limit_bytes)}"
+def _memory(use: MemoryUse, bar: bool = False) -> Text:
+    """The memory of the fullest device over its limit, in the colour of its share."""
+    text = f"{gib(use.memory.total)}/{gib(use.limit_bytes)}"
+    colour = "red" if use.memory.total > use.limit_bytes else "yellow" if is_full(use) else "green"
     if not bar:
-        return Text(taken, colour)
-    text = Text(f"{taken} ")
-    return text.append("█" * filled, colour).append("░" * (_BAR - filled), "dim")
+        return Text(text, colour)
+    filled = min(_BAR, max(0, round(use.memory.total / use.limit_bytes * _BAR)))
+    return Text(f"{text} ").append("█" * filled, colour).append("░" * (_BAR - filled), "dim")
 
 
-def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None) -> RenderableType:
-    """The performance, choices and origin of a plan; `solver` is the plan file's object of that name."""
-    left = [*performance(problem, cost), *bound(cost, solver)]
-    right = [*choices(problem, plan), *origin(solver)]
+def kinds_table(facts: PlanFacts) -> RenderableType:
+    """A row per kind of pipelines; the kinds that end last and that have least free memory are always among them."""
+    kinds, number = pipeline_kinds(facts), len(facts.plan.pipelines)
+    last, tightest = max(kinds, key=lambda kind: kind.end_s), facts.tightest.pipeline
+    urgent = [kind for kind in kinds if kind is last or tightest in kind.members]
+    shown = [*urgent, *(kind for kind in kinds if kind not in urgent)][:_MOST_KINDS]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in _KIND_HEADERS:
+        words = name == "Stages"
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for kind in kinds:
+        if kind in shown:
+            table.add_row(*_kind_cells(kind, kind is last and number > 1))
+    rest = [kind for kind in kinds if kind not in shown]
+    if rest:
+        pipelines, gpus = sum(len(kind.members) for kind in rest), sum(kind.num_gpus for kind in rest)
+        others = f"of {count(len(rest), 'other kind')}, which end earlier and have more free memory"
+        table.add_row(f"{pipelines:,} ×", f"{gpus:,}", Text(others, style="italic"))
+    title = f"{count(number, 'pipeline')} of {count(len(kinds), 'kind')}"
+    note = _KIND_NOTE.format(memory_words(facts.problem.space))
+    return Group(Text(title, style="bold"), table, Text(note, style="dim"))
+
+
+def _kind_cells(kind: PipelineKind, is_last: bool) -> list[Text]:
+    return [
+        Text(f"{len(kind.members):,} ×", style="bold"),
+        Text(f"{kind.num_gpus:,}"),
+        Text(chain(kind.stages) + (" · longest" if is_last else "")),
+        *(Text(f"{low:,}" if low == high else f"{low:,}–{high:,}") for low, high in (kind.layers, kind.sequences)),
+        Text(seconds(kind.end_s)),
+        _memory(kind.fullest.cost),
+    ]
+
+
+def summary_table(facts: PlanFacts) -> RenderableType:
+    """The performance, choices and origin of a plan."""
+    left, right = [*performance(facts), *bound(facts)], [*choices(facts), *origin(facts)]
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False, expand=False)
     for kind in ("label", "value", "label", "value"):
         table.add_column(style="dim" if kind == "label" else "", justify="left", overflow="fold")
     for k in range(max(len(left), len(right))):
-        pair = [side[k] if k < len(side) else ("", "") for side in (left, right)]
-        (a, b), (c, d) = pair
+        (a, b), (c, d) = (side[k] if k < len(side) else ("", "") for side in (left, right))
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
-    lines: list[RenderableType] = [Text(headline(problem), style="bold"), table]
-    lines += [Text(f"{name}: {said}") for name, said in money(problem, plan, cost)]
-    lines += [Text(proved) for proved in restricted_bound(cost, solver)]
-    if not cost.fits:
-        lines.append(Text(misfit(problem, plan, cost), style="bold red"))
-    unused = unused_devices(problem, plan)
-    if unused:
-        lines.append(Text(f"unused: {listed(device_ranges(problem.cluster, unused), 8)}", style="yellow"))
-    every = [*notes(problem, plan, cost), *recorded_notes(solver)]
-    lines += [Text(f"note: {note}", style="yellow") for note in every]
+    lines: list[RenderableType] = [Text(headline(facts.problem), style="bold"), table]
+    lines += [Text(f"{label}: {text}") for label, text in facts.money]
+    lines += map(Text, restricted_bound(facts))
+    if not facts.cost.fits:
+        lines.append(Text(misfit(facts), style="bold red"))
+    if facts.unused:
+        lines.append(Text(f"unused: {facts.unused_where(8)}", style="yellow"))
+    lines += [Text(f"note: {note}", style="yellow") for note in plan_notes(facts)]
     return Group(*lines)
 
 
-def breakdown_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
+def breakdown_table(facts: PlanFacts) -> RenderableType:
     """The parts of the step time with bars of their shares; the figures add up to the step time."""
-    spent = step_parts(problem, plan, cost)
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    longest = max(part.share for part in spent.parts)
-    for part in spent.parts:
+    longest = max(part.share for part in facts.step.parts)
+    for part in facts.step.parts:
         bar = "█" * max(1, round(part.share / longest * _SHARE_BAR))
         table.add_row(part.name, part.duration, part.percent, Text(bar, part.colour))
-    where = f"Where the {seconds(cost.step_time_s)} of a step go: {spent.executor}, which ends last"
+    where = f"Where the {seconds(facts.cost.step_time_s)} of a step go: {facts.step.executor}, which ends last"
     return Group(Text(where, style="bold"), table)
 
 
@@ -220,39 +236,27 @@ def headline(problem: Problem) -> str:
     )
 
 
-def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
+def performance(facts: PlanFacts) -> Pairs:
     """Step time, throughput and MFU."""
+    cost = facts.cost
     return [
         ("step time", seconds(cost.step_time_s)),
         ("tokens/s", f"{cost.tokens_per_s:,.0f}"),
-        ("MFU", f"{cost.mfu:.1%} of all {problem.cluster.num_devices:,} GPUs"),
+        ("MFU", f"{cost.mfu:.1%} of all {facts.problem.cluster.num_devices:,} GPUs"),
     ]
 
 
-def known_bound(cost: Cost, solver: Mapping[str, Any] | None, key: str) -> list[tuple[float, float]]:
-    """The lower bound in seconds that the plan file's `solver` states under `key`, and the plan's gap to it.
-
-    Empty where there is none, or where it does not bound the price: a plan file may have been priced again.
-    """
-    bound_s = (solver or {}).get(key)
-    if not isinstance(bound_s, int | float) or not 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
-        return []
-    return [(bound_s, max(0.0, 1 - bound_s / cost.step_time_s))]
-
-
-def bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def bound(facts: PlanFacts) -> Pairs:
     """The lower bound on the step time of every plan, and the gap to it; empty where none is known."""
-    return [
-        ("lower bound", f"{seconds(bound_s)} (gap {gap:.1%})")
-        for bound_s, gap in known_bound(cost, solver, "lower_bound_s")
-    ]
+    known = facts.bound()
+    return [("lower bound", f"{seconds(known[0])} (gap {known[1]:.1%})")] if known else []
 
 
-def restricted_bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:
+def restricted_bound(facts: PlanFacts) -> list[str]:
     """The lower bound that the solver proved for the part of the plan space that it searched, as a sentence; empty
     where it proved none."""
-    space = clipped(str((solver or {}).get("own_space", "")), 200)
-    return [restricted_in_words(space, *known) for known in known_bound(cost, solver, "own_lower_bound_s")]
+    known = facts.bound("own_lower_bound_s")
+    return [restricted_in_words(clipped(str(facts.solver.get("own_space", "")), 200), *known)] if known else []
 
 
 def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
@@ -260,47 +264,76 @@ def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
     return f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap {gap:.1%})."
 
 
-def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:
+def choices(facts: PlanFacts) -> Pairs:
     """The workload, and the choices made once for the plan."""
-    workload = problem.workload
-    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-    used = len(plan.devices())
+    workload, plan = facts.problem.workload, facts.plan
     return [
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {workload.precision}"),
-        ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(stages, 'stage')}"),
-        ("devices", f"{used:,} of {problem.cluster.num_devices:,} used"),
+        ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(facts.num_stages, 'stage')}"),
+        ("devices", f"{facts.devices_used} used"),
         ("schedule", plan.schedule.name),
-        ("sharding", sharding(plan)),
+        ("sharding", facts.sharding),
     ]
 
 
-def sharding(plan: Plan) -> str:
-    """ZeRO stage and sharding groups, in words."""
-    stage, groups = plan.sharding.stage, plan.sharding.groups
-    if not stage:
-        return "none"
-    within = {"all": "", "machine": " within machines"}.get(groups) if isinstance(groups, str) else None
-    return f"ZeRO-{stage}" + (f" within {len(groups)} groups" if within is None else within)
-
-
-def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def origin(facts: PlanFacts) -> Pairs:
     """Who found the plan."""
-    if not solver or "name" not in solver:
+    solver = facts.solver
+    if "name" not in solver:
         return []
-    status = clipped(str(solver.get("status", "")), 40)
-    seed = clipped(str(solver.get("seed", "")), 20)
+    status, seed = clipped(str(solver.get("status", "")), 40), clipped(str(solver.get("seed", "")), 20)
     rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {seed}")]
     runtime_s = solver.get("runtime_s")  # null in a plan file
     if status:
-        rows.append(("search", f"{seconds(runtime_s)}, {status}" if isinstance(runtime_s, (int, float)) else status))
+        rows.append(("search", f"{seconds(runtime_s)}, {status}" if isinstance(runtime_s, int | float) else status))
     if solver.get("pricer"):
         rows.append(("cost model", clipped(str(solver["pricer"]), 60)))
     return rows
 
 
-def misfit(problem: Problem, plan: Plan, cost: Cost) -> str:
+def misfit(facts: PlanFacts) -> str:
     """A sentence on the stage that exceeds its memory most."""
-    p, s = cost.binding_stage()
-    devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices)
-    where = f"stage {p}·{s} ({listed(devices, 4)})"
-    return f"does not fit: {where} is {gib(cost.excess_bytes)} GiB over its memory"
+    stage = facts.tightest
+    return f"does not fit: stage {stage.name} ({stage.where(4)}) is {gib(stage.cost.excess_bytes)} GiB over its memory"
+
+
+def in_short(facts: PlanFacts) -> Pairs:
+    """Labels and texts of at most ten lines, which hold at 80 columns."""
+    cost, plan, tight, known = facts.cost, facts.plan, facts.tightest, facts.bound()
+    parts = sorted(facts.step.parts, key=lambda part: -part.share)[:3]
+    sizes = (len(plan.pipelines), "pipeline"), (len(pipeline_kinds(facts)), "kind"), (facts.num_stages, "stage")
+    pipelines, kinds, stages = (count(*size) for size in sizes)
+    rows = [
+        ("problem", facts.title),
+        ("step", f"{seconds(cost.step_time_s)}, {cost.tokens_per_s:,.0f} tokens/s, MFU {cost.mfu:.1%} of all GPUs"),
+        *((("bound", _above(known[0], cost.step_time_s)),) if known else ()),
+        ("plan", f"{pipelines} of {kinds}, {stages}, {plan.schedule.name}, sharding {facts.sharding}"),
+        ("time", ", ".join(f"{part.name} {part.percent}" for part in parts) + f" ({facts.step.executor})"),
+        ("slowest", _slowest(facts)),
+        ("memory", f"stage {tight.name} {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 2)}"),
+        *facts.money,
+        ("unused", f"{count(len(facts.unused), 'GPU')}: {facts.unused_where(3)}" if facts.unused else "no GPU"),
+    ]
+    return [(label, clipped(text, _SHORT)) for label, text in islice(rows, 10)]
+
+
+def short_table(facts: PlanFacts) -> Table:
+    """`in_short` for a terminal."""
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for label, text in in_short(facts):
+        table.add_row(Text(label, style="dim"), Text(text, style="bold" if label == "step" else ""))
+    return table
+
+
+def _above(bound_s: float, step_time_s: float) -> str:
+    return f"at least {seconds(bound_s)} for any plan, so at most {step_time_s / bound_s - 1:.1%} above the best"
+
+
+def _slowest(facts: PlanFacts) -> str:
+    """The stage that takes longest in the pipeline that ends last; or its longest message where that takes longer."""
+    stage, message = facts.slowest, facts.slowest_message
+    if message is not None and message.send_s is not None:
+        ends = f"{message.name} and {message.pipeline}·{message.number + 1}"
+        return f"messages of stages {ends} take {milliseconds(message.send_s)} ms a micro-batch"
+    took = f"{milliseconds(stage.compute_s)} ms a micro-batch, busy {percent(stage.busy)}"
+    return f"stage {stage.name} ({stage.where(1)}) {took}"

@@ -1,190 +1,112 @@
-"""A plan's predicted step as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing."""
+"""The predicted step of a pipeline as spans of time, and the axis on which pictures of it lie.
 
-from collections import Counter
+The picture, the page and the Chrome trace draw the same spans.
+"""
+
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
-from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.files.problem_file import problem_sha256
-from hexiopt.plan.holders import parameter_holders
-from hexiopt.plan.plan import Pipeline, Plan
-from hexiopt.problem.problem import Problem
-from hexiopt.report.rows import identical_pipelines, num_operations
-from hexiopt.report.style import place
+from hexiopt.plan.plan import Pipeline
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.rows import PlanRows
 from hexiopt.simulation.engine import simulate_pipeline
-from hexiopt.units import MICROSECOND
 
-MAX_EVENTS = 200_000
-# Names of Chrome's own palette.
-_COLOURS = {
-    "forward": "thread_state_running",
-    "backward": "thread_state_iowait",
-    "send_forward": "rail_response",
-    "send_backward": "rail_animation",
-    "gradient_sync": "thread_state_sleeping",
-    "optimizer": "rail_idle",
-}
-_LETTERS = {"forward": "F", "backward": "B", "send_forward": "→", "send_backward": "←"}
+MOST_OPERATIONS = 100_000  # of a pipeline, that pictures draw one by one
+_WHOLE_MICRO_BATCHES = 48  # steps up to this length are drawn without a cut
+_SHOWN_MICRO_BATCHES = 14  # length drawn on either side of the cut
 
 
-def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
-    """The trace in µs: one process per pipeline, one thread per replica of a stage and per link on which it sends.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that takes time on an executor of a stage, from `start_s` to `end_s` of the step.
 
-    Beyond 200,000 events, one pipeline represents all equal ones; if that does not suffice, pipelines are left out, and
-    a pipeline that is too long by itself has one event per replica. `otherData` states what was done.
+    `kind` is forward, backward, send_forward, send_backward, gradient_sync (with the wait for it), optimizer, or
+    micro_batches: all of them in one. `micro_batch` is -1 where there is none; `chunk` is the layer range; a message
+    goes to executor `receiver` of its stage.
     """
-    quoted = [(index, 1) for index in range(len(plan.pipelines))]
-    if sum(_num_events(plan, cost, index) for index, _ in quoted) > MAX_EVENTS:
-        quoted = [
-            (max(group, key=lambda index: cost.pipelines[index].end_s), len(group))
-            for group in identical_pipelines(problem, plan)
-        ]
-    quoted.sort(key=lambda item: -cost.pipelines[item[0]].end_s)
-    events: list[dict[str, Any]] = []
-    room, num_alike, synced_s = MAX_EVENTS, 0, _synced_s(problem, plan, cost)
-    for index, alike in quoted:
-        whole = _num_events(plan, cost, index) <= MAX_EVENTS // 2
-        need = _num_events(plan, cost, index) if whole else _num_fixed(plan, cost, index)
-        if events and need > room:
-            break
-        room -= need
-        num_alike += alike
-        events += _pipeline_events(problem, plan, cost, index, alike, whole, synced_s)
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "program": "hexiopt",
-            "kind": "predicted",
-            "problem_sha256": problem_sha256(problem),
-            "step_time_s": cost.step_time_s,
-            "num_pipelines": len(plan.pipelines),
-            "num_pipelines_shown": sum(1 for event in events if event["name"] == "process_name"),
-            "num_pipelines_alike": num_alike,
-            "num_pipelines_left_out": len(plan.pipelines) - num_alike,
-        },
-    }
+
+    kind: str
+    stage: int
+    executor: int
+    start_s: float
+    end_s: float
+    micro_batch: int = -1
+    chunk: int = 0
+    receiver: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a message from the stage to a neighbour."""
+        return self.kind.startswith("send")
 
 
-def _num_fixed(plan: Plan, cost: Cost, index: int) -> int:
-    """The number of events that do not depend on the number of micro-batches."""
-    replicas = sum(len(stage.executors) for stage in plan.pipelines[index].stages)
-    return 2 + 5 * replicas + 2 * len(cost.pipelines[index].messages)
+def num_operations(pipeline: Pipeline) -> int:
+    """The number of forwards and backwards of one step, counted per executor and layer range."""
+    executors = sum(len(stage.executors) for stage in pipeline.stages)
+    return 2 * pipeline.num_micro_batches * pipeline.num_chunks * executors
 
 
-def _num_events(plan: Plan, cost: Cost, index: int) -> int:
-    pipeline = plan.pipelines[index]
-    num_messages = pipeline.num_micro_batches * pipeline.num_chunks * len(cost.pipelines[index].messages)
-    return _num_fixed(plan, cost, index) + num_operations(pipeline) + num_messages
+def pipeline_spans(facts: PlanFacts, number: int, one_by_one: bool = True) -> Iterator[Span]:
+    """The spans of the pipeline `number` in the order in which they end, then those that end the step.
 
-
-_Lane = tuple[int, int, str, int]  # stage, replica, and for messages also kind and receiving replica
-
-
-def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
-    """The threads of a pipeline in order, with their names without devices."""
-    names = {
-        (s, r): f"stage {s}" + (f".{r}" if len(stage.executors) > 1 else "")
-        for s, stage in enumerate(pipeline.stages)
-        for r in range(len(stage.executors))
-    }
-    lanes = {(*at, "", 0): name for at, name in names.items()}
-    kinds, arrows = ("send_forward", "send_backward"), ("→", "←")
-    receivers = Counter((link.backward, link.stage, link.sender) for link in priced.messages)
-    for link in priced.messages:
-        to = f" {link.receiver}" if receivers[link.backward, link.stage, link.sender] > 1 else ""
-        name = f"{names[link.stage, link.sender]} sends {arrows[link.backward]}{to}"
-        lanes[link.stage, link.sender, kinds[link.backward], link.receiver] = name
-    order = ("", *kinds)
-    return dict(sorted(lanes.items(), key=lambda lane: (*lane[0][:2], order.index(lane[0][2]), lane[0][3])))
-
-
-def _pipeline_events(
-    problem: Problem, plan: Plan, cost: Cost, index: int, alike: int, whole: bool, synced_s: float
-) -> Iterator[dict[str, Any]]:
-    pipeline, priced = plan.pipelines[index], cost.pipelines[index]
-    others = f", represents {alike} equal ones" if alike > 1 else ""
-    batch = f"{pipeline.num_micro_batches} × {pipeline.micro_batch_size}"
-    yield meta_event("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
-    yield meta_event("process_sort_index", index, 0, sort_index=index)
-    threads = {}
-    for tid, (lane, name) in enumerate(_lanes(pipeline, priced).items()):
-        threads[lane] = tid
-        if not lane[2]:
-            name += f": {place(problem.cluster, pipeline.stages[lane[0]].executors[lane[1]])}"
-        yield meta_event("thread_name", index, tid, name=name)
-        yield meta_event("thread_sort_index", index, tid, sort_index=tid)
-    replicas = [tid for lane, tid in threads.items() if not lane[2]]
-    if whole:
-        for event in simulate_pipeline(index, pipeline, priced, plan.schedule):
-            sends = event.kind.startswith("send")
-            yield operation_event(
-                event.kind,
-                index,
-                threads[event.stage, event.replica, event.kind if sends else "", event.receiver],
-                event.micro_batch,
-                event.chunk if pipeline.num_chunks > 1 else None,
-                event.start_s,
-                event.end_s,
-            )
+    Unless operations are wanted `one_by_one`, each executor has one span for all of its own.
+    """
+    priced = facts.cost.pipelines[number]
+    ends = [(k, e, end_s) for k, ends in enumerate(priced.replica_end_s) for e, end_s in enumerate(ends)]
+    if one_by_one:
+        for event in simulate_pipeline(number, facts.plan.pipelines[number], priced, facts.plan.schedule):
+            place, time = (event.stage, event.replica), (event.start_s, event.end_s)
+            yield Span(event.kind, *place, *time, event.micro_batch, event.chunk, event.receiver)
     else:
-        for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
-            yield _slice(
-                f"{pipeline.num_micro_batches} micro-batches",
-                "forward",
-                index,
-                tid,
-                0.0,
-                end_s,
-                num_micro_batches=pipeline.num_micro_batches,
-            )
-    ending = last_phase(problem, plan)
-    for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
-        if end_s < synced_s:
-            yield _slice("gradient sync", "gradient_sync", index, tid, end_s, synced_s)
-        yield _slice(ending, "optimizer", index, tid, cost.pipeline_s + cost.gradient_sync_s, cost.step_time_s)
+        yield from (Span("micro_batches", k, e, 0.0, end_s) for k, e, end_s in ends)
+    synced_s = facts.cost.pipeline_s + facts.cost.gradient_sync_s
+    for k, e, end_s in ends:
+        if facts.has_gradient_sync and end_s < synced_s:
+            yield Span("gradient_sync", k, e, end_s, synced_s)
+        yield Span("optimizer", k, e, synced_s, facts.cost.step_time_s)
 
 
-def _synced_s(problem: Problem, plan: Plan, cost: Cost) -> float:
-    """When gradients are summed; 0 where no device waits for that."""
-    return cost.pipeline_s + cost.gradient_sync_s if has_gradient_sync(problem, plan) else 0.0
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """Maps time to positions on paper: all of [0, end], or [0, cut] and [resume, end] with a gap between them."""
 
+    cut: float
+    resume: float
+    end: float
 
-def has_gradient_sync(problem: Problem, plan: Plan) -> bool:
-    """Whether any gradient has more than one holder: in several pipelines, in a replicated stage or, with tied
-    embeddings, in the first and the last stage."""
-    return parameter_holders(plan.pipelines, problem.model).count > 0
+    @classmethod
+    def of(cls, facts: PlanFacts, rows: PlanRows) -> "TimeAxis":
+        """The whole of a short step; the beginning and the end of a long one."""
+        step_s = facts.cost.step_time_s
+        whole = cls(step_s, step_s, step_s)
+        if max(row.num_micro_batches for row in rows.pipelines) <= _WHOLE_MICRO_BATCHES:
+            return whole
+        window_s = 0.0
+        for row in rows.pipelines:
+            fill_s = sum(stage.compute_s / 3 + (stage.send_s or 0.0) for stage in row.stages)
+            window_s = max(window_s, fill_s + _SHOWN_MICRO_BATCHES * max(stage.compute_s for stage in row.stages))
+        tail_s = step_s - facts.cost.pipeline_s + window_s
+        return whole if window_s + tail_s > 0.8 * step_s else cls(window_s, step_s - tail_s, step_s)
 
+    @property
+    def gap(self) -> float:
+        """The width of the gap that stands for the omitted time."""
+        return 0.018 * (self.cut + self.end - self.resume) if self.resume > self.cut else 0.0
 
-def last_phase(problem: Problem, plan: Plan) -> str:
-    """What follows the gradient synchronisation: the optimizer, and the all-gather of the weights that it sharded."""
-    gathers = plan.sharding.gathers_weights and has_gradient_sync(problem, plan)
-    return "optimizer and weight all-gather" if gathers else "optimizer"
+    @property
+    def width(self) -> float:
+        """The length of the axis, in seconds on paper."""
+        return self.cut + self.gap + self.end - self.resume
 
+    def visible(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """(left, width) on paper of the visible parts of an interval."""
+        second = self.cut + self.gap - self.resume
+        halves = ((0.0, self.cut, 0.0), (self.resume, self.end, second))
+        clipped = [(max(start_s, low), min(end_s, high), shift) for low, high, shift in halves]
+        return [(left + shift, right - left) for left, right, shift in clipped if right > left]
 
-def meta_event(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    """An event that names or sorts a process or a thread."""
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
-
-
-def operation_event(
-    kind: str, pid: int, tid: int, micro_batch: int, chunk: int | None, start_s: float, end_s: float
-) -> dict[str, Any]:
-    """A forward, a backward or a message of a micro-batch, and of one layer range where a stage has several."""
-    name = f"{_LETTERS[kind]}{micro_batch}" + ("" if chunk is None else f"·{chunk}")
-    more = {} if chunk is None else {"layer_range": chunk}
-    return _slice(name, kind, pid, tid, start_s, end_s, micro_batch=micro_batch, **more)
-
-
-def _slice(name: str, kind: str, pid: int, tid: int, start_s: float, end_s: float, **args: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": kind,
-        "pid": pid,
-        "tid": tid,
-        "ts": start_s / MICROSECOND,
-        "dur": (end_s - start_s) / MICROSECOND,
-        "cname": _COLOURS[kind],
-        "args": args,
-    }
+    def at(self, time_s: float) -> float | None:
+        """The position of a moment on paper; None if it is omitted."""
+        if time_s <= self.cut:
+            return time_s
+        return time_s - self.resume + self.cut + self.gap if time_s >= self.resume else None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame
 from hexiopt.plan.check import check
@@ -21,7 +20,8 @@ from hexiopt.problem.model import RANGES
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
-from hexiopt.report.style import MEMORY_LABELS, clipped, count, device_ranges, gib, listed
+from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
+from hexiopt.report.style import clipped, count
 from hexiopt.solving import Budget, OnProgress, Pricer
 from hexiopt.solving.referee import Refereed
 from hexiopt.solving.result import Status
@@ -211,12 +211,8 @@ def space_in_words(problem: Problem) -> str:
 
 def binding_memory(plan: PlacedPlan) -> str:
     """The stage with the least free memory, and the three largest parts of what it holds."""
-    p, s = plan.cost.binding_stage()
-    stage = plan.cost.pipelines[p].stages[s]
-    parts = sorted(MEMORY_PARTS, key=lambda part: -getattr(stage.memory, part))[:3]
-    held = ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(stage.memory, part))}" for part in parts)
-    where = listed(device_ranges(plan.problem.cluster, plan.pipelines[p].stages[s].devices), 2)
-    return f"{where} hold {gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB: {held}"
+    tight = PlanFacts(plan.problem, plan, plan.cost).tightest
+    return f"{tight.where(2)} hold {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 3)}"
 
 
 def certified(problem: Problem, plan: Plan, pricer: Pricer | None = None) -> PlacedPlan | None:

@@ -18,10 +18,10 @@ from hexiopt.files.plan_file import solver_to_dict, write_plan
 from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.report.money import money
-from hexiopt.report.notes import notes, recorded_notes
+from hexiopt.report.facts import PlanFacts, margin, memory_of_limit
+from hexiopt.report.notes import notes, plan_notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
-from hexiopt.report.style import count, device_ranges, gib, gpu_names, listed, seconds
+from hexiopt.report.style import count, gpu_names, seconds
 from hexiopt.solving import Pricer, foreign_name
 from hexiopt.solving.result import Result
 from hexiopt.study.naming import named_in_order
@@ -75,8 +75,8 @@ class PlanCost(Cost, Value):
         return hash(tuple(_fields(self, Cost).values()))
 
     def __repr__(self) -> str:
-        margin = f"{gib(abs(self.excess_bytes))} GiB {'free' if self.fits else 'too much'} on the fullest GPU"
-        return f"PlanCost({seconds(self.step_time_s)} a step, {self.tokens_per_s:,.0f} tokens/s, {margin})"
+        room = f"{margin(self.excess_bytes)} on the fullest GPU"
+        return f"PlanCost({seconds(self.step_time_s)} a step, {self.tokens_per_s:,.0f} tokens/s, {room})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -118,10 +118,15 @@ class PlacedPlan(Plan, Value):
         pricer = self.pricer or PlanPricer(self.problem)
         return PlanCost.of(self.problem, self, pricer.price(self), self.pricer)
 
+    @cached_property
+    def _facts(self) -> PlanFacts:
+        """What reports tell of it."""
+        return PlanFacts(self.problem, self, self.cost, self.solver, self.pricer)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What may be overlooked in the problem and the plan, and what the plan file records: a line each."""
-        return (*notes(self.problem, self, self.cost), *recorded_notes(self.solver))
+        return tuple(plan_notes(self._facts))
 
     def save(self, path: str | Path) -> None:
         """Write a `plan.json` for `hexiopt.load_plan` and the command line, atomically.
@@ -136,9 +141,7 @@ class PlacedPlan(Plan, Value):
     def stages(self) -> Frame:
         """One row per stage: devices, choices, seconds per micro-batch, busy share of the step, and memory in GiB."""
         whole = len(self.pipelines)
-        rows = plan_rows(
-            self.problem, self, self.cost, group_above=whole, max_pipelines=whole, max_stages=len(self.devices())
-        )
+        rows = plan_rows(self._facts, group_above=whole, max_pipelines=whole, max_stages=len(self.devices()))
         return Frame.of([_stage_row(row, k) for row in rows.pipelines for k in range(len(row.stages))])
 
     def plot(self) -> "Figure":
@@ -149,7 +152,7 @@ class PlacedPlan(Plan, Value):
         if "pricer" in self.solver:
             name = self.solver["pricer"]
             raise InputError(f"plan: is priced by {name}, and figures are of our own cost model; save it, and load it")
-        return plan_figure(self.problem, self, self.cost)
+        return plan_figure(self._facts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and _fields(self, Plan) == _fields(other, Plan)
@@ -190,7 +193,7 @@ class Solution(Result, Value):
     @property
     def notes(self) -> tuple[str, ...]:
         """What may be overlooked in the problem and the plan: a line each, as the command line prints them."""
-        return tuple(notes(self.problem, self.plan, self.cost))
+        return tuple(notes(self.problem)) if self.plan is None else self.plan.notes
 
     def plot(self) -> "Figure":
         """A matplotlib figure of the plan: cluster, layers, timeline and memory. Raises InputError without a plan."""
@@ -225,8 +228,10 @@ class Solution(Result, Value):
             used = f"{len(plan.devices()):,} of {problem.cluster.num_devices:,} GPUs used"
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
-            rows.append(("memory", _memory(problem, plan, cost)))
-            rows += money(problem, plan, cost)
+            tight = plan._facts.tightest
+            room = f"{margin(tight.cost.excess_bytes)} on the fullest GPUs"
+            rows.append(("memory", f"{room}: {memory_of_limit(tight.cost)} on {tight.where(2)}"))
+            rows += plan._facts.money
         for note in self.notes:
             rows += zip(chain(("note",), repeat("")), wrap(note, _NOTE_WIDTH), strict=False)
         title = f"{problem.model.name} on {problem.cluster.name}"
@@ -246,11 +251,11 @@ def _stage_row(row: PipelineRow, k: int) -> dict[str, Any]:
     stage = row.stages[k]
     return {
         "pipeline": row.number,
-        "stage": stage.stage,
+        "stage": stage.number,
         "devices": stage.place,
         "parallelism": stage.parallelism,
         "layers": stage.layers,
-        "num_layers": stage.num_layers,
+        "num_layers": stage.stage.num_layers,
         "recompute": stage.recompute,
         "micro_batches": row.num_micro_batches,
         "micro_batch_size": row.micro_batch_size,
@@ -281,13 +286,3 @@ def _pipelines(problem: Problem, plan: Plan) -> list[str]:
 def _gpus(problem: Problem, stage: Stage) -> str:
     number = len(stage.devices)
     return (f"{number} " if number > 1 else "") + gpu_names(problem.cluster, stage.devices)
-
-
-def _memory(problem: Problem, plan: Plan, cost: Cost) -> str:
-    """The free memory of the fullest GPUs, and where they are."""
-    p, s = cost.binding_stage()
-    stage = cost.pipelines[p].stages[s]
-    where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].devices), 2)
-    taken = f"{gib(stage.memory.total)} of {gib(stage.limit_bytes)} GiB"
-    left = f"{gib(abs(stage.excess_bytes))} GiB {'free' if stage.excess_bytes <= 0 else 'too much'}"
-    return f"{left} on the fullest GPUs: {taken} on {where}"

@@ -23,7 +23,7 @@ from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.compared.choices import Choice
-from hexiopt.report.money import hourly
+from hexiopt.report.facts import price_per_hour
 from hexiopt.report.style import amount, count, seconds
 from hexiopt.solving import Budget, Capabilities, Pricer
 from hexiopt.solving.catalogue import made_solver
@@ -66,7 +66,7 @@ class Option:
     @property
     def price_per_hour(self) -> float | None:
         """Of the machines that the plan uses; None where one of them states no price."""
-        price, unpriced = hourly(self.alternative.problem, self.plan) if self.plan else (None, 0)
+        price, unpriced = price_per_hour(self.alternative.problem, self.plan) if self.plan else (None, 0)
         return None if unpriced else price
 
     @property

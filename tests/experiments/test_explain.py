@@ -4,22 +4,23 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.report.explanation import measured_rows, stage_rows, step_rows
+from hexiopt.report.facts import PlanFacts
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 
 
 def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
     layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
-    cost = PlanPricer(PROBLEM).price(plan)
-    rows = list(stage_rows(PROBLEM, plan, cost))
+    facts = PlanFacts(PROBLEM, plan, PlanPricer(PROBLEM).price(plan))
+    rows = list(stage_rows(facts))
     assert len(rows) == 2
     name, time, memory = rows[0]
     assert name.startswith("0·0 a:0-1, h:0")
     for part in ("attention", "all-to-all", "outside attention", "waiting for keys and other devices"):
         assert part in time
     assert "GiB" in memory
-    assert list(step_rows(PROBLEM, plan, cost))
-    assert len(list(measured_rows(PROBLEM, plan))) == 1
+    assert list(step_rows(facts))
+    assert len(list(measured_rows(facts))) == 1
 
     stage = PlanPricer(PROBLEM).stages.sequence_stage(layout, 1)
     layer_s, parts = sum(stage.layer_s("selective")), stage.parts_s("selective")

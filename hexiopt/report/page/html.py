@@ -1,31 +1,31 @@
 """A plan as one HTML file that loads nothing: its pictures are drawn in it, its one script is its own."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import jinja2
 
-from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.files.problem_file import problem_sha256, problem_to_dict
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.machine import Machine
-from hexiopt.problem.problem import Problem
+from hexiopt.problem.machine import spec_spans
 from hexiopt.report import style, table
-from hexiopt.report.machine_map import MAX_SQUARES, machine_kinds, machine_notes, most_telling, network_notes
-from hexiopt.report.money import money
-from hexiopt.report.notes import notes, recorded_notes
-from hexiopt.report.page.lanes import LANE, WIDTH, page_lanes, ticks
-from hexiopt.report.rows import PlanRows, plan_rows, unused_devices
-from hexiopt.report.step_parts import step_parts
-from hexiopt.report.time_axis import time_axis
-from hexiopt.report.timeline import last_phase
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.machine_map import machine_map, machine_notes, network_notes
+from hexiopt.report.notes import plan_notes
+from hexiopt.report.rows import PipelineRow, PlanRows, plan_rows
+from hexiopt.report.timeline import MOST_OPERATIONS, TimeAxis, num_operations, pipeline_spans
 from hexiopt.solving.result import Point
 
+_WIDTH, _LANE = 1000.0, 20.0  # of the SVG's coordinates; it is stretched to the page
+_MOST_BOXES = 7_000  # of the operations of a page's pipelines that are drawn one by one
+_SPAN_NAMES = {
+    "send_forward": "message to the next stage",
+    "send_backward": "message to the previous stage",
+    "gradient_sync": "gradient sync and waiting for it",
+}
 _TEMPLATE = "plan_page.html.jinja"
 _FILTERS = (style.seconds, style.milliseconds, style.gib, style.rate, style.ink_on)
 _MAX_PIPELINES, _MAX_STAGES = 200, 600
@@ -48,70 +48,44 @@ _WORDS = (
 )  # fmt: skip
 
 
-def report_html(
-    problem: Problem,
-    plan: Plan,
-    cost: Cost,
-    *,
-    solver: Mapping[str, Any] | None = None,
-    trajectory: Sequence[Point] = (),
-    command: str | None = None,
-) -> str:
+def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: str | None = None) -> str:
     """The page of a plan: summary, cluster, pipelines with timeline, stages and memory, search and problem.
 
-    `solver` is the plan file's object of that name, `trajectory` the improvements of the search. `command` is the one
-    that made the plan, shown as the way to reproduce it.
+    `trajectory` is the improvements of the search. `command` is the one that made the plan, shown as the way to
+    reproduce it.
     """
-    unused = unused_devices(problem, plan)
-    rows = plan_rows(problem, plan, cost, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
-    axis = time_axis(rows, cost)
-    kinds = machine_kinds(problem, plan, rows)
-    shown = most_telling(kinds, _MAX_MACHINES)
-    return (
-        _environment()
-        .get_template(_TEMPLATE)
-        .render(
-            problem=problem,
-            cost=cost,
-            title=f"{problem.model.name} on {problem.cluster.name}",
-            headline=table.headline(problem),
-            tiles=_tiles(problem, plan, cost, solver),
-            does_not_fit="" if cost.fits else table.misfit(problem, plan, cost),
-            notes=[*notes(problem, plan, cost), *recorded_notes(solver)],
-            unused=style.listed(style.device_ranges(problem.cluster, unused), 40),
-            machine_map=[(problem.cluster.machines[members[0]], len(members), squares) for members, squares in shown],
-            machines_left_out=sum(len(members) for members, _ in kinds) - sum(len(members) for members, _ in shown),
-            max_squares=MAX_SQUARES,
-            network=network_notes(problem.cluster),
-            ending=last_phase(problem, plan),
-            lanes=page_lanes(problem, plan, cost, rows, axis),
-            unfolded=_unfolded(rows),
-            ticks=ticks(axis),
-            axis=axis,
-            omitted=style.seconds(axis.resume - axis.cut) if axis.gap else "",
-            svg=(WIDTH, LANE),
-            summary=(
-                [
-                    *table.performance(problem, cost),
-                    *table.bound(cost, solver),
-                    *money(problem, plan, cost),
-                ],
-                [*table.choices(problem, plan), *table.origin(solver)],
-            ),
-            step=step_parts(problem, plan, cost),
-            rows=rows,
-            memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
-            memory_words=style.memory_words(problem.space),
-            bounds=_bounds(cost, solver),
-            chart=_chart(trajectory, cost, solver or {}) if trajectory else None,
-            machines=_machine_types(problem.cluster),
-            model=_model(problem),
-            workload=_workload(problem),
-            problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
-            words=_WORDS,
-            commands=_commands(solver or {}, command),
-            sha256=problem_sha256(problem),
-        )
+    problem, specs = facts.problem, list(spec_spans(facts.problem.cluster.machines).values())
+    rows = plan_rows(facts, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
+    axis = TimeAxis.of(facts, rows)
+    machines, machines_left_out = machine_map(facts, rows, _MAX_MACHINES)
+    results, origins = [*table.performance(facts), *table.bound(facts)], table.origin(facts)
+    page = _environment().get_template(_TEMPLATE)
+    return page.render(
+        facts=facts,
+        headline=table.headline(problem),
+        tiles=_tiles(facts),
+        does_not_fit="" if facts.cost.fits else table.misfit(facts),
+        notes=plan_notes(facts),
+        unused=facts.unused_where(40),
+        machine_map=machines,
+        machines_left_out=machines_left_out,
+        network=network_notes(problem.cluster),
+        lanes=_lanes(facts, rows, axis),
+        unfolded=_open_pipelines(rows),
+        ticks=_ticks(axis),
+        axis=axis,
+        svg=(_WIDTH, _LANE),
+        summary=([*results, *facts.money], [*table.choices(facts), *origins]),
+        rows=rows,
+        memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
+        memory_words=style.memory_words(problem.space),
+        bounds=_bounds(facts),
+        chart=_chart(trajectory, facts) if trajectory else None,
+        machines=[(len(span), problem.cluster.machines[span[0]]) for span in specs[:_MAX_MACHINE_TYPES]],
+        problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
+        words=_WORDS,
+        commands=_commands(facts.solver, command),
+        sha256=problem_sha256(problem),
     )
 
 
@@ -129,58 +103,32 @@ def _environment() -> jinja2.Environment:
     return made
 
 
-def _unfolded(rows: PlanRows) -> set[int]:
+def _open_pipelines(rows: PlanRows) -> set[int]:
     """The numbers of the pipelines that are unfolded at first: the longest, and as many others as are read easily."""
-    room, found = _UNFOLDED_STAGES, set[int]()
+    free, unfolded = _UNFOLDED_STAGES, set[int]()
     for row in sorted(rows.pipelines, key=lambda row: not row.longest):
-        room -= len(row.stages)
-        if room < 0 and found:
+        free -= len(row.stages)
+        if free < 0 and unfolded:
             break
-        found.add(row.number)
-    return found
+        unfolded.add(row.number)
+    return unfolded
 
 
-def _tiles(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    gaps = [("gap to the bound", f"{gap:.1%}") for _, gap in table.known_bound(cost, solver, "lower_bound_s")]
+def _tiles(facts: PlanFacts) -> list[tuple[str, str]]:
+    known = facts.bound()
     return [
-        *table.performance(problem, cost)[:2],
-        ("MFU", f"{cost.mfu:.1%}"),
-        *gaps,
-        ("pipelines", f"{len(plan.pipelines):,}"),
-        ("GPUs used", f"{len(plan.devices()):,} of {problem.cluster.num_devices:,}"),
+        *table.performance(facts)[:2],
+        ("MFU", f"{facts.cost.mfu:.1%}"),
+        *([("gap to the bound", f"{known[1]:.1%}")] if known else []),
+        ("pipelines", f"{len(facts.plan.pipelines):,}"),
+        ("GPUs used", facts.devices_used),
     ]
 
 
-def _bounds(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:
+def _bounds(facts: PlanFacts) -> list[str]:
     """One sentence for each bound that is proven."""
     of_all = "No plan of the space has a shorter step than the lower bound"
-    return [*(f"{of_all}: {bound}." for _, bound in table.bound(cost, solver)), *table.restricted_bound(cost, solver)]
-
-
-def _machine_types(cluster: Cluster) -> list[tuple[int, Machine]]:
-    """The number of machines of each entry of the cluster file, and one of them."""
-    members: dict[str, list[Machine]] = {}
-    for machine in cluster.machines:
-        members.setdefault(machine.spec_name, []).append(machine)
-    return [(len(alike), alike[0]) for alike in list(members.values())[:_MAX_MACHINE_TYPES]]
-
-
-def _model(problem: Problem) -> list[tuple[str, str]]:
-    model = problem.model
-    return [
-        ("model", f"{model.name}, {model.num_params / 1e9:.3g} B parameters"),
-        ("shape", f"{model.num_layers} layers, hidden {model.hidden_size:,}, {model.num_heads} heads"),
-        ("", f"{model.num_kv_heads} KV heads, MLP {model.ffn_size:,}, vocabulary {model.vocab_size:,}"),
-    ]
-
-
-def _workload(problem: Problem) -> list[tuple[str, str]]:
-    workload = problem.workload
-    return [
-        ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens"),
-        ("precision", f"{workload.precision}, {workload.stored_gradient_bytes}-byte gradients"),
-        ("recompute", workload.recompute),
-    ]
+    return [*(f"{of_all}: {bound}." for _, bound in table.bound(facts)), *table.restricted_bound(facts)]
 
 
 def _commands(solver: Mapping[str, Any], command: str | None) -> list[str]:
@@ -205,13 +153,13 @@ class _Chart:
     end_s: float
 
 
-def _chart(trajectory: Sequence[Point], cost: Cost, solver: Mapping[str, Any]) -> _Chart:
+def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> _Chart:
     points = [(point.runtime_s, point.step_time_s) for point in trajectory]
     if len(points) > _MAX_POINTS:
         stride = len(points) / _MAX_POINTS
         points = [points[int(k * stride)] for k in range(_MAX_POINTS)] + points[-1:]
-    bounds = [bound_s for bound_s, _ in table.known_bound(cost, solver, "lower_bound_s")]
-    runtime_s = solver.get("runtime_s")
+    known, runtime_s = facts.bound(), facts.solver.get("runtime_s")
+    bounds = [known[0]] if known else []
     end_s = max(points[-1][0], float(runtime_s) if isinstance(runtime_s, int | float) else 0.0, 1e-9)
     values = [value for _, value in points] + bounds
     margin = 0.08 * ((max(values) - min(values)) or max(values) or 1.0)
@@ -233,3 +181,77 @@ def _chart(trajectory: Sequence[Point], cost: Cost, solver: Mapping[str, Any]) -
         [(y(value), style.seconds(value)) for value in bounds],
         end_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle, and what it says under the mouse: an operation with its micro-batch (-1: none), start and end."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str
+    kind: str
+    stage: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of one pipeline; `whole` is False where its operations are too many to be drawn one by one."""
+
+    row: PipelineRow
+    height: float
+    boxes: tuple[Box, ...]
+    whole: bool
+
+
+def _lanes(facts: PlanFacts, rows: PlanRows, axis: TimeAxis) -> list[Lanes]:
+    """The lanes of every row, in order."""
+    lanes, free = [], _MOST_BOXES
+    for row in rows.pipelines:
+        whole = num_operations(facts.plan.pipelines[row.number]) <= MOST_OPERATIONS
+        boxes = tuple(_boxes(facts, row, axis, whole))
+        operations = sum(1 for box in boxes if box.micro_batch >= 0)
+        if whole and operations > free:
+            whole, boxes = False, tuple(_boxes(facts, row, axis, False))
+        elif whole:
+            free -= operations
+        lanes.append(Lanes(row, _LANE * len(row.stages), boxes, whole))
+    return lanes
+
+
+def _ticks(axis: TimeAxis) -> list[tuple[float, str]]:
+    """Positions in percent and labels: round times at most eight, and the end of the step."""
+    scale, _, unit = style.seconds_scale(axis.end)
+    least = axis.width / scale / 7
+    power = 10.0 ** len(f"{int(least)}") if least >= 1 else 1.0
+    while power > least:
+        power /= 10
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
+    moments = (k * step for k in range(int(axis.end / scale / step) + 1))
+    placed = [(axis.at(moment * scale), f"{moment:.10g}") for moment in moments]
+    shares = [(100 * at / axis.width, text) for at, text in placed if at is not None]
+    return [*(pair for pair in shares if pair[0] < 84), (100.0, f"{axis.end / scale:.4g} {unit}")]
+
+
+def _boxes(facts: PlanFacts, row: PipelineRow, axis: TimeAxis, whole: bool) -> Iterator[Box]:
+    """The visible parts of a pipeline's spans."""
+    pipeline, scale = facts.plan.pipelines[row.number], _WIDTH / axis.width
+    names = {**_SPAN_NAMES, "micro_batches": f"{row.batch} micro-batches", "optimizer": facts.last_phase}
+    colours = {"gradient_sync": style.SYNC_COLOUR, "optimizer": style.OPTIMIZER_COLOUR}
+    for span in pipeline_spans(facts, row.number, whole):
+        height = 0.72 * _LANE / len(pipeline.stages[span.stage].executors)
+        y, colour = span.stage * _LANE + 0.12 * _LANE + span.executor * height, colours.get(span.kind, "")
+        if span.is_message:
+            y, height = (span.stage + (0.86 if span.kind == "send_forward" else 0.0)) * _LANE, 0.11 * _LANE
+            colour = "var(--ink)"
+        elif not colour:
+            colour = row.operation_colours(span.stage)[span.kind != "forward"]
+            colour = style.mix(colour, style.PAPER, 0.5 * span.chunk / pipeline.num_chunks)
+        text = names.get(span.kind, span.kind), row.stages[span.stage].name, span.micro_batch
+        for left, width in axis.visible(span.start_s, span.end_s):
+            yield Box(left * scale, y, width * scale, height, colour, *text, span.start_s, span.end_s)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,6 +17,9 @@ from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped
 DPI = 150
 SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
 LABELS = 1.5  # inches left of the timeline and the memory panel
+# Of texts and legends that state nothing else:
+STYLE: dict[Any, Any] = {"font.size": SMALL, "text.color": MUTED, "text.parse_math": False}
+STYLE |= {"legend.frameon": False, "legend.fontsize": SMALL, "legend.labelcolor": MUTED}
 
 
 class Picture(Figure):
@@ -32,13 +36,18 @@ class Picture(Figure):
 def png(figure: Figure) -> bytes:
     """The figure as a PNG."""
     sink = BytesIO()
-    figure.savefig(sink, format="png", metadata={"Software": None})
+    save(figure, sink, figure.dpi)
     return sink.getvalue()
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A blank figure; sizes are in inches."""
-    return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+def save(figure: Figure, path: str | Path | BytesIO, dpi: float = DPI) -> None:
+    """Write the figure as a PNG, the same bytes for the same picture."""
+    figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
+
+
+def new_figure(width: float, height: float, **how: Any) -> Figure:
+    """A blank figure; sizes are in inches, `how` is as of `Figure`."""
+    return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER, **how)
 
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
@@ -63,46 +72,25 @@ def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0
         (-outdent, heading, TITLE, "bold"),
         (taken, clipped_to(note, width - taken, SMALL), SMALL, "normal"),
     ):
-        ax.annotate(
-            words,
-            (x / width, 1),
-            (0, 9),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=size,
-            fontweight=weight,
-            color=INK if weight == "bold" else MUTED,
-            va="baseline",
-            annotation_clip=False,
-            parse_math=False,
-        )
+        how = {"fontsize": size, "fontweight": weight, "color": INK if weight == "bold" else MUTED}
+        at = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+        ax.annotate(words, (x / width, 1), (0, 9), va="baseline", parse_math=False, **at, **how)  # type: ignore[arg-type]
 
 
 def legend(ax: Axes, entries: Sequence[Patch]) -> None:
     """Draw the entries in one line above the upper right corner."""
-    _, height = inches(ax)
-    ax.legend(
-        handles=list(entries),
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1 + 0.06 / height),
-        ncols=len(entries),
-        fontsize=SMALL,
-        labelcolor=MUTED,
-        frameon=False,
-        handlelength=1.3,
-        handleheight=0.9,
-        columnspacing=1.3,
-        borderaxespad=0,
-    )
+    above = (1.0, 1 + 0.06 / inches(ax)[1])
+    sizes = {"handlelength": 1.3, "handleheight": 0.9, "columnspacing": 1.3, "borderaxespad": 0}
+    ax.legend(handles=entries, loc="lower right", bbox_to_anchor=above, ncols=len(entries), **sizes)
 
 
-def plain_axes(ax: Axes) -> None:
-    """Hide the frame except for a faint left and lower edge."""
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color(FAINT)
-    ax.tick_params(labelsize=NORMAL, colors=MUTED, color=FAINT, width=0.8)
+def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
+    """Hide the frame except for a faint left and lower edge, unless they are among `hidden`; `ticks` as of
+    `tick_params`."""
+    ax.spines[["top", "right", *hidden]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(FAINT)
+    ax.tick_params(**(ticks or {"labelsize": NORMAL, "colors": MUTED, "color": FAINT, "width": 0.8}))
+    return ax
 
 
 @lru_cache(maxsize=4096)

@@ -3,21 +3,19 @@
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from hexiopt.cost.cost import Cost
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
+from hexiopt.report.facts import PlanFacts, StageFacts
 from hexiopt.report.panels.canvas import text_inches
-from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows
+from hexiopt.report.rows import PipelineRow, PlanRows, plan_rows
 from hexiopt.report.style import count, ink_on
 
 MAX_PIPELINES = 10
 MAX_STAGES = 32
 
 
-def shown_rows(problem: Problem, plan: Plan, cost: Cost) -> PlanRows:
+def shown_rows(facts: PlanFacts) -> PlanRows:
     """The pipelines in the picture; in big plans, equal ones share a row."""
-    group_above = MAX_PIPELINES if len(plan.devices()) <= 64 else 1
-    return plan_rows(problem, plan, cost, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES)
+    group_above = MAX_PIPELINES if len(facts.plan.devices()) <= 64 else 1
+    return plan_rows(facts, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES)
 
 
 def left_out(rows: PlanRows) -> list[str]:
@@ -25,9 +23,9 @@ def left_out(rows: PlanRows) -> list[str]:
     return [f"{count(rows.num_left_out, 'pipeline')} left out"] if rows.num_left_out else []
 
 
-def in_line(rows: PlanRows, gap: float) -> tuple[list[tuple[float, PipelineRow, StageRow]], float]:
+def in_line(rows: PlanRows, gap: float) -> tuple[list[tuple[float, PipelineRow, StageFacts]], float]:
     """The start of each stage, one unit long, with gaps between pipelines; and the end of the last one."""
-    places: list[tuple[float, PipelineRow, StageRow]] = []
+    places: list[tuple[float, PipelineRow, StageFacts]] = []
     end = 0.0
     for row in rows.pipelines:
         places += [(end + k, row, stage) for k, stage in enumerate(row.stages)]
@@ -38,7 +36,7 @@ def in_line(rows: PlanRows, gap: float) -> tuple[list[tuple[float, PipelineRow, 
 def draw_chip(
     ax: Axes,
     row: PipelineRow,
-    stage: StageRow,
+    stage: StageFacts,
     box: tuple[float, float, float, float],
     centre: tuple[float, float],
     room: float,
@@ -46,7 +44,7 @@ def draw_chip(
 ) -> None:
     """Draw the stage's name in a box of its colour, in font size `size` or a smaller one that fits `room` inches."""
     left, low, width, height = box
-    name, colour = row.stage_name(stage), row.stage_colour(stage)
+    name, colour = stage.name, row.stage_colour(stage)
     ax.add_patch(Rectangle((left, low), width, height, facecolor=colour, clip_on=False, linewidth=0))
     fit = min(size, size * room / text_inches(name, size))
     ax.text(*centre, name, fontsize=fit, color=ink_on(colour), ha="center", va="center")

@@ -6,6 +6,7 @@ from experiments.reports.measured import MeasuredOperation, MeasuredRank, measur
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import milliseconds
 from hexiopt.units import GIB
 from tests.solvers.problems import loose
@@ -20,7 +21,7 @@ def lines(*peaks: int | None) -> list[str]:
     ]
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(measured_table(problem, plan, PlanPricer(problem).price(plan), ranks))
+        console.print(measured_table(PlanFacts(problem, plan, PlanPricer(problem).price(plan)), ranks))
     return captured.get().splitlines()
 
 
@@ -45,7 +46,7 @@ def test_a_row_for_each_replica_with_its_devices_in_the_order_of_the_plan() -> N
     cost = PlanPricer(problem).price(plan)
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(measured_table(problem, plan, cost, ranks))
+        console.print(measured_table(PlanFacts(problem, plan, cost), ranks))
     _, first, second, *_ = captured.get().splitlines()
     name = problem.cluster.device_name
     assert first.split()[:3] == ["0·0.0", f"{name(1)},", name(0)]

@@ -24,7 +24,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_groups
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
-from hexiopt.report.rows import plan_rows
+from hexiopt.report.facts import PlanFacts
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget, Capabilities
@@ -117,7 +117,7 @@ def test_files_and_reports_have_them(tmp_path: Path) -> None:
     cost = PlanPricer(PROBLEM).price(plan)
     write_plan(tmp_path / "plan.json", PROBLEM, plan, cost, {})
     assert read_plan(tmp_path / "plan.json").plan == plan
-    first, last = plan_rows(PROBLEM, plan, cost, group_above=8, max_pipelines=8, max_stages=8).pipelines[0].stages
+    first, last = PlanFacts(PROBLEM, plan, cost).stages(0)
     assert (first.recompute, last.recompute) == ("full by 3", "2 full, 3 joined, 1 none")
 
 

@@ -33,8 +33,9 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.reading import Section
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.table import plan_table
-from hexiopt.report.timeline import timeline_events
+from hexiopt.report.trace import timeline_events
 from hexiopt.schedules.registry import SCHEDULES
 from hexiopt.simulation.engine import simulate
 from runtime.mapping.layout import layout_of, untrainable
@@ -207,7 +208,7 @@ def test_a_plan_file_holds_it(kinds: tuple[type, type]) -> None:
 def test_its_timeline_has_every_executor_to_the_end_of_the_step(kinds: tuple[type, type]) -> None:
     plan = plan_of(kinds)
     cost = priced(plan)
-    events = timeline_events(PROBLEM, plan, cost)["traceEvents"]
+    events = timeline_events(PlanFacts(PROBLEM, plan, cost))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     end_s = 1e-6 * max(event["ts"] + event["dur"] for event in slices)
     assert end_s == pytest.approx(cost.step_time_s, rel=1e-9)
@@ -219,7 +220,7 @@ def test_tables_tell_types_apart() -> None:
     def shown(kind: type) -> str:
         plan = plan_of((kind, kind))
         with (console := Console(width=200)).capture() as captured:
-            console.print(plan_table(PROBLEM, plan, priced(plan)))
+            console.print(plan_table(PlanFacts(PROBLEM, plan, priced(plan))))
         return re.sub(r"[\d.]+ *(ms|s|GiB|%)", "", captured.get())
 
     texts = list(map(shown, EXAMPLES))

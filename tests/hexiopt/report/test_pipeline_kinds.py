@@ -8,9 +8,9 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.report.in_short import in_short, summed_up
-from hexiopt.report.kinds import chain, kinds_table, pipeline_kinds
-from hexiopt.report.table import breakdown_table, plan_table, summary_table
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.rows import chain, pipeline_kinds
+from hexiopt.report.table import breakdown_table, in_short, kinds_table, plan_table, short_table, summary_table
 from tests.hexiopt.report.pictures import printed
 from tests.models import TINY
 
@@ -46,8 +46,8 @@ def irregular() -> tuple[Problem, Plan, Cost]:
 
 
 def test_every_pipeline_is_of_one_kind(irregular: tuple[Problem, Plan, Cost]) -> None:
-    problem, plan, cost = irregular
-    kinds = pipeline_kinds(problem, plan, cost)
+    _, plan, cost = irregular
+    kinds = pipeline_kinds(PlanFacts(*irregular))
     assert len(kinds) == 12
     assert sorted(p for kind in kinds for p in kind.members) == list(range(64))
     assert sum(kind.num_gpus for kind in kinds) == len(plan.devices())
@@ -58,20 +58,20 @@ def test_every_pipeline_is_of_one_kind(irregular: tuple[Problem, Plan, Cost]) ->
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_a_large_plan_fits_a_screen_and_leaves_nothing_out(irregular: tuple[Problem, Plan, Cost], width: int) -> None:
-    problem, plan, cost = irregular
-    tables = (plan_table(*irregular), breakdown_table(*irregular), summary_table(*irregular))
+    facts = PlanFacts(*irregular)
+    tables = (plan_table(facts), breakdown_table(facts), summary_table(facts))
     lines = [line for table in tables for line in printed(table, width).splitlines()]
     assert len(lines) <= 48
     assert max(map(len, lines)) <= width
-    text = printed(kinds_table(*irregular), width)
+    text = printed(kinds_table(facts), width)
     assert text.splitlines()[0].strip() == "64 pipelines of 12 kinds"
     shown = [line.split() for line in text.splitlines() if len(line.split()) > 2 and line.split()[1] == "×"]
     assert sum(int(words[0]) for words in shown) == 64
-    assert sum(int(words[2]) for words in shown) == len(plan.devices())
+    assert sum(int(words[2]) for words in shown) == len(facts.plan.devices())
     assert "of 2 other kinds" in text
     assert text.count("longest") == 1
-    full = printed(plan_table(problem, plan, cost, full=True), width)
-    assert all(f"{p}·{s} " in full for p, pipeline in enumerate(plan.pipelines) for s in range(len(pipeline.stages)))
+    full = printed(plan_table(facts, full=True), width)
+    assert all(f"{stage.name} " in full for p in range(64) for stage in facts.stages(p))
 
 
 def test_runs_of_like_stages_are_counted() -> None:
@@ -81,11 +81,11 @@ def test_runs_of_like_stages_are_counted() -> None:
 
 def test_a_plan_in_ten_lines(irregular: tuple[Problem, Plan, Cost]) -> None:
     problem, plan, cost = irregular
-    solver = {"lower_bound_s": 0.5 * cost.step_time_s}
-    rows = dict(in_short(problem, plan, cost, solver))
+    facts = PlanFacts(problem, plan, cost, {"lower_bound_s": 0.5 * cost.step_time_s})
+    rows = dict(in_short(facts))
     assert list(rows) == ["problem", "step", "bound", "plan", "time", "slowest", "memory", "unused"]
     assert "at most 100.0% above the best" in rows["bound"]
     assert rows["plan"].startswith("64 pipelines of 12 kinds")
-    text = printed(summed_up(problem, plan, cost, solver), 80)
+    text = printed(short_table(facts), 80)
     assert len(text.splitlines()) <= 10
     assert max(map(len, text.splitlines())) <= 80

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.page.html import report_html
 from hexiopt.solving.result import Point
 from tests.hexiopt.report.pictures import SOLVER, Case
@@ -37,7 +38,7 @@ def browser() -> Iterator[Any]:
 def page_file(mixed: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     trajectory = (Point(0.1, 1, 50.0), Point(0.5, 10, 40.0), Point(2.0, 99, mixed[2].step_time_s))
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(report_html(*mixed, solver=SOLVER, trajectory=trajectory), encoding="utf-8")
+    path.write_text(report_html(PlanFacts(*mixed, SOLVER), trajectory=trajectory), encoding="utf-8")
     return path
 
 
@@ -100,7 +101,7 @@ def test_it_fits_phones_and_wide_screens(
     browser: Any, width: int, name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.html"
-    path.write_text(report_html(*request.getfixturevalue(name), solver=SOLVER), encoding="utf-8")
+    path.write_text(report_html(PlanFacts(*request.getfixturevalue(name), SOLVER)), encoding="utf-8")
     opened = Opened(browser, path, viewport={"width": width, "height": 900})
     assert opened.overflow() <= 0
     timeline = opened.page.locator("svg.timeline").first.bounding_box()

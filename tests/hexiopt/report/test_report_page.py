@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from hexiopt.files.problem_file import problem_sha256
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.page.html import report_html
 from hexiopt.report.progress import SearchProgress
 from hexiopt.solving import Progress
@@ -20,7 +21,7 @@ from tests.hexiopt.report.pictures import SOLVER, Case
 
 def test_page_is_self_contained(mixed: Case) -> None:
     trajectory = (Point(0.1, 1, 50.0), Point(0.5, 10, 40.0), Point(2.0, 99, mixed[2].step_time_s))
-    page = report_html(*mixed, solver=SOLVER, trajectory=trajectory, command="hexiopt plan seed=3")
+    page = report_html(PlanFacts(*mixed, SOLVER), trajectory=trajectory, command="hexiopt plan seed=3")
     assert not re.search(r"https?:|<link|@import|url\(|<img|src=", page)
     assert page.count("<script>") == page.count("</script>") == 1
     for word in ("m3080ti:7", "hexiopt plan seed=3", "<svg", problem_sha256(mixed[0]), "prefers-color-scheme: dark"):
@@ -38,13 +39,13 @@ def test_page_escapes_hostile_names(small: Case) -> None:
     cluster = replace(problem.cluster, name=hostile, machines=machines)
     named = replace(problem, cluster=cluster, model=replace(problem.model, name=hostile))
     solver = SOLVER | {"name": hostile, "status": hostile, "seed": hostile}
-    page = report_html(named, plan, cost, solver=solver, command=hostile)
+    page = report_html(PlanFacts(named, plan, cost, solver), command=hostile)
     assert page.count("<script") == 1
     assert "&lt;script&gt;" in page
 
 
 def test_page_without_solver_and_of_a_large_plan(large: Case) -> None:
-    page = report_html(*large)
+    page = report_html(PlanFacts(*large))
     assert "×107" in page
     assert "The search" not in page
     assert len(page) < 1_000_000
@@ -52,7 +53,7 @@ def test_page_without_solver_and_of_a_large_plan(large: Case) -> None:
 
 def test_the_page_of_1024_gpus_stays_small_however_unlike_they_are(unlike: Case) -> None:
     """Operations are drawn one by one for as many pipelines as there is room for, but every pipeline is there."""
-    page = report_html(*unlike, solver=SOLVER)
+    page = report_html(PlanFacts(*unlike, SOLVER))
     assert len(page.encode()) < 2 * 2**20
     assert page.count('<details class="pipeline"') == 64
     drawn_as_a_block = page.count("Too many operations to draw one by one")
@@ -63,7 +64,7 @@ def test_the_page_of_1024_gpus_stays_small_however_unlike_they_are(unlike: Case)
 @pytest.mark.parametrize("times", [(3.0,), (3.0, 3.0), tuple(1000.0 - k for k in range(900))])
 def test_trajectories_of_any_length(small: Case, times: tuple[float, ...]) -> None:
     trajectory = tuple(Point(0.01 * k, k, time) for k, time in enumerate(times))
-    page = report_html(*small, trajectory=trajectory)
+    page = report_html(PlanFacts(*small), trajectory=trajectory)
     assert "<svg" in page
     assert "nan" not in page[page.rindex("<svg") : page.rindex("</svg>")]
 

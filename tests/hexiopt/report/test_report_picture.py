@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.figure import draw_plan, plan_figure
 from hexiopt.report.machine_map import MAX_MACHINES
 from hexiopt.report.panels.canvas import DPI
@@ -17,8 +18,7 @@ from hexiopt.report.panels.layers import draw_layers
 from hexiopt.report.panels.memory import draw_memory
 from hexiopt.report.panels.stages import shown_rows
 from hexiopt.report.panels.timeline import draw_timeline
-from hexiopt.report.rows import unused_devices
-from hexiopt.report.time_axis import time_axis
+from hexiopt.report.timeline import TimeAxis
 from tests.hexiopt.report.pictures import Case
 
 
@@ -31,7 +31,7 @@ def png_size(data: bytes) -> tuple[int, int]:
 def test_picture(small: Case, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.png", "b.png")]
     for path in paths:
-        draw_plan(*small, path)
+        draw_plan(PlanFacts(*small), path)
     width, height = png_size(paths[0].read_bytes())
     assert width == 14 * DPI
     assert 7 * DPI <= height <= 14 * DPI
@@ -40,7 +40,7 @@ def test_picture(small: Case, tmp_path: Path) -> None:
 
 
 def test_nothing_is_cut_off_or_written_over(case: Case) -> None:
-    drawn = plan_figure(*case)
+    drawn = plan_figure(PlanFacts(*case))
     drawn.draw_without_rendering()
     assert 7 <= drawn.get_figheight() <= 14
     width, height = drawn.bbox.size
@@ -59,22 +59,22 @@ def test_nothing_is_cut_off_or_written_over(case: Case) -> None:
 
 @pytest.mark.parametrize("draw", [draw_cluster, draw_layers, draw_timeline, draw_memory])
 def test_panels_draw_alone(mixed: Case, draw: Any) -> None:
-    ax = draw(*mixed)
-    assert draw(*mixed, ax=ax) is ax
+    ax = draw(PlanFacts(*mixed))
+    assert draw(PlanFacts(*mixed), ax=ax) is ax
 
 
 def test_texts_of_the_picture(mixed: Case) -> None:
-    texts = [text.get_text() for text in draw_cluster(*mixed).texts]
-    problem, plan, _ = mixed
-    for p, pipeline in enumerate(plan.pipelines):
+    facts = PlanFacts(*mixed)
+    texts = [text.get_text() for text in draw_cluster(facts).texts]
+    for p, pipeline in enumerate(facts.plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             assert texts.count(f"{p}·{s}") == len(stage.devices)
     assert any("hatched: 1 device unused" in text for text in texts)
-    assert unused_devices(problem, plan) == (7,)
+    assert facts.unused == (7,)
 
 
 def test_large_cluster_shows_few_machines_and_says_so(large: Case) -> None:
-    texts = [text.get_text() for text in draw_cluster(*large).texts]
+    texts = [text.get_text() for text in draw_cluster(PlanFacts(*large)).texts]
     assert sum("×" in text for text in texts) <= MAX_MACHINES
     assert any("hatched: 5,120 devices unused" in text for text in texts)
 
@@ -83,14 +83,15 @@ def test_formula_like_names_are_drawn_as_they_are(small: Case, tmp_path: Path) -
     problem, plan, cost = small
     machines = tuple(replace(m, gpu=replace(m.gpu, name="$\\frac$")) for m in problem.cluster.machines)
     odd = replace(problem, cluster=replace(problem.cluster, name="$\\frac{$ " * 10, machines=machines))
-    draw_plan(odd, plan, cost, tmp_path / "plan.png")
+    draw_plan(PlanFacts(odd, plan, cost), tmp_path / "plan.png")
 
 
 def test_many_micro_batches_are_cut(mixed: Case) -> None:
     problem, plan, cost = mixed
-    axis = time_axis(shown_rows(problem, plan, cost), cost)
+    facts = PlanFacts(problem, plan, cost)
+    axis = TimeAxis.of(facts, shown_rows(facts))
     assert axis.gap > 0
     assert axis.at(0.0) == 0.0
     assert axis.at((axis.cut + axis.resume) / 2) is None
     assert axis.at(cost.step_time_s) == pytest.approx(axis.width)
-    assert axis.spans(0.0, cost.step_time_s)[0] == (0.0, axis.cut)
+    assert axis.visible(0.0, cost.step_time_s)[0] == (0.0, axis.cut)

@@ -11,12 +11,11 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.cluster_file import read_cluster
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.compared.comparison import comparison_table, restricted_bounds
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.figure import plan_figure
-from hexiopt.report.money import money
-from hexiopt.report.notes import notes, recorded_notes
+from hexiopt.report.notes import notes, plan_notes, recorded_notes
 from hexiopt.report.page.html import report_html
 from hexiopt.report.rows import identical_pipelines, plan_rows
-from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import breakdown_table, plan_table, summary_table
 from hexiopt.solving.result import Point, RestrictedBound, Result, Status
@@ -72,7 +71,7 @@ def test_alike_pipelines_are_found(mixed: Case, large: Case) -> None:
 
 def test_the_slowest_stands_for_those_alike(large: Case) -> None:
     problem, plan, cost = large
-    rows = plan_rows(problem, plan, cost, group_above=10, max_pipelines=10, max_stages=32)
+    rows = plan_rows(PlanFacts(problem, plan, cost), group_above=10, max_pipelines=10, max_stages=32)
     for row in rows.pipelines:
         assert row.end_s == max(cost.pipelines[index].end_s for index in row.members)
     assert rows.num_left_out == 0
@@ -81,7 +80,7 @@ def test_the_slowest_stands_for_those_alike(large: Case) -> None:
 
 def test_what_does_not_fit_is_counted_and_the_longest_kept(mixed: Case) -> None:
     problem, plan, cost = mixed
-    rows = plan_rows(problem, plan, cost, group_above=1, max_pipelines=2, max_stages=32)
+    rows = plan_rows(PlanFacts(problem, plan, cost), group_above=1, max_pipelines=2, max_stages=32)
     assert len(rows.pipelines) == 2
     assert rows.num_left_out == 2
     longest = max(range(4), key=lambda index: cost.pipelines[index].end_s)
@@ -94,7 +93,7 @@ def test_what_does_not_fit_is_counted_and_the_longest_kept(mixed: Case) -> None:
 
 def test_table_has_every_stage_with_its_devices(mixed: Case) -> None:
     problem, plan, cost = mixed
-    text = printed(plan_table(problem, plan, cost, full=True))
+    text = printed(plan_table(PlanFacts(problem, plan, cost), full=True))
     for p, pipeline in enumerate(plan.pipelines):
         assert f"pipeline {p} · {pipeline.num_micro_batches} × {pipeline.micro_batch_size} " in text
         for s, stage in enumerate(pipeline.stages):
@@ -109,12 +108,13 @@ def test_table_has_every_stage_with_its_devices(mixed: Case) -> None:
 
 def test_no_line_is_wider_than_the_console(case: Case) -> None:
     for width in (100, 120):
-        for renderable in (plan_table(*case), summary_table(*case, SOLVER)):
+        for renderable in (plan_table(PlanFacts(*case)), summary_table(PlanFacts(*case, SOLVER))):
             assert max(len(line) for line in printed(renderable, width).splitlines()) <= width
 
 
 def test_large_plan_prints_on_a_screen(large: Case) -> None:
-    tables = (plan_table(*large), breakdown_table(*large), summary_table(*large, SOLVER))
+    facts = PlanFacts(*large, SOLVER)
+    tables = (plan_table(facts), breakdown_table(facts), summary_table(facts))
     text = "".join(printed(table) for table in tables)
     assert len(text.splitlines()) <= 48
     assert "×107" in text
@@ -127,8 +127,8 @@ def test_full_and_overfull_memory_are_said(small: Case) -> None:
     overfull = Plan((Pipeline(stages, 32),))
     cost = PlanPricer(problem).price(overfull)
     assert not cost.fits
-    assert "+8.2 GiB" in printed(plan_table(problem, overfull, cost)).splitlines()[2]
-    assert "does not fit: stage 0·0 (new:0-1)" in printed(summary_table(problem, overfull, cost))
+    assert "+8.2 GiB" in printed(plan_table(PlanFacts(problem, overfull, cost))).splitlines()[2]
+    assert "does not fit: stage 0·0 (new:0-1)" in printed(summary_table(PlanFacts(problem, overfull, cost)))
 
 
 def test_layers_of_several_policies_are_counted(small: Case) -> None:
@@ -139,12 +139,13 @@ def test_layers_of_several_policies_are_counted(small: Case) -> None:
         recompute = (smaller,) * 2 + ("none",) * (n - 2)
         stages = (replace(stage, recompute=recompute), *plan.pipelines[0].stages[1:])
         mixed = Plan((replace(plan.pipelines[0], stages=stages),))
-        assert quoted in printed(plan_table(problem, mixed, PlanPricer(problem).price(mixed))).splitlines()[2]
+        facts = PlanFacts(problem, mixed, PlanPricer(problem).price(mixed))
+        assert quoted in printed(plan_table(facts)).splitlines()[2]
 
 
 def test_summary(mixed: Case) -> None:
     problem, plan, cost = mixed
-    text = printed(summary_table(problem, plan, cost, SOLVER))
+    text = printed(summary_table(PlanFacts(problem, plan, cost, SOLVER)))
     for word in (
         seconds(cost.step_time_s),
         f"{cost.mfu:.1%}",
@@ -164,10 +165,10 @@ def test_a_bound_of_part_of_the_space_is_shown_with_that_part(mixed: Case) -> No
     proved = f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap 10.0%)."
     for solver in (SOLVER, SOLVER | {"lower_bound_s": 0.0}):
         solver = solver | {"own_lower_bound_s": bound_s, "own_gap": 0.1, "own_space": space}
-        assert proved in " ".join(printed(summary_table(problem, plan, cost, solver)).split())
-        assert proved in report_html(problem, plan, cost, solver=solver)
+        assert proved in " ".join(printed(summary_table(PlanFacts(problem, plan, cost, solver))).split())
+        assert proved in report_html(PlanFacts(problem, plan, cost, solver))
     priced_again = SOLVER | {"own_lower_bound_s": 2 * cost.step_time_s, "own_space": space}
-    assert space not in printed(summary_table(problem, plan, cost, priced_again))
+    assert space not in printed(summary_table(PlanFacts(problem, plan, cost, priced_again)))
     restricted = RestrictedBound(bound_s, space)
     result = Result("exact", Status.FEASIBLE, 0, 1.0, 5, plan, cost, restricted_bound=restricted)
     assert restricted_bounds([result]) == [f"exact: {proved}"]
@@ -175,13 +176,13 @@ def test_a_bound_of_part_of_the_space_is_shown_with_that_part(mixed: Case) -> No
 
 def test_the_parts_of_a_step_add_up_as_they_are_written(case: Case) -> None:
     problem, plan, cost = case
-    spent = step_parts(problem, plan, cost)
+    spent = PlanFacts(problem, plan, cost).step
     step, unit = seconds(cost.step_time_s).replace(",", "").split()
     assert {part.duration.split()[1] for part in spent.parts} == {unit}
     written = sum(Decimal(part.duration.replace(",", "").split()[0]) for part in spent.parts)
     assert written == Decimal(step)
     assert sum(Decimal(part.percent.rstrip("%")) for part in spent.parts) == 100
-    text = printed(breakdown_table(problem, plan, cost), 80)
+    text = printed(breakdown_table(PlanFacts(problem, plan, cost)), 80)
     assert max(len(line) for line in text.splitlines()) <= 80
     for part in spent.parts:
         (line,) = (line for line in text.splitlines() if line.startswith(part.name + " "))
@@ -191,29 +192,29 @@ def test_the_parts_of_a_step_add_up_as_they_are_written(case: Case) -> None:
 
 @pytest.mark.parametrize("bound", [None, 0.0, -1.0, float("nan"), "soon", 1e9])
 def test_unknown_or_stale_bounds_are_not_shown(mixed: Case, bound: Any) -> None:
-    assert "bound" not in printed(summary_table(*mixed, SOLVER | {"lower_bound_s": bound}))
+    assert "bound" not in printed(summary_table(PlanFacts(*mixed, SOLVER | {"lower_bound_s": bound})))
 
 
 def test_names_are_not_markup(mixed: Case) -> None:
     problem, plan, cost = mixed
     named = replace(problem, cluster=replace(problem.cluster, name="[red]x[/red] [/]"))
-    assert "[red]x[/red] [/]" in printed(summary_table(named, plan, cost), color=True)
+    assert "[red]x[/red] [/]" in printed(summary_table(PlanFacts(named, plan, cost)), color=True)
 
 
 def test_a_sequence_stage_is_named_by_its_groups(ragged: Case) -> None:
-    assert "seq 4+3" in printed(plan_table(*ragged), 140)
-    labels = {text.get_text() for text in plan_figure(*ragged).findobj(Text)}
+    assert "seq 4+3" in printed(plan_table(PlanFacts(*ragged)), 140)
+    labels = {text.get_text() for text in plan_figure(PlanFacts(*ragged)).findobj(Text)}
     assert any("seq 4+3 on" in label for label in labels)
     assert "seq 4+3 · 20 layers" in " ".join(labels)
     problem, _, cost = ragged
     assert len(cost.pipelines[0].stages[0].copies) == 7
-    assert "seq 4+3" in report_html(*ragged)
+    assert "seq 4+3" in report_html(PlanFacts(*ragged))
     assert problem.cluster.num_devices == 16
 
 
 def test_money_of_the_machines_that_the_plan_uses(small: Case) -> None:
     problem, plan, _ = small
-    assert "price" not in printed(summary_table(*small))
+    assert "price" not in printed(summary_table(PlanFacts(*small)))
     prices = {"old": 3.0, "new": 2.0}
     machines = tuple(m.replace(price_per_hour=prices.get(m.name)) for m in problem.cluster.machines)
     for known, per_hour, beside in (
@@ -222,15 +223,15 @@ def test_money_of_the_machines_that_the_plan_uses(small: Case) -> None:
     ):
         own = problem.replace(cluster=problem.cluster.replace(machines=known))
         cost = PlanPricer(own).price(plan)
-        ((_, said),) = money(own, plan, cost)
+        ((_, said),) = PlanFacts(own, plan, cost).money
         step, tokens = (float(word.replace(",", "")) for word in said.split() if word[0].isdigit() and word != "1")
         assert step == pytest.approx(per_hour / 3600 * cost.step_time_s, rel=5e-3)
         assert tokens == pytest.approx(per_hour * 1e12 / cost.tokens_per_s / 3600, abs=0.5)
         assert said.endswith(" per trillion tokens" + " (without 1 machine of unknown price)" * beside)
-        assert f"price: {said}" in printed(summary_table(own, plan, cost))
+        assert f"price: {said}" in printed(summary_table(PlanFacts(own, plan, cost)))
         found = Result("made", Status.FEASIBLE, 0, 0.0, 1, plan=plan, cost=cost)
         assert f"price        {said}" in str(Solution.of(own, found))
-        assert said in report_html(own, plan, cost)
+        assert said in report_html(PlanFacts(own, plan, cost))
 
 
 def test_notes_on_what_may_be_overlooked(small: Case) -> None:
@@ -240,7 +241,7 @@ def test_notes_on_what_may_be_overlooked(small: Case) -> None:
     def said(**change: Any) -> str:
         own = problem.replace(**change)
         (note,) = notes(own)
-        assert note in " ".join(printed(summary_table(own, plan, PlanPricer(own).price(plan))).split())
+        assert note in " ".join(printed(summary_table(PlanFacts(own, plan, PlanPricer(own).price(plan)))).split())
         result = Solution.of(own, Result("made", Status.NOT_FOUND, 0, 0.0, 1, reason="none"))
         assert f"note {note}" in " ".join(str(result).split())
         return note
@@ -271,22 +272,22 @@ def filled(case: Case, share: float, headroom: float = 0.0) -> Case:
 
 
 def test_a_plan_that_fills_memory_beyond_what_any_measured_run_left_says_so(small: Case) -> None:
-    assert notes(*filled(small, 0.98)) == []
+    assert plan_notes(PlanFacts(*filled(small, 0.98))) == []
     problem, plan, cost = full = filled(small, 0.997)
-    (note,) = notes(*full)
+    (note,) = plan_notes(PlanFacts(*full))
     assert note.startswith("99.7% of the memory of new:0-1 is predicted to be taken")
     assert "constraints.memory_headroom=0.06" in note
     assert notes(problem) == [], "of the problem alone there is nothing to say"
-    assert note in " ".join(printed(summary_table(*full)).split())
-    assert note in report_html(*full)
+    assert note in " ".join(printed(summary_table(PlanFacts(*full))).split())
+    assert note in report_html(PlanFacts(*full))
     result = Result("made", Status.FEASIBLE, 0, 0.0, 1, plan, cost)
     assert Solution.of(problem, result).notes == (note,)
     assert f"note {note}" in " ".join(str(Solution.of(problem, result)).split())
     assert max(map(len, str(Solution.of(problem, result)).splitlines())) <= 120
     # With a headroom the limit is lower, and full to that limit is no note; nor is a plan that does not fit at all.
-    assert notes(*filled(small, 0.93, headroom=0.06)) == []
+    assert plan_notes(PlanFacts(*filled(small, 0.93, headroom=0.06))) == []
     assert not filled(small, 1.01)[2].fits
-    assert notes(*filled(small, 1.01)) == []
+    assert plan_notes(PlanFacts(*filled(small, 1.01))) == []
 
 
 def test_a_step_of_layers_shorter_than_in_any_measured_run_says_so(small: Case) -> None:
@@ -294,20 +295,20 @@ def test_a_step_of_layers_shorter_than_in_any_measured_run_says_so(small: Case) 
     problem, plan, _ = small
     model = problem.model.replace(hidden_size=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_size=1376)
     narrow = problem.replace(model=model, workload=problem.workload.replace(seq_len=512))
-    (note,) = notes(narrow, plan, PlanPricer(narrow).price(plan))
+    (note,) = plan_notes(PlanFacts(narrow, plan, PlanPricer(narrow).price(plan)))
     said = "layers take 0.2 ms forward, less than in any run that prices were compared with (1.3 ms); the host may bind"
     assert note == said
-    assert notes(*small) == []
+    assert plan_notes(PlanFacts(*small)) == []
 
 
 def test_notes_that_a_plan_file_records_are_shown(small: Case) -> None:
     solver = SOLVER | {"notes": ["not read: --odd", 7, "x" * 10_000]}
     assert recorded_notes(solver)[0] == "not read: --odd"
     assert [len(note) for note in recorded_notes(solver)] == [15, 500], "texts alone, and none without end"
-    assert "note: not read: --odd" in printed(summary_table(*small, solver))
-    assert "<p>not read: --odd</p>" in report_html(*small, solver=solver)
+    assert "note: not read: --odd" in printed(summary_table(PlanFacts(*small, solver)))
+    assert "<p>not read: --odd</p>" in report_html(PlanFacts(*small, solver))
     assert PlacedPlan.of(small[0], small[1], solver).notes[0] == "not read: --odd"
-    for nothing in (None, {}, SOLVER, {"notes": "text"}, {"notes": {"a": 1}}):
+    for nothing in ({}, SOLVER, {"notes": "text"}, {"notes": {"a": 1}}):
         assert recorded_notes(nothing) == []
 
 
@@ -322,16 +323,16 @@ def test_no_shipped_cluster_has_an_implausible_rate(small: Case) -> None:
 def test_tables_hold_at_eighty_columns(case: Case) -> None:
     problem, plan, _ = case
     for renderable in (
-        plan_table(*case, full=True),
-        plan_table(*case),
-        summary_table(*case, SOLVER),
-        breakdown_table(*case),
+        plan_table(PlanFacts(*case), full=True),
+        plan_table(PlanFacts(*case)),
+        summary_table(PlanFacts(*case, SOLVER)),
+        breakdown_table(PlanFacts(*case)),
     ):
         assert max(len(line) for line in printed(renderable, 80).splitlines()) <= 80
-    text = printed(plan_table(*case, full=True), 80)
+    text = printed(plan_table(PlanFacts(*case), full=True), 80)
     for word in ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B", "Busy", "Send", "Memory", "Binds"):
         assert word in text.splitlines()[0].split()
-    wide = [line.split() for line in printed(plan_table(*case, full=True), 300).splitlines()]
+    wide = [line.split() for line in printed(plan_table(PlanFacts(*case), full=True), 300).splitlines()]
     for row in (line for line in wide if "·" in line[0]):
         numbers = [word for word in row if word.replace(".", "").replace("/", "").replace(",", "").isdigit()]
         assert [word for word in numbers if word not in text.split()] == [], "no number is cut"

@@ -12,14 +12,15 @@ from hexiopt.files.huggingface import read_model
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.report.timeline import last_phase, timeline_events
+from hexiopt.report.facts import PlanFacts
+from hexiopt.report.trace import timeline_events
 from tests.hexiopt.report.conftest import CONF
 from tests.hexiopt.report.pictures import Case
 
 
 def test_trace_is_valid_and_ends_with_the_step(case: Case) -> None:
     _, plan, cost = case
-    trace = json.loads(json.dumps(timeline_events(*case), allow_nan=False))
+    trace = json.loads(json.dumps(timeline_events(PlanFacts(*case)), allow_nan=False))
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(cost.step_time_s * 1e6, rel=1e-9)
     assert min(e["ts"] for e in slices) == 0
@@ -35,15 +36,15 @@ def test_trace_is_valid_and_ends_with_the_step(case: Case) -> None:
 
 def test_weights_gathered_after_the_optimizer_are_named(mixed: Case, small: Case) -> None:
     assert [Sharding(stage).gathers_weights for stage in range(4)] == [False, True, True, False]
-    (shared, several, _), (alone, one, _) = mixed, small
-    assert last_phase(shared, several) == "optimizer and weight all-gather"
-    assert last_phase(shared, replace(several, sharding=Sharding())) == "optimizer"
-    assert last_phase(alone, replace(one, sharding=Sharding(1))) == "optimizer"
+    shared, alone = PlanFacts(*mixed), PlanFacts(*small)
+    assert shared.last_phase == "optimizer and weight all-gather"
+    assert replace(shared, plan=replace(shared.plan, sharding=Sharding())).last_phase == "optimizer"
+    assert replace(alone, plan=replace(alone.plan, sharding=Sharding(1))).last_phase == "optimizer"
 
 
 def test_trace_has_every_micro_batch_once(mixed: Case) -> None:
     problem, plan, cost = mixed
-    events = timeline_events(problem, plan, cost)["traceEvents"]
+    events = timeline_events(PlanFacts(problem, plan, cost))["traceEvents"]
     lanes = {(e["pid"], e["args"]["name"].split(":")[0]): e["tid"] for e in events if e["name"] == "thread_name"}
     for p, pipeline in enumerate(plan.pipelines):
         for s in range(len(pipeline.stages)):
@@ -59,7 +60,7 @@ def test_trace_has_every_micro_batch_once(mixed: Case) -> None:
 @pytest.mark.parametrize("name", ["mixed", "woven"])
 def test_slices_of_a_thread_do_not_overlap(name: str, request: pytest.FixtureRequest) -> None:
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in timeline_events(*request.getfixturevalue(name))["traceEvents"]:
+    for event in timeline_events(PlanFacts(*request.getfixturevalue(name)))["traceEvents"]:
         if event["ph"] == "X":
             span = (event["ts"], event["ts"] + event["dur"])
             threads.setdefault((event["pid"], event["tid"]), []).append(span)
@@ -69,8 +70,8 @@ def test_slices_of_a_thread_do_not_overlap(name: str, request: pytest.FixtureReq
 
 
 def test_too_many_events_are_cut_and_said(large: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hexiopt.report.timeline.MAX_EVENTS", 500)
-    trace = timeline_events(*large)
+    monkeypatch.setattr("hexiopt.report.trace.MAX_EVENTS", 500)
+    trace = timeline_events(PlanFacts(*large))
     assert len(trace["traceEvents"]) <= 500
     said = trace["otherData"]
     assert (said["num_pipelines"], said["num_pipelines_shown"]) == (320, 2)
@@ -79,8 +80,8 @@ def test_too_many_events_are_cut_and_said(large: Case, monkeypatch: pytest.Monke
 
 
 def test_a_pipeline_that_alone_is_too_long_is_one_event_a_stage(small: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hexiopt.report.timeline.MAX_EVENTS", 100)
-    events = timeline_events(*small)["traceEvents"]
+    monkeypatch.setattr("hexiopt.report.trace.MAX_EVENTS", 100)
+    events = timeline_events(PlanFacts(*small))["traceEvents"]
     assert len(events) <= 100
     assert sum(event["name"] == "32 micro-batches" for event in events) == 3
 
@@ -95,7 +96,7 @@ def test_tied_embeddings_are_synchronised_in_one_pipeline() -> None:
     assert cost.gradient_sync_s > 0.0
     ends_s = [
         (event["ts"] + event["dur"]) * 1e-6
-        for event in timeline_events(problem, plan, cost)["traceEvents"]
+        for event in timeline_events(PlanFacts(problem, plan, cost))["traceEvents"]
         if event.get("cat") == "gradient_sync"
     ]
     assert ends_s == pytest.approx([cost.pipeline_s + cost.gradient_sync_s] * 2)

@@ -9,6 +9,7 @@ import pytest
 import hexiopt as hx
 from experiments.reports.measured import MeasuredOperation, MeasuredRank, both_timelines
 from hexiopt import InputError
+from hexiopt.report.facts import PlanFacts
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     for stage, name in enumerate(("a", "b")):
         operations = [MeasuredOperation(bool(k % 2), 0, k // 2, 5.0 + k, 5.1 + 1.1 * k) for k in range(4)]
         ranks.append(MeasuredRank(0, stage, 0, name, tuple(operations)))
-    (tmp_path / "timeline.json").write_text(json.dumps(both_timelines(problem, plan, cost, ranks)))
+    (tmp_path / "timeline.json").write_text(json.dumps(both_timelines(PlanFacts(problem, plan, cost), ranks)))
     step = {"norm": 1.0, "seconds": 0.25, "tokens_per_s": 1024.0, "mfu": 0.01}
     events: list[dict[str, Any]] = [{"event": "ready", "step": 0}]
     events += [{"event": "step", "step": k, "loss": 5.0 - k, **step} for k in (1, 2)]

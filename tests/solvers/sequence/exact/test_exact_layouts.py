@@ -22,6 +22,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies
+from hexiopt.report.facts import PlanFacts
 from hexiopt.report.table import bound, restricted_bound
 from hexiopt.solving import Budget, Progress
 from hexiopt.solving.result import Result, Status
@@ -257,10 +258,12 @@ def test_refuses_in_one_line(kind: str) -> None:
 def test_plan_file_and_table_tell_both_bounds() -> None:
     problem, resolution = TINY["batch"]
     result = solve(problem, resolution)
+    assert result.plan is not None
     assert result.cost is not None
-    [(name, words)] = bound(result.cost, solver_to_dict(result))
+    facts = PlanFacts(problem, result.plan, result.cost, solver_to_dict(result))
+    [(name, words)] = bound(facts)
     assert name.strip() == "lower bound"
-    [said] = restricted_bound(result.cost, solver_to_dict(result))
+    [said] = restricted_bound(facts)
     assert "one stage each, with tokens in multiples of 1/4 of a sequence" in said
     assert said.endswith("(gap 0.0%).")
     assert words.endswith("%)")
