@@ -284,13 +284,9 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     workload = problem.workload
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
-    gradient, master, moments = (
-        workload.stored_gradient_bytes,
-        workload.master_bytes,
-        workload.optimizer_bytes,
-    )
-    states = f"{workload.element_bytes} + {gradient} + {master} + {moments} B"
-    yield "per parameter", states, "weight, gradient, master, Adam's moments: mixed precision"
+    states = workload.states
+    each = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
+    yield "per parameter", each, f"weight, gradient, master, {states.moments}: mixed precision"
     for name, chosen in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
         stated = getattr(workload, name)
         yield name, chosen, "chosen by the search (auto)" if stated == "auto" else "workload"

@@ -271,6 +271,5 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
 
 
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
-    """One Adam step over `num_params` parameters of a device: memory traffic only."""
-    per_param = c.ADAM_STATE_TRAFFIC_BYTES + workload.stored_gradient_bytes + workload.element_bytes
-    return OperatorTimes(gpu, workload.precision).memory_s(num_params * per_param)
+    """One optimizer step over `num_params` parameters of a device: memory traffic only."""
+    return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)

@@ -73,6 +73,11 @@ class StateSharding(NamedTuple):
     stage: int = 0
     num_devices: float = 1
 
+    @property
+    def spread(self) -> float:
+        """Over how many devices master weights and moments are spread."""
+        return self.num_devices if self.stage else 1
+
 
 UNSHARDED = StateSharding()
 
@@ -217,19 +222,19 @@ class MemoryModel:
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
     ) -> tuple[float, float, float, float]:
         """Bytes of weights, gradients, master weights and optimiser."""
-        workload, (stage, count) = self._workload, shards
+        stage, count = shards
         params = weights = gradients = self.num_params(num_layers, first, last)
         if stage >= 2 and count > 1:
             vectors = num_layers * self._layer_vector_params + last * self._final_norm_params
             gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
             if stage == 3:
                 weights = gradients
-        share = count if stage else 1
+        each = self._workload.states
         return (
-            weights * workload.element_bytes,
-            gradients * workload.stored_gradient_bytes,
-            params * workload.master_bytes / share,
-            params * workload.optimizer_bytes / share,
+            weights * each.weight,
+            gradients * each.gradient,
+            params * each.master / shards.spread,
+            params * each.moment / shards.spread,
         )
 
     def max_layers(

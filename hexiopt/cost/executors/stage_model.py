@@ -325,7 +325,7 @@ class StageModel:
             units = units_of(
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, each, first, last
             )
-        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params),), units)
+        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params, sharding),), units)
 
     def _price_layout(
         self,
@@ -336,21 +336,26 @@ class StageModel:
         layout, policies, size, first, last, in_flight, zero_stage, holders, contention = key
         ((count,),) = in_flight
         stage = self.contended_stage(layout, size, contention)
-        memories: dict[tuple[float, ...], tuple[Memory, ...]] = {}
-        for same in set(holders):
-            shards = StateSharding(zero_stage, stage.alone.mean_holders(same, first, last))
-            memories[same] = stage.memory.each(stage.memory.stage((policies,), first, last, (count,), shards))
+        spread = {same: StateSharding(zero_stage, stage.alone.mean_holders(same, first, last)) for same in set(holders)}
+        memories = {
+            shards: stage.memory.each(stage.memory.stage((policies,), first, last, (count,), shards))
+            for shards in set(spread.values())
+        }
         params = stage.alone.num_params(len(policies), first, last)
         gpus = [self.tp_group((device,)).gpu for device in layout.devices]
-        copies = tuple([self._copy(memories[own][k], gpus[k], params) for k, own in enumerate(holders)])
+        copies = tuple(
+            [
+                self._copy(memories[shards][k], gpus[k], params, shards)
+                for k, shards in enumerate(map(spread.__getitem__, holders))
+            ]
+        )
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
         return ExecutorCost((stage.stage_s(policies, first, last),), copies, units)
 
-    def _copy(self, memory: Memory, gpu: Gpu, num_params: float) -> ParameterCopy:
-        workload = self.problem.workload
-        optimizer_s = optimizer_compute_s(workload, gpu, memory.optimizer / workload.optimizer_bytes)
+    def _copy(self, memory: Memory, gpu: Gpu, num_params: float, shards: StateSharding) -> ParameterCopy:
+        optimizer_s = optimizer_compute_s(self.problem.workload, gpu, num_params / shards.spread)
         return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
 
     def forget_stages(self) -> None:

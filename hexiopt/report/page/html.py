@@ -178,7 +178,7 @@ def _workload(problem: Problem) -> list[tuple[str, str]]:
     workload = problem.workload
     return [
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens"),
-        ("precision", f"{workload.precision}, {workload.stored_gradient_bytes}-byte gradients"),
+        ("precision", f"{workload.precision}, {workload.states.gradient}-byte gradients"),
         ("recompute", workload.recompute),
     ]
 

@@ -84,7 +84,7 @@ def test_paces_are_the_priced_times(tmp_path: Path) -> None:
         assert sum(parts) == pytest.approx(10 * priced.backward_s), "beside them gradients are summed"
         assert len(parts) == len(found[rank].last_parts[0])
         gpu = task.cluster.machines[int(task.cluster.machine_of[rank])].gpu
-        own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.optimizer_bytes)
+        own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.states.moment)
         assert found[rank].optimizer_s == pytest.approx(10 * own_s)
     assert found[0].latency_s == pytest.approx((0.0, 1e-4, 5e-4, 5e-4))
     found[1] = replace(found[1], namespace="somewhere")
