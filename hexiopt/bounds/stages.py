@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
-from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies, sharding_stages
@@ -49,7 +49,7 @@ class StageTypes:
             [
                 _Row(kind, examples[kind], tp_group, share, holders)
                 for kind, same in enumerate(kinds.values())
-                for tp_group in model.stages.best_tp_groups(same[0])
+                for tp_group in model.stages.tp_groups.fastest(same[0], space.allowed_tp(examples[kind].num_gpus))
                 if tp_group.tp <= len(devices[same[0]])
                 for share in shares
                 for holders in _holders(

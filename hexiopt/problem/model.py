@@ -335,7 +335,7 @@ class ModelSpec(Value):
     @cached_property
     def layer_params(self) -> int:
         """Parameters of one decoder layer."""
-        return self.layer.params.on(largest_shard(self, 1))
+        return self.layer.on(largest_shard(self, 1)).params
 
     @cached_property
     def vocabulary_params(self) -> int:
@@ -377,7 +377,8 @@ class ModelSpec(Value):
     @property
     def layer_gemm_flops_per_token(self) -> int:
         """Forward FLOPs per token of one layer's weight matrices."""
-        return 2 * self.layer.weights.on(largest_shard(self, 1))
+        layer = self.layer.on(largest_shard(self, 1))
+        return 2 * (layer.params - layer.vectors)
 
     def attention_flops_per_token(self, seq_len: int) -> int:
         """Forward FLOPs per token of one layer's scores and weighted values: 2·s·q, causal half of 4·s·q."""

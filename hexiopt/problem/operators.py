@@ -5,7 +5,7 @@ What a row states is for one token (weights aside), by what tensor parallelism s
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from operator import attrgetter
@@ -17,8 +17,7 @@ from hexiopt.problem.form import Form
 _RESIDUAL_PASSES = (c.LAYER_HIDDEN_PASSES - 2 * c.NORM_PASSES) // 2  # of each of two residual adds
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """The largest share of a layer that a rank of a TP group holds: heads, MLP columns, rows of the vocabulary."""
 
     heads: int
@@ -68,7 +67,26 @@ class LayerOperator:
     divided: bool = False
 
 
-_AMOUNTS = tuple(field.name for field in fields(LayerOperator) if field.default is _NONE)
+class ElementwiseShare(NamedTuple):
+    """What the operators before or after attention move, cast and store on a rank, for each of their tokens."""
+
+    after: bool
+    divided: bool
+    moves: int
+    casts: int
+    stores: int
+    stores_cast: int
+    statistics: int
+
+
+class LayerShare(NamedTuple):
+    """What a rank of a TP group has of a layer: parameters, of these norms and biases, the weights of each matrix
+    product with whether it stands after attention, and the sums of all else."""
+
+    params: int
+    vectors: int
+    products: tuple[tuple[bool, int], ...]
+    elementwise: tuple[ElementwiseShare, ...]
 
 
 @dataclass(frozen=True)
@@ -79,34 +97,31 @@ class Layer:
     operators: tuple[LayerOperator, ...]
 
     @cached_property
-    def products(self) -> tuple[LayerOperator, ...]:
-        """The matrix products, in order."""
-        return tuple(operator for operator in self.operators if any(operator.weights))
-
-    @cached_property
-    def places(self) -> tuple[LayerOperator, ...]:
-        """The sums of the operators before and after attention, with their tokens divided and not: for quick sums."""
-        found = []
-        for after, divided in product((False, True), repeat=2):
-            same = [row for row in self.operators if (row.after, row.divided) == (after, divided)]
-            sums = {name: _sum(map(attrgetter(name), same)) for name in _AMOUNTS}
-            found.append(LayerOperator(name="", after=after, divided=divided, **sums))
-        return tuple(found)
-
-    @cached_property
-    def weights(self) -> Split:
-        """Weights of all matrix products."""
-        return _sum(operator.weights for operator in self.operators)
-
-    @cached_property
     def vectors(self) -> Split:
         """Parameters of all norms and biases."""
         return _sum(operator.vectors for operator in self.operators)
 
     @cached_property
-    def params(self) -> Split:
-        """All parameters."""
-        return _sum((self.weights, self.vectors))
+    def _shares(self) -> dict[Shard, LayerShare]:
+        return {}
+
+    def on(self, shard: Shard) -> LayerShare:
+        """What a rank that holds `shard` has of the layer."""
+        share = self._shares.get(shard)
+        if share is None:
+            share = self._shares[shard] = self._share(shard)
+        return share
+
+    def _share(self, shard: Shard) -> LayerShare:
+        products = [(row.after, weights) for row in self.operators if (weights := row.weights.on(shard))]
+        elementwise = []
+        for after, divided in product((False, True), repeat=2):
+            rows = [row for row in self.operators if (row.after, row.divided) == (after, divided)]
+            sums = (_sum(map(attrgetter(name), rows)).on(shard) for name in ElementwiseShare._fields[2:])
+            elementwise.append(ElementwiseShare(after, divided, *sums))
+        vectors = self.vectors.on(shard)
+        params = vectors + sum(weights for _, weights in products)
+        return LayerShare(params, vectors, tuple(products), tuple(elementwise))
 
 
 def _sum(amounts: Iterable[Split]) -> Split:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, islice, product
 
+from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.rings import gradient_rings
 from hexiopt.plan.holders import sharding_groups
@@ -156,10 +157,11 @@ class FsdpTrial:
         stages = pricer.features.stages
         if not _mixes(self.problem) or stages is None:
             return
+        limits = MemoryLimits(stages, pricer.features.num_sums)
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(
-                stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                limits.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
                 for tp_group in self._tp_groups
             )
             if num_smaller < layers:

@@ -211,7 +211,7 @@ class ProofTables:
 
     def messages(self, size: int, base: Floats) -> Messages:
         """Messages of micro-batches of `size`; `base` [machines] of others cross each interface in each direction."""
-        num_bytes, nic, count = self.pricer.stages.message_bytes(size), self.nic, len(self.machines)
+        num_bytes, nic, count = self.pricer.stages.routes.message_bytes(size), self.nic, len(self.machines)
         busiest = (base + 1.0) / nic
         across = 2.0 * (np.maximum.outer(busiest, busiest) * num_bytes + self.latency_s)
         round_trip_s = np.where(np.eye(count, dtype=bool), NEVER_S, across)

@@ -67,9 +67,8 @@ class Activations(Generic[Amount]):
         # over other tokens than the device's own is one of attention's internals; its own come back.
         own_output = (1.0 if quantized else held.parted) * float(read * shard.heads * dim)
         layer = held.tokens * own_output + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
-        for row in model.layer.places:
-            stored = width * row.stores.on(shard) + read * row.stores_cast.on(shard)
-            stored += c.NORM_STATISTIC_BYTES * row.statistics.on(shard)
+        for row in model.layer.on(shard).elementwise:
+            stored = width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics
             layer = layer + (held.between if row.divided else held.tokens) * float(stored)
         # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.

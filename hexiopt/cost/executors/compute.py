@@ -134,12 +134,13 @@ def dense_times(
     divided = shard.tp if framework.sequence_parallel else 1
     gemms_s: tuple[list[Amount], list[Amount]] = ([], [])
     moved, cast = [0.0, 0.0], 0.0
-    for row in model.layer.products:
-        gemms_s[row.after].append(clock.gemm_s(2.0 * tokens * row.weights.on(shard)))
-    for row in model.layer.places:
+    layer = model.layer.on(shard)
+    for after, weights in layer.products:
+        gemms_s[after].append(clock.gemm_s(2.0 * tokens * weights))
+    for row in layer.elementwise:
         share = divided if row.divided else 1
-        moved[row.after] += row.moves.on(shard) / share
-        cast += row.casts.on(shard) / share
+        moved[row.after] += row.moves / share
+        cast += row.casts / share
     cast_bytes = tokens * cast * framework.cast_bytes.get(workload.precision, 0.0)
     moved_bytes = framework.memory_traffic * (tokens * workload.element_bytes * sum(moved)) + cast_bytes
     elementwise_s = clock.memory_s(moved_bytes, c.LAYER_MEMORY_KERNELS)

@@ -105,8 +105,8 @@ class MemoryModel:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size * workload.seq_len
-        self.layer_params = float(model.layer.params.on(shard))
-        self._layer_vector_params = float(model.layer.vectors.on(shard))
+        layer = model.layer.on(shard)
+        self.layer_params, self._layer_vector_params = float(layer.params), float(layer.vectors)
         self._final_norm_params = model.final_norm_params
         # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
@@ -229,12 +229,12 @@ class MemoryModel:
             gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
             if stage == 3:
                 weights = gradients
-        each = self._workload.states
+        each, spread = self._workload.states, shards.spread
         return (
             weights * each.weight,
             gradients * each.gradient,
-            params * each.master / shards.spread,
-            params * each.moment / shards.spread,
+            params * each.master / spread,
+            params * each.moment / spread,
         )
 
     def max_layers(

@@ -52,7 +52,7 @@ def test_messages_and_gradients_shrink_alike() -> None:
     assert max(divisors(task)) == 64
     for divisor in divisors(task):
         small = narrowed(task, divisor)
-        messages = PlanPricer(task).stages.message_bytes(2) / PlanPricer(small).stages.message_bytes(2)
+        messages = PlanPricer(task).stages.routes.message_bytes(2) / PlanPricer(small).stages.routes.message_bytes(2)
         assert messages == divisor**2
         assert task.model.num_params / small.model.num_params == pytest.approx(divisor**2, rel=0.02)
         for kept in ("num_layers", "num_heads", "num_kv_heads"):
