@@ -17,6 +17,7 @@ from functools import partial
 
 from hexiopt.api import Cluster, ModelSpec, Problem, Space, Workload
 from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.frame import Frame
@@ -308,6 +309,7 @@ def _features_hold(pricer: Pricer) -> str:
     assert isinstance(features, PricerFeatures), f"features are {features!r}, no hexiopt.cost.pricer.PricerFeatures"
     devices = problem.usable_devices
     if (stages := features.stages) is not None:
+        limits = MemoryLimits(stages, features.num_sums)
         for ends in ((devices[0],), (devices[-1],), devices[:2]):
             ours, own, shards = stages.tp_group(ends), pricer.tp_group(ends), StateSharding(1, 2)
             for policy, size in itertools.product(pricer.policies(), (1, 4)):
@@ -317,7 +319,7 @@ def _features_hold(pricer: Pricer) -> str:
                     f"features.stages says that its stages are ours; one takes {stated:.6g} s, ours {seconds:.6g} s"
                 )
                 held = True, False, size, policy, holding(2), shards
-                most = pricer.max_layers(own, *held), stages.max_layers(ours, *held)
+                most = pricer.max_layers(own, *held), limits.max_layers(ours, *held)
                 assert most[0] == most[1], (
                     f"features.stages says that its memory is ours; {most[0]} layers, not {most[1]}"
                 )

@@ -83,7 +83,7 @@ def _cluster(row: Mapping[str, Any]) -> Cluster:
 
 def tightness(problem: Problem) -> float:
     """Model states of one copy, unsharded, over the usable memory of all devices."""
-    states = problem.model.num_params * problem.workload.state_bytes
+    states = problem.model.num_params * problem.workload.states.total
     return states / sum(machine.num_gpus * machine.gpu.usable_memory_bytes for machine in problem.cluster.machines)
 
 

@@ -34,13 +34,14 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
         example.setdefault(kind, m)
     rates: list[tuple[Machine, int, float]] = []
     for kind, count in machines.items():
+        machine = problem.cluster.machines[example[kind]]
         best = max(
             size / (tp_group.tp * sum(model.stages.layer_s(tp_group, size, policy)))
-            for tp_group in model.stages.best_tp_groups(example[kind])
+            for tp_group in model.stages.tp_groups.fastest(example[kind], problem.space.allowed_tp(machine.num_gpus))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for policy in recompute_policies(problem.workload)
         )
-        rates.append((problem.cluster.machines[example[kind]], count, best))
+        rates.append((machine, count, best))
     return rates
 
 

@@ -8,11 +8,11 @@ from hexiopt.cost.executors.compute import (
     attention_times,
     dense_times,
     head_compute,
-    largest_shard,
 )
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
+from hexiopt.problem.model import largest_shard
 
 _MANY = 1e9  # tokens, beyond every launch
 _HEADS = 10**9  # sequences, likewise

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
-from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies, sharding_stages
@@ -49,7 +49,7 @@ class StageTypes:
             [
                 _Row(kind, examples[kind], tp_group, share, holders)
                 for kind, same in enumerate(kinds.values())
-                for tp_group in model.stages.best_tp_groups(same[0])
+                for tp_group in model.stages.tp_groups.fastest(same[0], space.allowed_tp(examples[kind].num_gpus))
                 if tp_group.tp <= len(devices[same[0]])
                 for share in shares
                 for holders in _holders(
@@ -64,7 +64,7 @@ class StageTypes:
         self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
         self.interface_s, self.inner_s = _sync_s(model, rows, examples)
         self.shown = model.framework.share_after_backward(
-            sharding_stages(workload), workload.stored_gradient_bytes, workload.element_bytes
+            sharding_stages(workload), workload.states.gradient, workload.element_bytes
         )
         self._policies = recompute_policies(workload)
         times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
@@ -208,7 +208,7 @@ class _Row:
         params = problem.model.layer_params * (n - 1) / n
         outside = self.machine.nic_bandwidth_bytes_per_s * self.machine.num_interfaces
         s_per_param = params / outside if self.holders.lockstep else params / self.tp_group.tp / self.inside
-        scatter_s = s_per_param * problem.workload.stored_gradient_bytes
+        scatter_s = s_per_param * problem.workload.states.gradient
         if self.holders.sharding == 2:
             return forward_s, max(backward_s, scatter_s)
         gather_s = s_per_param * problem.workload.element_bytes
@@ -262,7 +262,7 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     replicas hold whole [types].
     """
     workload = model.problem.workload
-    passes = workload.stored_gradient_bytes + min(workload.stored_gradient_bytes, workload.element_bytes)
+    passes = workload.states.gradient + min(workload.states.gradient, workload.element_bytes)
     layer_bytes = passes * float(model.problem.model.layer_params)
     interface = [
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples

@@ -8,7 +8,8 @@ import numpy as np
 from hexiopt.cost.context import contentions
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.executor import ExecutorCost
-from hexiopt.cost.executors.stage_model import Contention, TpGroup
+from hexiopt.cost.executors.stage_model import Contention
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
@@ -154,7 +155,7 @@ def _sequence_busy(
     last: bool,
     priced: ExecutorCost,
 ) -> BusyTime:
-    times = model.stages.contended_stage(layout, size, contention)
+    times = model.stages.sequence_stage(layout, size, contention)
     (policies,) = stage.policies()
     counts = Counter(policies)
     each = {policy: times.parts_s(policy) for policy in {*counts, "none"}}

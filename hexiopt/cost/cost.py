@@ -142,7 +142,7 @@ def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, own in zip(pipeline.stages, priced.stages, strict=True):
             for devices, executor in zip(stage.executors, own.executors, strict=True):
-                seconds = sum(forward_s + backward_s for forward_s, backward_s in executor.chunk_s)
+                seconds = sum(map(sum, executor.chunk_s))
                 found.update(dict.fromkeys(devices, seconds))
     return found
 

@@ -126,7 +126,7 @@ def _stage_s(
     forwards = [max(unit.forward_s for unit in same) for same in zip(*each, strict=True)]
     backwards = [max(unit.backward_s for unit in same) for same in zip(*each, strict=True)]
     gather = [rate * unit.params * workload.element_bytes + wait for unit in each[0]]
-    scatter = [rate * unit.params * workload.stored_gradient_bytes + wait for unit in each[0]]
+    scatter = [rate * unit.params * workload.states.gradient + wait for unit in each[0]]
     slowed = framework.contention
     if zero_stage == 2:
         backwards = [seconds + slowed * r for seconds, r in zip(backwards, scatter, strict=True)]

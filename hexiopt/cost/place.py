@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hexiopt.cost.context import PipelineContext
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.routes import NetworkLoad, Route
-from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.messages import messages as messages_in
@@ -123,9 +123,8 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
                 said = f"plan: stage {s} has layers {begin} to {end - 1}, the model has {num_layers}"
                 raise InputError(f"{said}; choose layers from 0 to {num_layers - 1}")
         holders = sharding.holders(s, len(stage.parameter_copies))
-        executors = stages.executors(
-            stage, size, s == 0, s == last, in_flight[s], sharding.zero_stage, holders, contention
-        )
+        at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
+        executors = stages.executors(stage, size, at, holders, contention)
         costs.append(StageCost(executors))
         for executor in executors:
             executor_stages.append(s)
@@ -133,7 +132,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
     samples, wraps = tuple([stage.samples(size) for stage in own]), chunks > 1
     messages, links = messages_of(samples, wraps), executor_links(samples, wraps)
     layouts = [stage.token_layouts for stage in own]
-    placed = placed_messages(messages, layouts, stages.route, stages.message_bytes(1))
+    placed = placed_messages(messages, layouts, stages.routes.between, stages.routes.message_bytes(1))
     return PlacedPipeline(
         schedule,
         batches,

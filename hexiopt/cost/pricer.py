@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.crowded import with_crowds
+from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.cost.executors.context_parallel import ContextParallel
-from hexiopt.cost.executors.stage_model import StageModel, TpGroup
+from hexiopt.cost.executors.limits import MemoryLimits
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.lockstep import in_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
@@ -25,6 +29,8 @@ from hexiopt.numbers.frameworks import Framework
 from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies
+from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
 
 _KEPT = 50_000  # pipelines
@@ -39,13 +45,15 @@ class PricerFeatures:
     it for recompute policies layer by layer, and share the network among messages.
     `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage's messages to
     the next take its own time, rather than overlap. `bound_s`: a step time in seconds below which it prices no plan of
-    its problem, 0 where it knows none.
+    its problem, 0 where it knows none. `num_sums`: for how many groups that sum gradients on a device searches leave
+    room (`hexiopt.cost.executors.limits`).
     """
 
     stages: StageModel | None = None
     replicas: bool = False
     sends_occupy_stages: bool = False
     bound_s: float = 0.0
+    num_sums: int = RESERVED_GROUPS
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.bound_s < math.inf:
@@ -73,13 +81,30 @@ class PlanPricer:
         self._placed = Memo(self._place, _KEPT)
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
         # What searches ask any pricer about stages, the stage model answers.
-        self.tp_group, self.max_layers = self.stages.tp_group, self.stages.max_layers
-        self.message_s, self.policies = self.stages.message_s, self.stages.policies
+        self.tp_group, self.message_s = self.stages.tp_groups.of, self.stages.routes.message_s
+        self._limits, self._num_sums = MemoryLimits(self.stages), RESERVED_GROUPS
 
     @property
     def features(self) -> PricerFeatures:
         """As of `Pricer`."""
-        return PricerFeatures(stages=self.stages, replicas=True)
+        return PricerFeatures(stages=self.stages, replicas=True, num_sums=self._num_sums)
+
+    def policies(self) -> tuple[str, ...]:
+        """The recompute policies that the workload allows."""
+        return recompute_policies(self.problem.workload)
+
+    def max_layers(
+        self,
+        tp_group: TpGroup,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: InFlight,
+        shards: StateSharding,
+    ) -> int:
+        """As of `Pricer`."""
+        return self._limits.max_layers(tp_group, first, last, micro_batch_size, policy, held, shards)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
@@ -131,8 +156,7 @@ class PlanPricer:
         """The same pricer, of whose plans searches leave room for so many groups that sum gradients on each device;
         no price changes, and what is known of stages and pipelines they share."""
         other = copy(self)
-        other.stages = self.stages.with_room_for(num_sums)
-        other.max_layers = other.stages.max_layers
+        other._limits, other._num_sums = MemoryLimits(self.stages, num_sums), num_sums
         return other
 
     def forget_plans(self) -> None:

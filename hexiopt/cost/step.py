@@ -31,7 +31,7 @@ def step_cost(
     # All copies of an executor (the devices of a sequence layout) end together.
     ready = np.array([end_s for executor, end_s in executors for _ in executor.copies])
     optimizer_s = np.array([copy.optimizer_s for copy in copies])
-    within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.stored_gradient_bytes
+    within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.states.gradient
     # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
     passes = (2, 1, 0, 0)[zero_stage]
     left = None  # of each copy, seconds beside which sums between groups may run

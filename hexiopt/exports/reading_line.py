@@ -22,7 +22,7 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
     policies = {policy for p in plan.pipelines for stage in p.stages for policy in stage.recompute}
     groups = [n for stage in first.stages for n in recompute_groups(stage.recompute)]
     recompute = f"full of {max(groups)} layers together" if JOINED in policies else " and ".join(sorted(policies))
-    gradients = f"gradients of {workload.stored_gradient_bytes} bytes"
+    gradients = f"gradients of {workload.states.gradient} bytes"
     parts = [
         f"{model.name} of {model.num_params / 1e9:.2f} B parameters in {model.num_layers} layers",
         *(f"{name} {shown[name]}" for name in ("TP", "PP", "VP", "DP")),

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hexiopt.checks import is_number, is_whole
 from hexiopt.errors import InputError
 from hexiopt.problem.form import GPT, LLAMA, Form
+from hexiopt.problem.operators import Layer, LayerSizes, Shard, decoder_layer
 from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -231,7 +233,7 @@ class ModelSpec(Value):
                 f"hidden_size {self.hidden_size} is not {self.num_heads} heads times head_dim "
                 f"{self.head_dim}; {self.architecture} needs it equal"
             )
-        if self._form.gated_mlp and self._facts.form is not None and self.head_dim % 2:
+        if self.decoder_form.gated_mlp and self._facts.form is not None and self.head_dim % 2:
             self._fail(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of values, so make it even")
         if "final_norm" not in keys and not self.final_norm:
             self._fail(f"{self.architecture} always has a final norm; set final_norm true")
@@ -259,7 +261,8 @@ class ModelSpec(Value):
         return ARCHITECTURES[self.architecture]
 
     @cached_property
-    def _form(self) -> Form:
+    def decoder_form(self) -> Form:
+        """What the layers consist of: the architecture's form, or the model's own."""
         form = self._facts.form or self.form
         assert form is not None, "checked by the constructor"
         return form
@@ -267,48 +270,38 @@ class ModelSpec(Value):
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP multiplies an activated projection by a plain one (three matrices instead of two)."""
-        return self._form.gated_mlp
+        return self.decoder_form.gated_mlp
 
     @property
     def layer_norm(self) -> bool:
         """Whether norms are LayerNorm (mean and variance) rather than RMSNorm."""
-        return self._form.norm == "layer"
+        return self.decoder_form.norm == "layer"
 
     @property
     def norm_bias(self) -> bool:
         """Whether norms have a bias."""
-        return self._form.norm_vectors == 2
-
-    @property
-    def norms_per_layer(self) -> int:
-        """Norms of hidden_size values in a layer."""
-        return self._form.norms
+        return self.decoder_form.norm_vectors == 2
 
     @property
     def qk_norm(self) -> str | None:
         """How queries and keys are normed (`Form.qk_norm`); None where they are not."""
-        return None if self._form.qk_norm == "none" else self._form.qk_norm
-
-    @property
-    def inner_norms(self) -> bool:
-        """Whether what attention's output projection and the MLP's last one read is normed."""
-        return self._form.inner_norms
+        return None if self.decoder_form.qk_norm == "none" else self.decoder_form.qk_norm
 
     @property
     def output_bias(self) -> bool:
         """Bias of attention's output projection."""
-        fixed = self._form.output_bias
+        fixed = self.decoder_form.output_bias
         return self.attention_bias if fixed is None else fixed
 
     @property
     def rope(self) -> bool:
         """Whether queries and keys are rotated by their position."""
-        return self._form.positions == "rope"
+        return self.decoder_form.positions == "rope"
 
     @property
     def learned_positions(self) -> int:
         """The number of rows of the learned position embedding, 0 without one."""
-        return self.max_positions + self._form.extra_positions if self._form.positions == "learned" else 0
+        return self.max_positions + self.decoder_form.extra_positions if self.decoder_form.positions == "learned" else 0
 
     # Widths
 
@@ -329,47 +322,21 @@ class ModelSpec(Value):
 
     # Parameters
 
-    @property
-    def attention_q_params(self) -> int:
-        """Parameters of one layer's query projection with its bias; tensor parallelism splits them by heads."""
-        return (self.hidden_size + self.attention_bias) * self.q_size
-
-    @property
-    def attention_kv_params(self) -> int:
-        """Parameters of one layer's key and value projections with their biases, split by key-value heads."""
-        return 2 * (self.hidden_size + self.attention_bias) * self.kv_size
-
-    @property
-    def attention_out_params(self) -> int:
-        """Weights of one layer's attention output projection, split by heads."""
-        return self.q_size * self.hidden_size
-
-    @property
-    def mlp_params(self) -> int:
-        """Weights of one layer's MLP and the biases inside it, split along ffn_size."""
-        inward = 2 if self.gated_mlp else 1
-        return (inward * (self.hidden_size + self.mlp_bias) + self.hidden_size) * self.ffn_size
-
     @cached_property
+    def layer(self) -> Layer:
+        """The operators of one decoder layer."""
+        sizes = (getattr(self, name) for name in LayerSizes._fields)
+        return decoder_layer(self.decoder_form, LayerSizes(*sizes))
+
+    @property
     def replicated_layer_params(self) -> int:
         """Parameters of one layer's norms, output biases and activation, whole on every tensor-parallel rank."""
-        form = self._form
-        normed = {"none": 0, "plain": 0, "head": 2 * self.head_dim}.get(form.qk_norm, self.q_size + self.kv_size)
-        norms = form.norms * self._norm_params + form.qk_norm_vectors * normed
-        if form.inner_norms:
-            norms += form.norm_vectors * (self.q_size + self.ffn_size)
-        return norms + (self.output_bias + self.mlp_bias) * self.hidden_size + form.activation_params
+        return self.layer.vectors.whole
 
     @cached_property
     def layer_params(self) -> int:
-        """Parameters of one decoder layer: the sum of the five parts above."""
-        return (
-            self.attention_q_params
-            + self.attention_kv_params
-            + self.attention_out_params
-            + self.mlp_params
-            + self.replicated_layer_params
-        )
+        """Parameters of one decoder layer."""
+        return self.layer.on(largest_shard(self, 1)).params
 
     @cached_property
     def vocabulary_params(self) -> int:
@@ -379,7 +346,7 @@ class ModelSpec(Value):
     @cached_property
     def embedding_params(self) -> int:
         """Parameters of token embedding, its norm, learned positions and the projection to hidden_size."""
-        beside = self.learned_positions * self.hidden_size + self._form.embedding_norm * self._norm_params
+        beside = self.learned_positions * self.hidden_size + self.decoder_form.embedding_norm * self._norm_params
         return self.vocabulary_params + beside + self._projection
 
     @property
@@ -391,7 +358,7 @@ class ModelSpec(Value):
     def head_params(self) -> int:
         """Parameters of the final norm, the projection from hidden_size, the LM head's bias and, if untied, matrix."""
         matrix = 0 if self.tied_embeddings else self.vocabulary_params
-        return self.final_norm_params + self._projection + matrix + self._form.head_bias * self.vocab_size
+        return self.final_norm_params + self._projection + matrix + self.decoder_form.head_bias * self.vocab_size
 
     @property
     def num_params(self) -> int:
@@ -400,7 +367,7 @@ class ModelSpec(Value):
 
     @property
     def _norm_params(self) -> int:
-        return self.hidden_size * self._form.norm_vectors
+        return self.hidden_size * self.decoder_form.norm_vectors
 
     @property
     def _projection(self) -> int:
@@ -410,13 +377,9 @@ class ModelSpec(Value):
 
     @property
     def layer_gemm_flops_per_token(self) -> int:
-        """Forward FLOPs per token of one layer's weight matrices: 2·(h·(2q + 2kv) + m·h·f).
-
-        h, q, kv, f are hidden_size, q_size, kv_size, ffn_size; m is 3 with a gated MLP, else 2.
-        """
-        attention = self.hidden_size * 2 * (self.q_size + self.kv_size)
-        mlp = (3 if self.gated_mlp else 2) * self.hidden_size * self.ffn_size
-        return 2 * (attention + mlp)
+        """Forward FLOPs per token of one layer's weight matrices."""
+        layer = self.layer.on(largest_shard(self, 1))
+        return 2 * (layer.params - layer.vectors)
 
     def attention_flops_per_token(self, seq_len: int) -> int:
         """Forward FLOPs per token of one layer's scores and weighted values: 2·s·q, causal half of 4·s·q."""
@@ -468,3 +431,19 @@ class ModelSpec(Value):
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and bool(value.strip()) and len(value) <= MAX_NAME
+
+
+def largest_shard(model: ModelSpec, tp: int) -> Shard:
+    """The share of the busiest rank when heads and columns are split as evenly as whole heads allow.
+
+    Key-value heads are replicated where several ranks' query heads meet them.
+    """
+    group = model.num_heads // model.num_kv_heads
+    low, extra = divmod(model.num_heads, tp)
+    kv, start = 1, 0
+    for rank in range(tp):
+        end = start + low + (rank < extra)
+        if end > start:
+            kv = max(kv, (end - 1) // group - start // group + 1)
+        start = end
+    return Shard(ceil(model.num_heads / tp), kv, ceil(model.ffn_size / tp), ceil(model.vocab_size / tp), tp)

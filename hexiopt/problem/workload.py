@@ -1,10 +1,12 @@
 """The workload of a training step: its sequences, precision, and choices that are fixed for the whole plan."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from hexiopt.checks import flag_in, whole_in, word_in
 from hexiopt.errors import FieldError
 from hexiopt.numbers.gpus import PRECISIONS
+from hexiopt.numbers.optimizers import OPTIMIZERS, StateBytes
 from hexiopt.schedules.registry import schedule_named, schedule_names
 from hexiopt.value import Value
 
@@ -74,25 +76,11 @@ class Workload(Value):
         """Bytes of a weight or an activation element."""
         return 4 if self.precision in ("tf32", "fp32") else 2
 
-    @property
-    def stored_gradient_bytes(self) -> int:
-        """Bytes of a gradient element."""
-        return self.gradient_bytes if self.element_bytes == 2 else 4
-
-    @property
-    def master_bytes(self) -> int:
-        """Bytes of a master weight: FP32 in addition to 16-bit weights, none in addition to FP32 ones."""
-        return 4 if self.element_bytes == 2 else 0
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """Bytes of Adam's two FP32 moments of a parameter."""
-        return 8
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a parameter's weight, gradient, master weight and optimiser, unsharded."""
-        return self.element_bytes + self.stored_gradient_bytes + self.master_bytes + self.optimizer_bytes
+    @cached_property
+    def states(self) -> StateBytes:
+        """Bytes of a parameter's weight, gradient, master weight and optimizer moments."""
+        width = self.element_bytes
+        return OPTIMIZERS["adam"].states(width, self.gradient_bytes if width == 2 else 4)
 
     @property
     def tokens(self) -> int:

@@ -235,9 +235,9 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     workload = problem.workload
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
-    states = workload.element_bytes, workload.stored_gradient_bytes, workload.master_bytes, workload.optimizer_bytes
-    meaning = "weight, gradient, master, Adam's moments: mixed precision"
-    yield "per parameter", f"{' + '.join(map(str, states))} B", meaning
+    states = workload.states
+    each = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
+    yield "per parameter", each, f"weight, gradient, master, {states.moments}: mixed precision"
     for name, choice in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
         yield name, choice, "chosen by the search (auto)" if getattr(workload, name) == "auto" else "workload"
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, BoundTerms, Programme, Schedule, StagePosition
+from hexiopt.schedules.operation import BACKWARD_TURN, FORWARD_TURN
+from hexiopt.schedules.schedule import BoundTerms, Programme, Schedule, StagePosition
 
 
 @dataclass(frozen=True)

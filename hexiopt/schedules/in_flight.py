@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition
+from hexiopt.schedules.schedule import Schedule, StagePosition
 
 Counts = tuple[int, ...]  # micro-batches in flight, by layer range
 InFlight = tuple[Counts, ...]  # at every moment when it may be most
@@ -26,20 +26,21 @@ def in_flight(schedule: Schedule, at: StagePosition) -> InFlight:
     for turns, repeats in schedule.programme(at):
         change = [0] * at.num_chunks
         for kind, chunk in turns:
-            change[chunk] += 1 if kind is OperationKind.FORWARD else -1
+            change[chunk] += schedule.change_in_flight(kind)
         numbers: Sequence[int] = range(repeats)
         if min(change) >= 0 or max(change) <= 0:  # most is held the first time or the last
             numbers = sorted({0, repeats - 1}) if repeats else ()
         before = tuple(held)
         for number in numbers:
             held = [n + number * more for n, more in zip(before, change, strict=True)]
-            forward = False
+            rises = False
             for kind, chunk in turns:
-                if forward and kind is not OperationKind.FORWARD:
+                more = schedule.change_in_flight(kind)
+                if rises and more < 0:
                     moments[tuple(held)] = None
-                forward = kind is OperationKind.FORWARD
-                held[chunk] += 1 if forward else -1
-            if forward:
+                held[chunk] += more
+                rises = more > 0 or (rises and more == 0)
+            if rises:
                 moments[tuple(held)] = None
     return tuple(one for one in moments if not any(one != other and _within(one, other) for other in moments))
 

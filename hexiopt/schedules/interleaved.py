@@ -5,7 +5,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 from hexiopt.schedules.one_f_one_b import OneFOneB
-from hexiopt.schedules.schedule import BoundTerms, OperationKind, Programme, Schedule, StagePosition, Turn
+from hexiopt.schedules.operation import OperationKind, Turn
+from hexiopt.schedules.schedule import BoundTerms, Programme, Schedule, StagePosition
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.errors import InputError
-from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition, Turn
+from hexiopt.schedules.operation import OperationKind, Turn, next_place
+from hexiopt.schedules.schedule import Schedule, StagePosition
 
 Ints = NDArray[np.int64]
 
@@ -32,18 +33,18 @@ _Links = tuple[tuple[bool, int, int], ...]  # backward, sender, receiver
 class PipelineGraph:
     """A pipeline whose executors take given times; one object for all that are equal (`pipeline_graph`).
 
-    `stages` [executors]; `chunk_s` [executors] has forward and backward seconds of each layer range; `links` lists
-    (backward, sender, receiver) by the executors' numbers.
+    `stages` [executors]; `chunk_s` [executors] has the seconds of each layer range, by the schedule's kinds of
+    operations; `links` lists (backward, sender, receiver) by the executors' numbers.
     """
 
     schedule: Schedule
     num_stages: int
     num_micro_batches: int
     stages: tuple[int, ...]
-    chunk_s: tuple[tuple[tuple[float, float], ...], ...]
+    chunk_s: tuple[tuple[tuple[float, ...], ...], ...]
     links: _Links
 
-    def with_times(self, chunk_s: tuple[tuple[tuple[float, float], ...], ...]) -> "PipelineGraph":
+    def with_times(self, chunk_s: tuple[tuple[tuple[float, ...], ...], ...]) -> "PipelineGraph":
         """The same pipeline whose executors take `chunk_s`."""
         return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
 
@@ -58,7 +59,7 @@ class PipelineGraph:
         num_chunks = len(self.chunk_s[0])
         seconds = [s for chunks in self.chunk_s for chunk in chunks for s in chunk]
         order = _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
-        wiring = _wiring(self.num_stages, num_chunks, self.stages, self.links)
+        wiring = _wiring(self.schedule.kinds, self.num_stages, num_chunks, self.stages, self.links)
         found: list[float] = ends_s(np.array([*seconds, *message_s]), order, wiring).tolist()
         if isnan(found[0]):
             raise InputError(
@@ -73,7 +74,7 @@ def pipeline_graph(
     num_stages: int,
     num_micro_batches: int,
     stages: tuple[int, ...],
-    chunk_s: tuple[tuple[tuple[float, float], ...], ...],
+    chunk_s: tuple[tuple[tuple[float, ...], ...], ...],
     links: _Links,
 ) -> PipelineGraph:
     """The graph of a pipeline: equal pipelines have the same one, so that their ends are computed once."""
@@ -86,6 +87,7 @@ def _order(
 ) -> Ints:
     """`kernel.Order` of executors that are replicas of `stages`, in one array."""
     numbers: list[int] = []
+    kinds = schedule.kinds
     start_of: dict[tuple[Turn, ...], int] = {}
     rows: list[list[int]] = []  # per stage, of all its blocks: start, length, repeats
     for s in range(num_stages):
@@ -94,7 +96,7 @@ def _order(
             if repeats and turns:
                 if turns not in start_of:
                     start_of[turns] = len(numbers)
-                    numbers += [2 * chunk + (kind is OperationKind.BACKWARD) for kind, chunk in turns]
+                    numbers += [len(kinds) * chunk + kinds.index(kind) for kind, chunk in turns]
                 row += (start_of[turns], len(turns), repeats)
         rows.append(row)
     first, blocks = [0], list[int]()
@@ -105,25 +107,24 @@ def _order(
 
 
 @lru_cache(maxsize=1024)
-def _wiring(num_stages: int, num_chunks: int, stages: tuple[int, ...], links: _Links) -> Ints:
+def _wiring(
+    kinds: tuple[OperationKind, ...], num_stages: int, num_chunks: int, stages: tuple[int, ...], links: _Links
+) -> Ints:
     """`kernel.Wiring` of a pipeline, in one array. Every link has a queue for each layer range of its receiver."""
     incoming: list[tuple[list[int], list[int]]] = [([], []) for _ in stages]
     outgoing: list[tuple[list[int], list[int]]] = [([], []) for _ in stages]
     for k, (backward, sender, receiver) in enumerate(links):
         outgoing[sender][backward].append(k)
         incoming[receiver][backward].append(k)
-    last = num_stages * num_chunks - 1  # of the virtual stages
     at, takes, sends = list[int](), list[int](), list[int]()
     for e, s in enumerate(stages):
         for chunk in range(num_chunks):
-            virtual = chunk * num_stages + s
-            for backward in (False, True):
-                begins, ends = virtual == (last if backward else 0), virtual == (0 if backward else last)
-                target = (virtual + (-1 if backward else 1)) // num_stages
+            for kind in kinds:
+                source, target = (next_place(kind, s, chunk, num_stages, num_chunks, steps) for steps in (-1, 1))
                 at += (len(takes), len(takes), len(sends) // 2, len(sends) // 2)
-                for k in () if begins else incoming[e][backward]:
+                for k in incoming[e][kind.step < 0] if source else ():
                     takes.append(k * num_chunks + chunk)
-                for k in () if ends else outgoing[e][backward]:
-                    sends += (k, k * num_chunks + target)
+                for k in outgoing[e][kind.step < 0]:
+                    sends += (k, k * num_chunks + target[1]) if target else ()
                 at[-3], at[-1] = len(takes), len(sends) // 2
     return np.array([len(links) * num_chunks, len(at) // 4, len(takes), *at, *takes, *sends])

@@ -8,54 +8,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-
-class OperationKind(Enum):
-    """What a stage does for a micro-batch: its value is the word for it, `letter` stands in drawings."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-    @property
-    def letter(self) -> str:
-        """The capital that the literature uses."""
-        return self.value[0].upper()
-
-    __hash__ = object.__hash__  # members are singletons; Enum hashes their names, which takes longer
-
-
-class Turn(NamedTuple):
-    """The next forward or backward of a layer range, by the range's number in its stage."""
-
-    kind: OperationKind
-    chunk: int
-
-
-# Of stages that hold one layer range.
-FORWARD_TURN = (Turn(OperationKind.FORWARD, 0),)
-BACKWARD_TURN = (Turn(OperationKind.BACKWARD, 0),)
-
+from hexiopt.schedules.operation import Operation, OperationKind, Turn
 
 # What a stage runs in a step: blocks of turns, in order, and how often it runs each block. The micro-batches of each
 # kind and layer range count up from 0.
 Programme = tuple[tuple[tuple[Turn, ...], int], ...]
-
-
-class Operation(NamedTuple):
-    """A forward or a backward of one layer range of a stage for one micro-batch."""
-
-    kind: OperationKind
-    chunk: int
-    micro_batch: int
-
-    @property
-    def backward(self) -> bool:
-        """Whether gradients go back."""
-        return self.kind is OperationKind.BACKWARD
 
 
 class StagePosition(NamedTuple):
@@ -127,10 +88,16 @@ class Schedule(ABC):
     # in any way, so that searches can choose the layers of the least period.
     shares_waits: ClassVar[bool] = False
     draw_weight: ClassVar[int] = 1  # how often random searches draw it, relative to others
+    kinds: ClassVar[tuple[OperationKind, ...]] = (OperationKind.FORWARD, OperationKind.BACKWARD)  # in their order
 
     @abstractmethod
     def programme(self, at: StagePosition) -> Programme:
         """What a stage runs, in order; the position must not break the rule of `broken_rule`."""
+
+    def change_in_flight(self, kind: OperationKind) -> int:
+        """By how many micro-batches an operation changes what its stage has in flight: the first kind stores their
+        activations, the last one frees them."""
+        return (kind is self.kinds[0]) - (kind is self.kinds[-1])
 
     def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> str | None:
         """What a pipeline of this shape has that the schedule cannot run, with a remedy; None if it can run."""

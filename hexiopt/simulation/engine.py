@@ -13,6 +13,7 @@ from math import inf
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.schedules.operation import Operation, OperationKind, next_place
 from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 from hexiopt.simulation.fair_shares import fair_rates
 
@@ -35,7 +36,6 @@ class Event:
     receiver: int = 0
 
 
-_Operation = tuple[str, int, int]  # forward or backward, layer range, micro-batch
 ExecutorId = tuple[int, int, int]  # pipeline, stage, replica
 
 
@@ -49,12 +49,12 @@ class SimulatedLink:
     """
 
     sender: ExecutorId
-    kind: str  # of the operation that sends: forward or backward
+    kind: OperationKind  # of the operation that sends
     receiver: ExecutorId
     fixed_s: float
     needs: Mapping[int, float] = field(default_factory=dict)
     most: float = inf
-    waiting: deque[_Operation] = field(default_factory=deque)  # what the messages come from; the first is under link
+    waiting: deque[Operation] = field(default_factory=deque)  # what the messages come from; the first is under link
     began_s: float = 0.0
     left: float = 0.0  # share of the first that has not gone over
     rate: float = 0.0  # share a second
@@ -70,22 +70,23 @@ class Step:
         links: Iterable[SimulatedLink],
     ) -> None:
         self._stages = {p: stages for p, (_, stages) in pipelines.items()}
-        self._outgoing: dict[tuple[ExecutorId, str], list[SimulatedLink]] = {}
-        self._incoming: Counter[tuple[ExecutorId, str]] = Counter()
+        self._kinds = schedule.kinds
+        self._kind_of = {kind.value: kind for kind in schedule.kinds}
+        self._outgoing: dict[tuple[ExecutorId, OperationKind], list[SimulatedLink]] = {}
+        self._incoming: Counter[tuple[ExecutorId, OperationKind]] = Counter()
         for link in links:
             self._outgoing.setdefault((link.sender, link.kind), []).append(link)
             self._incoming[link.receiver, link.kind] += 1
         self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | SimulatedLink]](), 0
         self._moving: list[SimulatedLink] = []  # whose messages share the network now
         self._running: set[ExecutorId] = set()
-        self._came: Counter[tuple[ExecutorId, _Operation]] = Counter()  # messages of an operation's input
-        self._todo: dict[ExecutorId, list[_Operation]] = {}
+        self._came: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
+        self._todo: dict[ExecutorId, list[Operation]] = {}
         for p, (batches, stages) in pipelines.items():
             chunks = len(stages[0].executors[0].chunk_s)
             for s, stage in enumerate(stages):
                 order = operations(schedule, StagePosition(s, len(stages), batches, chunks))
-                todo = [(kind.value, chunk, batch) for kind, chunk, batch in reversed(order)]
-                self._todo |= {(p, s, r): todo.copy() for r in range(len(stage.executors))}
+                self._todo |= {(p, s, r): order[::-1] for r in range(len(stage.executors))}
 
     def events(self) -> Iterator[Event]:
         """All events in the order in which they end."""
@@ -126,9 +127,9 @@ class Step:
         for link, rate in zip(self._moving, rates, strict=True):
             link.rate = rate
 
-    def _neighbour(self, place: ExecutorId, kind: str, chunk: int, step: int) -> tuple[int, int] | None:
+    def _next(self, place: ExecutorId, kind: OperationKind, chunk: int, steps: int = 1) -> tuple[int, int] | None:
         stages = self._stages[place[0]]
-        return _neighbour(kind, place[1], chunk, len(stages), len(stages[0].executors[0].chunk_s), step)
+        return next_place(kind, place[1], chunk, len(stages), len(stages[0].executors[0].chunk_s), steps)
 
     def _begin(self, place: ExecutorId) -> None:
         """Start the replica's next operation if its input is there."""
@@ -136,21 +137,21 @@ class Step:
             return
         p, s, r = place
         kind, chunk, batch = operation = self._todo[place][-1]
-        source = self._neighbour(place, kind, chunk, -1)
+        source = self._next(place, kind, chunk, -1)
         if source is not None and self._came[place, operation] < self._incoming[place, kind]:
             return
         self._todo[place].pop()
         self._running.add(place)
-        end_s = self._now + self._stages[p][s].executors[r].chunk_s[chunk][kind == "backward"]
-        self._at(end_s, Event(kind, p, s, batch, self._now, end_s, chunk, r))
+        end_s = self._now + self._stages[p][s].executors[r].chunk_s[chunk][self._kinds.index(kind)]
+        self._at(end_s, Event(kind.value, p, s, batch, self._now, end_s, chunk, r))
 
     def _ended(self, event: Event) -> None:
         """Put an operation's messages on their links, behind those before them, and go on."""
         place = event.pipeline, event.stage, event.replica
         self._running.discard(place)
-        target = self._neighbour(place, event.kind, event.chunk, 1)
-        for link in self._outgoing[place, event.kind] if target is not None else ():
-            link.waiting.append((event.kind, event.chunk, event.micro_batch))
+        kind = self._kind_of[event.kind]
+        for link in self._outgoing[place, kind] if self._next(place, kind, event.chunk) else ():
+            link.waiting.append(Operation(kind, event.chunk, event.micro_batch))
             if len(link.waiting) == 1:
                 self._send(link)
         self._begin(place)
@@ -163,10 +164,10 @@ class Step:
         """The first message of a link is there."""
         kind, chunk, batch = link.waiting.popleft()
         p, s, r = link.sender
-        sent = Event(f"send_{kind}", p, s, batch, link.began_s, self._now, chunk, r, link.receiver[2])
-        target = self._neighbour(link.sender, kind, chunk, 1)
+        sent = Event(f"send_{kind.value}", p, s, batch, link.began_s, self._now, chunk, r, link.receiver[2])
+        target = self._next(link.sender, kind, chunk)
         assert target is not None, "a message was sent to a stage"
-        self._came[link.receiver, (kind, target[1], batch)] += 1
+        self._came[link.receiver, Operation(kind, target[1], batch)] += 1
         if link.waiting:
             self._send(link)
         self._begin(link.receiver)
@@ -193,17 +194,8 @@ def link_of(
     """The link on which messages like `message` go in a pipeline; the rest as of `SimulatedLink`."""
     sender = pipeline, message.stage, message.sender
     receiver = pipeline, message.target(num_stages), message.receiver
-    return SimulatedLink(sender, "backward" if message.backward else "forward", receiver, fixed_s, needs or {}, most)
-
-
-def _neighbour(
-    kind: str, stage: int, chunk: int, num_stages: int, num_chunks: int, step: int
-) -> tuple[int, int] | None:
-    """(stage, layer range) where an operation's output goes (`step` 1) or its input comes from (-1), if anywhere."""
-    at = chunk * num_stages + stage + (step if kind == "forward" else -step)
-    if not 0 <= at < num_stages * num_chunks:
-        return None
-    return at % num_stages, at // num_stages
+    kind = OperationKind.BACKWARD if message.backward else OperationKind.FORWARD
+    return SimulatedLink(sender, kind, receiver, fixed_s, needs or {}, most)
 
 
 def simulate(plan: Plan, cost: Cost) -> tuple[Event, ...]:

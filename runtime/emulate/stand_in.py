@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
@@ -38,8 +37,11 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     for rank, executor in enumerate(layout.executor_of):
         priced = cost.pipelines[executor.pipeline].stages[executor.stage].executors[executor.replica]
         device = layout.devices[rank]
-        workload, gpu = problem.workload, model.tp_group((device,)).gpu
-        optimizer_s = optimizer_compute_s(workload, gpu, priced.memory.optimizer / workload.optimizer_bytes)
+        stage = plan.pipelines[executor.pipeline].stages[executor.stage]
+        copies = cost.pipelines[executor.pipeline].stages[executor.stage].copies
+        optimizer_s = next(
+            copy.optimizer_s for devices, copy in zip(stage.parameter_copies, copies, strict=True) if device in devices
+        )
         found.append(
             Pace(
                 tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.chunk_s),

@@ -23,7 +23,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from hexiopt.errors import InputError
-from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition, operations
+from hexiopt.schedules.operation import OperationKind
+from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 
 
 class ActionKind(Enum):
@@ -117,7 +118,7 @@ class StepShape:
 
     schedule: Schedule
     num_micro_batches: int
-    chunk_s: tuple[tuple[tuple[float, float], ...], ...]
+    chunk_s: tuple[tuple[tuple[float, ...], ...], ...]
     message_s: float
     last_parts: tuple[tuple[int, ...], ...]
 

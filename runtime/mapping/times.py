@@ -12,7 +12,7 @@ from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.layout import Layout
 from runtime.mapping.lowering import StepShape
 
-ChunkSeconds = tuple[tuple[float, float], ...]  # of a forward and a backward of each layer range
+ChunkSeconds = tuple[tuple[float, ...], ...]  # of each layer range, by kinds of operations
 
 
 @dataclass(frozen=True)

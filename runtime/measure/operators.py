@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hexiopt.numbers.coefficients import ADAM_STATE_TRAFFIC_BYTES, FUSED_ATTENTION_BACKWARD_PASSES
+from hexiopt.numbers.coefficients import FUSED_ATTENTION_BACKWARD_PASSES
+from hexiopt.numbers.optimizers import OPTIMIZERS
 from runtime.device import free_unused, has_flash_attention
 from runtime.measure.points import MeasuredPoint
 from runtime.measure.timing import Timer
@@ -185,7 +186,8 @@ class OperatorBench:
                 a.step()
                 w.copy_(m)
 
-            num_bytes = count * (ADAM_STATE_TRAFFIC_BYTES + 2.0 * weight.element_size())
+            width = weight.element_size()
+            num_bytes = count * float(OPTIMIZERS["adam"].states(width, width).step_bytes)
             seconds = self._timer.seconds(step, self.seconds / _POINTS["adam"])
             yield MeasuredPoint("adam", {"params": count, "bytes": num_bytes}, seconds)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
-from hexiopt.schedules.schedule import Operation, OperationKind
+from hexiopt.schedules.operation import Operation, OperationKind
 from runtime.device import DeviceClock
 from runtime.mapping.actions import RankActions, units_of
 from runtime.mapping.buckets import BucketCollective, CollectiveKind

@@ -142,7 +142,7 @@ class Trainee:
             workload.seq_len,
             workload.global_batch,
             dtype=dtype,
-            gradient_dtype=torch.promote_types(dtype, torch.float32) if workload.stored_gradient_bytes == 4 else dtype,
+            gradient_dtype=torch.promote_types(dtype, torch.float32) if workload.states.gradient == 4 else dtype,
             device=device,
             settings=settings,
             initial=initial,

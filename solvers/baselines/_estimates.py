@@ -223,7 +223,7 @@ class GridEstimates:
 
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
-        model, width = self.problem.model, self.problem.workload.stored_gradient_bytes
+        model, width = self.problem.model, self.problem.workload.states.gradient
         num_bytes = [float(n * model.layer_params * width) for n in layers]
         num_bytes[0] += model.embedding_params * width
         num_bytes[-1] += model.head_params * width
@@ -240,7 +240,7 @@ class GridEstimates:
         """
         if not self._sums_early:
             return list(sync_s)
-        model, width = self.problem.model, self.problem.workload.stored_gradient_bytes
+        model, width = self.problem.model, self.problem.workload.states.gradient
         last_bytes = [float(model.layer_params * width)] * len(layers)
         last_bytes[0] = max(last_bytes[0], float(model.embedding_params * width))
         sums = 1 / 2 if sharding else 1.0  # of the seconds

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, islice, product
 
+from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.rings import gradient_rings
 from hexiopt.plan.holders import sharding_groups
@@ -156,10 +157,11 @@ class FsdpTrial:
         stages = pricer.features.stages
         if not _mixes(self.problem) or stages is None:
             return
+        limits = MemoryLimits(stages, pricer.features.num_sums)
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(
-                stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                limits.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
                 for tp_group in self._tp_groups
             )
             if num_smaller < layers:
@@ -179,8 +181,8 @@ def _estimate_s(estimates: GridEstimates, trial: FsdpTrial, passes: _Passes, rec
     """Seconds of a step on the slowest GPU; the larger of compute and communication counts in every micro-batch."""
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)
-    gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.stored_gradient_bytes
+    gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.states.gradient
     micro_batch_s = sharded_s(zero, forward_s, backward_s, gather_s, scatter_s, layers)
     [summed_s] = estimates.exposed_s([2 * scatter_s], [backward_s], [layers], 0)
-    once_s = {0: summed_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.stored_gradient_bytes
+    once_s = {0: summed_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.states.gradient
     return trial.count * micro_batch_s + once_s

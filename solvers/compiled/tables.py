@@ -7,12 +7,13 @@ import numpy as np
 
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.executors.stage_model import StageModel, TpGroup
+from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 
 MOST_DEVICES = 62  # of a machine: bits of a mask
 MOST_UNEVEN = 8  # devices of a machine whose links or speeds differ: each mask has a row
@@ -208,10 +209,10 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "num_interfaces": sum(machine.num_interfaces for machine in cluster.machines),
         "several_interfaces": (machines["num_interfaces"] > 1).any(),
         "uneven_links": any(machine.intra_links for machine in cluster.machines),
-        "sample_bytes": stages.message_bytes(1),
+        "sample_bytes": stages.routes.message_bytes(1),
         "weight_bytes": workload.element_bytes,
-        "gradient_bytes": workload.stored_gradient_bytes,
-        "sharded_bytes": workload.master_bytes + workload.optimizer_bytes,
+        "gradient_bytes": workload.states.gradient,
+        "sharded_bytes": workload.states.sharded,
         "layer_params": model.layer_params,
         "embedding_params": model.embedding_params - tied,
         "head_params": model.head_params,
@@ -285,7 +286,7 @@ class _Classes:
         stages = self._stages
         kept, (embedding, head) = stages.memory_model(group, size).activations, stages.ends_s(group, size)
         return (
-            stages.layer_s(group, size, stages.policies()[0])[0],
+            stages.layer_s(group, size, recompute_policies(stages.problem.workload)[0])[0],
             embedding.forward_s,
             embedding.backward_s,
             head.forward_s,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import Replica
@@ -159,7 +160,9 @@ class ExecutorTables:
     def __init__(self, pricer: Pricer, policies: tuple[str, ...], per_layer: bool = False) -> None:
         """`per_layer`: a stage may mix two policies, which only our cost model prices."""
         self._policies, self._pricer = policies, pricer
-        self._stages = pricer.features.stages if per_layer else None
+        features = pricer.features
+        self._stages = features.stages if per_layer else None
+        self._limits = None if self._stages is None else MemoryLimits(self._stages, features.num_sums)
         self._num_layers = pricer.problem.model.num_layers
         self._times: Memo[tuple[Works, bool, bool, int], list[tuple[str, list[float]]]] = Memo(
             lambda key: self._by_speed(*key)
@@ -229,15 +232,16 @@ class ExecutorTables:
 
         As few layers as memory requires recompute under `smaller`, the others under `faster`.
         """
-        stages = self._stages
+        stages, limits = self._stages, self._limits
         assert stages is not None
+        assert limits is not None
         rates = []  # per share: seconds of no layer, of a layer of either
         for tp_group, samples in shares:
             none_s = sum(stages.stage_s(tp_group, 0, first, last, samples, (smaller,)))
             rates.append((none_s, *(sum(stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
         counts = range(layer_limit + 1, len(found.times) + 1)
         each = [
-            stages.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
+            limits.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
         ]
         needed = each[0] if len(each) == 1 else list(map(max, *each))

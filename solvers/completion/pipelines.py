@@ -225,12 +225,12 @@ class PipelineTimer:
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._stages is None:
             return _Traffic(placed_pipelines, works, examples, example_of)
-        sample_bytes = self._stages.message_bytes(1)
+        sample_bytes = self._stages.routes.message_bytes(1)
         found = tuple(
             placed_messages(
                 messages_of(tuple([executor.samples for executor in placed_pipelines[k]]), wraps),
                 [executor.groups for executor in placed_pipelines[k]],
-                self._stages.route,
+                self._stages.routes.between,
                 sample_bytes,
             )
             for k in examples

@@ -50,7 +50,7 @@ def passed_bytes(problem: Problem, zero_stage: int, batches: int = 1) -> int:
     Gradients are scattered, in every micro-batch from ZeRO-2 on, and gathered, or the weights once a step, or twice a
     micro-batch in ZeRO-3 (`hexiopt/cost/lockstep.py`).
     """
-    gradient_bytes, weight_bytes = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
+    gradient_bytes, weight_bytes = problem.workload.states.gradient, problem.workload.element_bytes
     scattered = gradient_bytes * (batches if zero_stage >= LOCKSTEP else 1)
     return scattered + (gradient_bytes, weight_bytes, weight_bytes, 2 * weight_bytes * batches)[zero_stage]
 

@@ -67,7 +67,7 @@ def conclude(search: Search) -> Result:
 
 def _states(problem: Problem) -> str:
     """In words: the states of the model next to the memory of all devices, and what tells a model that fits."""
-    model, each = problem.model, problem.workload.state_bytes
+    model, each = problem.model, problem.workload.states.total
     memory = sum(
         len(devices) * problem.cluster.machines[machine].gpu.usable_memory_bytes
         for machine, devices in problem.usable_by_machine.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c

@@ -77,7 +77,7 @@ class ProofTables:
         self.nic: Floats = np.array([machine.nic_bandwidth_bytes_per_s for machine in self.machines], float)
         self.zero_stage = min(1, max(sharding_stages(problem.workload)))
         workload, model = problem.workload, problem.model
-        gradient_bytes = workload.stored_gradient_bytes
+        gradient_bytes = workload.states.gradient
         # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
         weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
         self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
@@ -152,7 +152,7 @@ class ProofTables:
         """Bytes of a layer that a ring between machines passes, on all its passes: with states sharded within machines
         gradients are all-reduced between them."""
         if sharding == "machine":
-            return 2.0 * float(self.problem.model.layer_params) * self.problem.workload.stored_gradient_bytes
+            return 2.0 * float(self.problem.model.layer_params) * self.problem.workload.states.gradient
         return self.layer_bytes
 
     @cached_property
@@ -211,7 +211,7 @@ class ProofTables:
 
     def messages(self, size: int, base: Floats) -> Messages:
         """Messages of micro-batches of `size`; `base` [machines] of others cross each interface in each direction."""
-        num_bytes, nic, count = self.pricer.stages.message_bytes(size), self.nic, len(self.machines)
+        num_bytes, nic, count = self.pricer.stages.routes.message_bytes(size), self.nic, len(self.machines)
         busiest = (base + 1.0) / nic
         across = 2.0 * (np.maximum.outer(busiest, busiest) * num_bytes + self.latency_s)
         round_trip_s = np.where(np.eye(count, dtype=bool), NEVER_S, across)

@@ -15,12 +15,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times, largest_shard
+from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints
+from hexiopt.problem.model import largest_shard
 from solvers.completion.allocation import proportional
 
 _MANY = 1e7  # tokens, where launches no longer count

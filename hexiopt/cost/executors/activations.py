@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from hexiopt.cost.executors.compute import Amount, Shard, at_least
+from hexiopt.cost.executors.compute import Amount, at_least
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import QUANTIZED_BYTES
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.operators import Shard
 from hexiopt.problem.workload import JOINED, Workload
 
 
@@ -57,31 +58,18 @@ class Activations(Generic[Amount]):
         `shard` of the weights."""
         width, hidden, dim = workload.element_bytes, model.hidden_size, model.head_dim
         q, kv = held.heads * dim, held.kv_heads * dim
-        # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads. What
-        # products in FP8 read is kept in FP8; the head's is not.
+        # What products in FP8 read is kept in FP8; the head's is not.
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
-        statistics = c.NORM_STATISTIC_BYTES * (2 if model.layer_norm else 1)
-        head_reads = width if workload.loss_chunk_tokens is None else 0
-        norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, head_reads))
-        # A layer keeps those of its norms, q, k, v, the attention's output and the MLP's inner activations; and, where
-        # queries and keys are normed, what they were before. Of more than two norms, or behind attention and MLP, what
-        # they make is read by a sum, which keeps nothing, but the products then keep what they read themselves. The
-        # output of attention over other tokens than the device's own is one of attention's internals; its own come
-        # back. In FP8 the projection keeps its own copy.
-        inner = float(((2 if model.gated_mlp else 1) * width + read) * shard.ffn)
+        final_norm = c.NORM_STATISTIC_BYTES * (2 if model.layer_norm else 1)
+        final_norm += hidden * (width + (width if workload.loss_chunk_tokens is None else 0))
+        # Attention stores queries, keys, values and its output, in FP8 also what the projection reads of it. The output
+        # over other tokens than the device's own is one of attention's internals; its own come back.
         own_output = (1.0 if quantized else held.parted) * float(read * shard.heads * dim)
-        more = model.norms_per_layer - 2
-        layer = 2.0 * norm + held.tokens * (inner + own_output)
-        if more:
-            layer = layer + (more * norm if more < 0 else held.between * more * (hidden * float(width) + statistics))
-        if model.inner_norms:
-            layer = layer + held.tokens * float(width * (shard.heads * dim + shard.ffn) + 2 * statistics)
-        layer = layer + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
-        if model.qk_norm:
-            normed = shard.heads + shard.kv_heads
-            vectors = 2 if model.qk_norm == "whole" else normed
-            layer = layer + held.tokens * float(width * dim * normed + statistics * vectors)
+        layer = held.tokens * own_output + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
+        for row in model.layer.on(shard).elementwise:
+            stored = width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics
+            layer = layer + (held.between if row.divided else held.tokens) * float(stored)
         # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
         copies = held.attended * width * 2.0 * dim * held.copied_kv_heads
@@ -103,7 +91,7 @@ class Activations(Generic[Amount]):
             layer=layer,
             internals=internals,
             layer_input=held.between * (width * float(hidden)),
-            final_norm=final_norm,
+            final_norm=held.between * float(final_norm),
             # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
             token_ids=held.tokens * float(c.TOKEN_ID_BYTES + (shard.tp > 1)),
             loss=loss,

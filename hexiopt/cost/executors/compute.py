@@ -6,7 +6,8 @@ type's efficiency curve, memory-bound work at its HBM bandwidth, no operator fas
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from functools import reduce
+from operator import add
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu, outside_products
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.model import ModelSpec, largest_shard
+from hexiopt.problem.operators import Shard
 from hexiopt.problem.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -29,33 +31,6 @@ def at_least(low: float | Floats, value: Amount) -> Amount:
         return np.maximum(low, value)
     assert not isinstance(low, np.ndarray), "a number has one limit"
     return max(low, value)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The largest share of a layer that a rank of a TP group holds: heads, MLP columns, rows of the vocabulary."""
-
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
-    tp: int
-
-
-def largest_shard(model: ModelSpec, tp: int) -> Shard:
-    """The share of the busiest rank when heads and columns are split as evenly as whole heads allow.
-
-    Key-value heads are replicated where several ranks' query heads meet them.
-    """
-    group = model.num_heads // model.num_kv_heads
-    low, extra = divmod(model.num_heads, tp)
-    kv, start = 1, 0
-    for rank in range(tp):
-        end = start + low + (rank < extra)
-        if end > start:
-            kv = max(kv, (end - 1) // group - start // group + 1)
-        start = end
-    return Shard(ceil(model.num_heads / tp), kv, ceil(model.ffn_size / tp), ceil(model.vocab_size / tp), tp)
 
 
 class OperatorTimes:
@@ -156,26 +131,21 @@ def dense_times(
     model: ModelSpec, workload: Workload, clock: OperatorTimes, shard: Shard, tokens: Amount, framework: Framework
 ) -> DenseTimes[Amount]:
     """A layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
-    hidden, width = model.hidden_size, workload.element_bytes
-    q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-    inward = (2 if model.gated_mlp else 1) * hidden * shard.ffn
-    before_s, out_s, inward_s, last_s = (
-        clock.gemm_s(2.0 * tokens * size) for size in (hidden * (q + 2 * kv), q * hidden, inward, shard.ffn * hidden)
-    )
-    passes = c.LAYER_HIDDEN_PASSES + (model.norms_per_layer - 2) * c.NORM_PASSES
-    hidden_moved = passes * hidden / (shard.tp if framework.sequence_parallel else 1)
-    turned = 2 * (q + kv)  # rotary positions
-    moved = hidden_moved + turned + (3 if model.gated_mlp else 2) * shard.ffn
-    if model.inner_norms:
-        moved += c.NORM_PASSES * (q + shard.ffn)
-    first_norm = hidden_moved * c.NORM_PASSES / passes
-    # What products read is cast: twice by norms, then by attention and activation.
-    cast = 2 * hidden / (shard.tp if framework.sequence_parallel else 1) + q + shard.ffn
+    divided = shard.tp if framework.sequence_parallel else 1
+    gemms_s: tuple[list[Amount], list[Amount]] = ([], [])
+    moved, cast = [0.0, 0.0], 0.0
+    layer = model.layer.on(shard)
+    for after, weights in layer.products:
+        gemms_s[after].append(clock.gemm_s(2.0 * tokens * weights))
+    for row in layer.elementwise:
+        share = divided if row.divided else 1
+        moved[row.after] += row.moves / share
+        cast += row.casts / share
     cast_bytes = tokens * cast * framework.cast_bytes.get(workload.precision, 0.0)
-    moved_bytes = framework.memory_traffic * (tokens * width * moved) + cast_bytes
+    moved_bytes = framework.memory_traffic * (tokens * workload.element_bytes * sum(moved)) + cast_bytes
     elementwise_s = clock.memory_s(moved_bytes, c.LAYER_MEMORY_KERNELS)
-    share_before = (first_norm + turned) / moved
-    return DenseTimes(before_s, out_s + inward_s + last_s, elementwise_s, share_before, last_s)
+    before_s, after_s = (reduce(add, each) for each in gemms_s)
+    return DenseTimes(before_s, after_s, elementwise_s, moved[0] / sum(moved), gemms_s[True][-1])
 
 
 def attention_times(
@@ -271,6 +241,5 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
 
 
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
-    """One Adam step over `num_params` parameters of a device: memory traffic only."""
-    per_param = c.ADAM_STATE_TRAFFIC_BYTES + workload.stored_gradient_bytes + workload.element_bytes
-    return OperatorTimes(gpu, workload.precision).memory_s(num_params * per_param)
+    """One optimizer step over `num_params` parameters of a device: memory traffic only."""
+    return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)

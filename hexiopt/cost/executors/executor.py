@@ -10,7 +10,7 @@ from hexiopt.cost.executors.compute import ComputeTimes
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.problem.model import ModelSpec
 
-ChunkTimes = tuple[float, float]  # forward and backward seconds of a layer range for one micro-batch
+ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, by the schedule's kinds of operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class ExecutorCost(MemoryUse):
     @property
     def forward_s(self) -> float:
         """Forward seconds of all layer ranges."""
-        return sum([forward_s for forward_s, _ in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][0]
+        return sum([seconds[0] for seconds in self.chunk_s])
 
     @property
     def backward_s(self) -> float:
         """Backward seconds of all layer ranges, recompute included."""
-        return sum([backward_s for _, backward_s in self.chunk_s]) if len(self.chunk_s) > 1 else self.chunk_s[0][1]
+        return sum([sum(seconds[1:]) for seconds in self.chunk_s])
 
     @property
     def last_backward_s(self) -> float:

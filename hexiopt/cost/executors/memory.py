@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.executors.activations import Activations, Held
-from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
+from hexiopt.cost.executors.compute import Amount
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
@@ -73,6 +73,11 @@ class StateSharding(NamedTuple):
     stage: int = 0
     num_devices: float = 1
 
+    @property
+    def spread(self) -> float:
+        """Over how many devices master weights and moments are spread."""
+        return self.num_devices if self.stage else 1
+
 
 UNSHARDED = StateSharding()
 
@@ -100,8 +105,8 @@ class MemoryModel:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size * workload.seq_len
-        self.layer_params = layer_params(model, shard)
-        self._layer_vector_params = _layer_vector_params(model, shard)
+        layer = model.layer.on(shard)
+        self.layer_params, self._layer_vector_params = float(layer.params), float(layer.vectors)
         self._final_norm_params = model.final_norm_params
         # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
@@ -217,19 +222,19 @@ class MemoryModel:
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
     ) -> tuple[float, float, float, float]:
         """Bytes of weights, gradients, master weights and optimiser."""
-        workload, (stage, count) = self._workload, shards
+        stage, count = shards
         params = weights = gradients = self.num_params(num_layers, first, last)
         if stage >= 2 and count > 1:
             vectors = num_layers * self._layer_vector_params + last * self._final_norm_params
             gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
             if stage == 3:
                 weights = gradients
-        share = count if stage else 1
+        each, spread = self._workload.states, shards.spread
         return (
-            weights * workload.element_bytes,
-            gradients * workload.stored_gradient_bytes,
-            params * workload.master_bytes / share,
-            params * workload.optimizer_bytes / share,
+            weights * each.weight,
+            gradients * each.gradient,
+            params * each.master / spread,
+            params * each.moment / spread,
         )
 
     def max_layers(
@@ -364,25 +369,6 @@ def transient(
         logits = held * kept.loss + kept.logits
     reserve = c.FRAGMENTATION * (activations + logits + kept.buffers)
     return activations, logits, kept.buffers, communicators, reserve
-
-
-def layer_params(model: ModelSpec, shard: Shard) -> float:
-    """Parameters of one layer on the fullest rank; norms and output biases are whole on every rank."""
-    heads = shard.heads / model.num_heads
-    return (
-        (model.attention_q_params + model.attention_out_params) * heads
-        + model.attention_kv_params * shard.kv_heads / model.num_kv_heads
-        + model.mlp_params * shard.ffn / model.ffn_size
-        + model.replicated_layer_params
-    )
-
-
-def _layer_vector_params(model: ModelSpec, shard: Shard) -> float:
-    """Parameters of a layer's norms and biases on the fullest rank."""
-    heads, kv_heads = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-    attention = model.attention_bias * (heads + 2 * kv_heads)
-    mlp = model.mlp_bias * (2 if model.gated_mlp else 1) * shard.ffn
-    return float(attention + mlp + model.replicated_layer_params)
 
 
 def _copied_kv_heads(model: ModelSpec, tp: int) -> int:

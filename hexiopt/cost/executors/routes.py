@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceParallel, TokenLayout
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
 
 NetworkLoad = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
 
@@ -95,3 +97,25 @@ def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout, *, div
             for port in ((False, a), (True, b)) if ragged else ((False, a),):
                 ports[port] = ports.get(port, 0.0) + share / link_bytes_per_s
     return Route(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)
+
+
+class Routes:
+    """The routes of messages between the stages of a problem's plans, and what they carry."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        cluster, divided = problem.cluster, problem.workload.sequence_parallel
+        self._routes = Memo[tuple[TokenLayout, TokenLayout], Route](lambda ends: route(cluster, *ends, divided=divided))
+
+    def between(self, senders: TokenLayout, receivers: TokenLayout) -> Route:
+        """The route of a message between two stages."""
+        return self._routes[senders, receivers]
+
+    def message_s(self, senders: TokenLayout, receivers: TokenLayout, micro_batch_size: int) -> float:
+        """Seconds of one message between two stages, the network otherwise idle."""
+        return self._routes[senders, receivers].alone_s(self.message_bytes(micro_batch_size))
+
+    def message_bytes(self, micro_batch_size: int) -> float:
+        """Bytes of a boundary's message: one micro-batch's hidden states."""
+        workload = self._problem.workload
+        return float(micro_batch_size * workload.seq_len * self._problem.model.hidden_size * workload.element_bytes)

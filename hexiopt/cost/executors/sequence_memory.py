@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hexiopt.cost.executors.activations import Activations, Held
-from hexiopt.cost.executors.compute import largest_shard
 from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding, most_together, transient
 from hexiopt.numbers import coefficients as c
 from hexiopt.plan.token_layout import Floats, Ints, Members, RingHolders, uneven_kv_copies
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.workload import Workload
 
 

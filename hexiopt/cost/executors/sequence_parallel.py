@@ -33,7 +33,6 @@ from hexiopt.cost.executors.compute import (
     dense_times,
     embedding_compute,
     head_compute,
-    largest_shard,
 )
 from hexiopt.cost.executors.links import LinkLoads, LinkTable, RingLinks
 from hexiopt.cost.executors.memory import MemoryModel
@@ -46,6 +45,7 @@ from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
+from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import JOINED
 

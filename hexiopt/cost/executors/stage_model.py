@@ -4,39 +4,38 @@ Everything that repeats is memoised: layers by class of TP groups, routes by the
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from hexiopt.cost.executors.collectives import ring_collective_s
-from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
+from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     ComputeTimes,
     OperatorTimes,
     embedding_compute,
     head_compute,
     layer_compute,
-    optimizer_compute_s,
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together
-from hexiopt.cost.executors.routes import Route, route
+from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu
-from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel, TokenLayout
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
-from hexiopt.problem.space import Recompute, recompute_policies
+from hexiopt.problem.space import Recompute
 from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.in_flight import InFlight
 
@@ -46,17 +45,38 @@ Contention = tuple[tuple[int, int], ...]
 """Network resources shared by more than one sequence-parallel stage, each with the number of stages that share it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TpGroup:
-    """A class of tensor-parallel groups that cost the same: GPU type, degree, slowest ring link.
+class StagePlace(NamedTuple):
+    """What the cost of a stage depends on beyond the stage: whether it is the first or the last of its pipeline, what
+    it has in flight, and the ZeRO stage."""
 
-    Interned, so equality is identity and look-ups are fast.
-    """
+    first: bool
+    last: bool
+    in_flight: InFlight
+    zero_stage: int = 0
 
-    gpu: Gpu
-    tp: int
-    bandwidth: float  # slowest link of the TP ring, bytes/s
-    latency_s: float
+
+class _GroupStage(NamedTuple):
+    tp_group: TpGroup
+    lengths: tuple[int, ...]
+    recompute: Recompute
+    samples: int
+    place: StagePlace
+    holders: tuple[float, ...]
+
+
+class _LayoutStage(NamedTuple):
+    layout: SequenceParallel
+    policies: Recompute
+    micro_batch_size: int
+    place: StagePlace
+    holders: tuple[tuple[float, ...], ...]
+    contention: Contention
+
+
+class _LayoutKey(NamedTuple):
+    layout: SequenceParallel
+    micro_batch_size: int
+    shared: Contention
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,54 +109,20 @@ class StageModel:
         self.context = context
         self.framework = framework_of(problem, framework)
         cluster = problem.cluster
-        self.communicators = Communicators(cluster)
-        self._room_for = RESERVED_GROUPS
-        self._machine_of: list[int] = cluster.machine_of.tolist()
-        self._index_of: list[int] = cluster.index_in_machine.tolist()
-        first_of = dict[Hashable, int]()
-        self._first_alike = [first_of.setdefault(machine.kind, m) for m, machine in enumerate(cluster.machines)]
-        self._gpus = {gpu.name: gpu for gpu in reversed(cluster.types)}
-        self._tp_groups = Memo(self._find_tp_group)
-        self._site_by_place = Memo(self._site_at)
-        self._site_by_value = Memo(self._new_site)
+        self.communicators, self.tp_groups = Communicators(cluster), TpGroups(cluster)
+        self.routes = Routes(problem)
         self._layers = Memo(self._time_layer)
         self._ends = Memo(self._time_ends)
+        self._clocks = Memo(self._new_clock)
         self._memory_models = Memo(self._new_memory_model)
-        self._rooms, self._limits = Memo(self._count_layers), Memo(self._limit_bytes)
         self._sequence_stages = Memo(self._new_sequence_stage, 4096)
         self._group_costs = Memo(self._price_group, _KEPT)
         self._layout_costs = Memo(self._price_layout, _KEPT)
         self._links = LinkTable(cluster)
-        self._hops = Memo(self._new_hop)
 
     def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
         """The class of a TP group, whose devices are of one machine."""
-        return self._tp_groups[devices]
-
-    def _find_tp_group(self, devices: tuple[int, ...]) -> TpGroup:
-        machine = self._first_alike[self._machine_of[devices[0]]]
-        if len(devices) == 1:
-            return self._site_by_value[self.problem.cluster.gpu_of(devices[0]).name, 1, float("inf"), 0.0]
-        return self._site_by_place[machine, tuple(self._index_of[d] for d in devices)]
-
-    def _site_at(self, place: tuple[int, tuple[int, ...]]) -> TpGroup:
-        machine, indices = self.problem.cluster.machines[place[0]], place[1]
-        bandwidth, latency_s = machine.ring(indices)
-        return self._site_by_value[machine.slowest(indices).name, len(indices), bandwidth, latency_s]
-
-    def _new_site(self, value: tuple[str, int, float, float]) -> TpGroup:
-        return TpGroup(self._gpus[value[0]], *value[1:])
-
-    def best_tp_groups(self, machine: int) -> list[TpGroup]:
-        """Per TP degree allowed in a machine, a TP group at least as fast as any group of that many of its devices."""
-        spec = self.problem.cluster.machines[machine]
-        pairs = [(i, j) for i in range(spec.num_gpus) for j in range(i)]
-        bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))
-        latency_s = min((spec.pair_latency(i, j) for i, j in pairs), default=0.0)
-        return [
-            self._site_by_value[spec.gpu.name, tp, *((bandwidth, latency_s) if tp > 1 else (float("inf"), 0.0))]
-            for tp in self.problem.space.allowed_tp(spec.num_gpus)
-        ]
+        return self.tp_groups.of(devices)
 
     def measured(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
         """What the cluster's profile has of the problem's layers in a TP group; our runtime, whose profile it is, has
@@ -166,10 +152,6 @@ class StageModel:
             forward_s, backward_s = forward_s + exposed_s[0], backward_s + exposed_s[1]
         recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
         return _Layer(forward_s, backward_s, recompute_s, compute.attention_s, framework.layer_host_s)
-
-    def policies(self) -> tuple[str, ...]:
-        """The recompute policies that the workload allows."""
-        return recompute_policies(self.problem.workload)
 
     def layer_s(self, tp_group: TpGroup, micro_batch_size: int, policy: str) -> tuple[float, float]:
         """Forward and backward seconds of one layer for one micro-batch, recompute and TP collectives included."""
@@ -206,24 +188,21 @@ class StageModel:
 
     def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:
         (name, tp, micro_batch_size), problem = key, self.problem
-        gpu = self._gpus[name]
+        gpu = self.tp_groups.gpus[name]
         reserved = self.communicators.reserved(gpu, tp)
         return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved)
 
     def sequence_stage(
-        self, layout: SequenceParallel, micro_batch_size: int, sharers: Mapping[int, int] | None = None
+        self, layout: SequenceParallel, micro_batch_size: int, contention: Contention = ()
     ) -> SequenceStage:
-        """What a stage with a sequence layout takes; `sharers` as in `SequenceStage`."""
-        return self._sequence_stages[layout, micro_batch_size, tuple(sorted((sharers or {}).items()))]
+        """What a stage with a sequence layout takes, where it shares what it uses of `contention`."""
+        alone = self._sequence_stages[_LayoutKey(layout, micro_batch_size, ())]
+        shared = tuple([(resource, count) for resource, count in contention if resource in alone.crossed])
+        return self._sequence_stages[_LayoutKey(layout, micro_batch_size, shared)] if shared else alone
 
-    def _new_sequence_stage(self, key: tuple[SequenceParallel, int, Contention]) -> SequenceStage:
-        layout, micro_batch_size, sharers = key
-        return SequenceStage(self.problem, self.framework, layout, micro_batch_size, dict(sharers), self._links)
-
-    def contended_stage(self, layout: SequenceParallel, micro_batch_size: int, contention: Contention) -> SequenceStage:
-        """As `sequence_stage`, where the stage shares what it uses of `contention`."""
-        crossed = self.sequence_stage(layout, micro_batch_size).crossed
-        return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in contention if r in crossed})
+    def _new_sequence_stage(self, key: _LayoutKey) -> SequenceStage:
+        layout, micro_batch_size, shared = key
+        return SequenceStage(self.problem, self.framework, layout, micro_batch_size, dict(shared), self._links)
 
     def stage_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
@@ -245,67 +224,42 @@ class StageModel:
         self,
         stage: Stage,
         micro_batch_size: int,
-        first: bool,
-        last: bool,
-        in_flight: InFlight,
-        zero_stage: int,
+        place: StagePlace,
         holders: Sequence[tuple[float, ...]],
-        contention: Contention,
+        contention: Contention = (),
     ) -> tuple[ExecutorCost, ...]:
         """What each executor of a stage takes and holds.
 
-        The states of each copy of its parameters are spread by ZeRO stage `zero_stage` over `holders` devices [copies],
-        one number for all layers or one for each.
+        The states of each copy of its parameters are spread over `holders` devices [copies], one number for all layers
+        or one for each.
         """
         match stage.parallelism:
             case SequenceParallel() as layout:
                 (policies,) = stage.policies()
-                key = (
-                    layout,
-                    policies,
-                    micro_batch_size,
-                    first,
-                    last,
-                    in_flight,
-                    zero_stage,
-                    tuple(holders),
-                    contention,
-                )
+                key = _LayoutStage(layout, policies, micro_batch_size, place, tuple(holders), contention)
                 return (self._layout_costs[key],)
             case TensorParallel(devices):
-                lengths, recompute = tuple([end - start for start, end in stage.layers]), stage.recompute
-                group, size = self.tp_group(devices), micro_batch_size
-                return (
-                    self._group_costs[group, lengths, recompute, size, first, last, in_flight, zero_stage, holders[0]],
-                )
-            case Replicated(replicas):
-                lengths, recompute = tuple([end - start for start, end in stage.layers]), stage.recompute
+                lengths, group = tuple([end - start for start, end in stage.layers]), self.tp_groups.of(devices)
+                only = _GroupStage(group, lengths, stage.recompute, micro_batch_size, place, holders[0])
+                return (self._group_costs[only],)
+            case Replicated() as groups:
+                lengths = tuple([end - start for start, end in stage.layers])
                 return tuple(
                     [
                         self._group_costs[
-                            self.tp_group(replica.devices),
-                            lengths,
-                            recompute,
-                            samples,
-                            first,
-                            last,
-                            in_flight,
-                            zero_stage,
-                            own,
+                            _GroupStage(self.tp_group(devices), lengths, stage.recompute, samples, place, spread)
                         ]
-                        for replica, samples, own in zip(
-                            replicas, stage.samples(micro_batch_size), holders, strict=True
+                        for devices, samples, spread in zip(
+                            groups.executors, groups.samples(micro_batch_size), holders, strict=True
                         )
                     ]
                 )
             case never:
                 assert_never(never)
 
-    def _price_group(
-        self,
-        key: tuple[TpGroup, tuple[int, ...], Recompute, int, bool, bool, InFlight, int, tuple[float, ...]],
-    ) -> ExecutorCost:
-        tp_group, lengths, recompute, samples, first, last, in_flight, zero_stage, holders = key
+    def _price_group(self, key: _GroupStage) -> ExecutorCost:
+        tp_group, lengths, recompute, samples, place, holders = key
+        first, last, in_flight, zero_stage = place
         model, final = self.memory_model(tp_group, samples), len(lengths) - 1
         ranges = [recompute] * (final + 1)
         if len(recompute) > 1:
@@ -325,32 +279,38 @@ class StageModel:
             units = units_of(
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, each, first, last
             )
-        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params),), units)
+        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params, sharding),), units)
 
-    def _price_layout(
-        self,
-        key: tuple[
-            SequenceParallel, Recompute, int, bool, bool, InFlight, int, tuple[tuple[float, ...], ...], Contention
-        ],
-    ) -> ExecutorCost:
-        layout, policies, size, first, last, in_flight, zero_stage, holders, contention = key
+    def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
+        layout, policies, size, place, holders, contention = key
+        first, last, in_flight, zero_stage = place
         ((count,),) = in_flight
-        stage = self.contended_stage(layout, size, contention)
-        memories: dict[tuple[float, ...], tuple[Memory, ...]] = {}
-        for same in set(holders):
-            shards = StateSharding(zero_stage, stage.alone.mean_holders(same, first, last))
-            memories[same] = stage.memory.each(stage.memory.stage((policies,), first, last, (count,), shards))
+        stage = self.sequence_stage(layout, size, contention)
+        spread = {same: StateSharding(zero_stage, stage.alone.mean_holders(same, first, last)) for same in set(holders)}
+        memories = {
+            shards: stage.memory.each(stage.memory.stage((policies,), first, last, (count,), shards))
+            for shards in set(spread.values())
+        }
         params = stage.alone.num_params(len(policies), first, last)
         gpus = [self.tp_group((device,)).gpu for device in layout.devices]
-        copies = tuple([self._copy(memories[own][k], gpus[k], params) for k, own in enumerate(holders)])
+        copies = tuple(
+            [
+                self._copy(memories[shards][k], gpus[k], params, shards)
+                for k, shards in enumerate(map(spread.__getitem__, holders))
+            ]
+        )
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
         return ExecutorCost((stage.stage_s(policies, first, last),), copies, units)
 
-    def _copy(self, memory: Memory, gpu: Gpu, num_params: float) -> ParameterCopy:
-        workload = self.problem.workload
-        optimizer_s = optimizer_compute_s(workload, gpu, memory.optimizer / workload.optimizer_bytes)
+    def _new_clock(self, gpu: str) -> OperatorTimes:
+        return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
+
+    def _copy(self, memory: Memory, gpu: Gpu, num_params: float, shards: StateSharding) -> ParameterCopy:
+        optimizer_s = self._clocks[gpu.name].memory_s(
+            num_params / shards.spread * self.problem.workload.states.step_bytes
+        )
         return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
 
     def forget_stages(self) -> None:
@@ -358,73 +318,11 @@ class StageModel:
         self._group_costs.clear()
         self._layout_costs.clear()
 
-    def with_room_for(self, num_sums: int) -> "StageModel":
-        """The same model, but `max_layers` and `least_recomputed` leave room for so many groups that sum gradients; no
-        price changes, and all else that is known is shared."""
-        other = copy(self)
-        other._room_for = num_sums
-        other._rooms, other._limits = Memo(other._count_layers), Memo(other._limit_bytes)
-        return other
-
-    def _limit_bytes(self, name: str) -> float:
-        gpu, held = self._gpus[name], self.communicators.held
-        return gpu.usable_memory_bytes - (held(gpu, 0.0, self._room_for) - held(gpu, 0.0))
-
-    def max_layers(
-        self,
-        tp_group: TpGroup,
-        first: bool,
-        last: bool,
-        micro_batch_size: int,
-        policy: str,
-        held: InFlight,
-        shards: StateSharding,
-    ) -> int:
-        """The most layers whose memory fits a device of `tp_group`; `held` in flight."""
-        return self._rooms[tp_group, first, last, micro_batch_size, policy, held, shards]
-
-    def _count_layers(self, key: tuple[TpGroup, bool, bool, int, str, InFlight, StateSharding]) -> int:
-        tp_group, first, last, micro_batch_size, policy, held, shards = key
-        model = self.memory_model(tp_group, micro_batch_size)
-        return model.max_layers(self._limits[tp_group.gpu.name], first, last, policy, held, shards)
-
-    def least_recomputed(
-        self,
-        tp_group: TpGroup,
-        counts: range,
-        first: bool,
-        last: bool,
-        micro_batch_size: int,
-        smaller: str,
-        faster: str,
-        held: InFlight,
-        shards: StateSharding,
-    ) -> list[int]:
-        """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
-        model, limit = self.memory_model(tp_group, micro_batch_size), self._limits[tp_group.gpu.name]
-        return model.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
-
-    def route(self, senders: TokenLayout, receivers: TokenLayout) -> Route:
-        """The way of a message between two stages."""
-        return self._hops[senders, receivers]
-
-    def _new_hop(self, ends: tuple[TokenLayout, TokenLayout]) -> Route:
-        return route(self.problem.cluster, *ends, divided=self.problem.workload.sequence_parallel)
-
-    def message_s(self, senders: TokenLayout, receivers: TokenLayout, micro_batch_size: int) -> float:
-        """Seconds of one message between two stages, the network otherwise idle."""
-        return self.route(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
-
-    def message_bytes(self, micro_batch_size: int) -> float:
-        """Bytes of a boundary's message: one micro-batch's hidden states."""
-        workload = self.problem.workload
-        return float(micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
-
     def _collective_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
-        gathered, copies = self.message_bytes(micro_batch_size), self.framework.tp_copies
+        gathered, copies = self.routes.message_bytes(micro_batch_size), self.framework.tp_copies
         collective_s = ring_collective_s(gathered, tp_group.tp, tp_group.bandwidth, tp_group.latency_s)
         if copies and tp_group.tp > 1:
-            collective_s += OperatorTimes(tp_group.gpu, self.problem.workload.precision).memory_s(2 * copies * gathered)
+            collective_s += self._clocks[tp_group.gpu.name].memory_s(2 * copies * gathered)
         return collective_s
 
 

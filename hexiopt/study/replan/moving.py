@@ -125,7 +125,7 @@ Key = tuple[int, bool]  # number of the unit (layers, then embedding and head); 
 def _unit_bytes(problem: Problem) -> dict[Key, float]:
     model, workload = problem.model, problem.workload
     params = [*([model.layer_params] * model.num_layers), model.embedding_params, model.head_params]
-    per_param = {True: workload.element_bytes, False: workload.master_bytes + workload.optimizer_bytes}
+    per_param = {True: workload.states.weight, False: workload.states.sharded}
     return {(unit, weights): count * size for unit, count in enumerate(params) for weights, size in per_param.items()}
 
 

@@ -234,7 +234,7 @@ def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice,
     sync_s = rings.sync_s(gradients)
     scatter_s = [seconds / 2 for seconds in sync_s]
     exposed_s = estimates.exposed_s(sync_s, [option.backward_s for option in split], layers, choice.zero)
-    ratio = workload.element_bytes / workload.stored_gradient_bytes
+    ratio = workload.element_bytes / workload.states.gradient
     gather_s = [seconds / 2 for seconds in rings.sync_s([size * ratio for size in gradients])]
     stage_s, once_s = [], 0.0
     for option, gather, scatter, exposed in zip(split, gather_s, scatter_s, exposed_s, strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.problem.space import recompute_policies, sharding_stages

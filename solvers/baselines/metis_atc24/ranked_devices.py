@@ -199,7 +199,7 @@ class RankedDevices:
             for tp_group, n in used
         )
         model = self.problem.model
-        moved = 2.0 * (copies - 1) / copies * self.problem.workload.stored_gradient_bytes / tp
+        moved = 2.0 * (copies - 1) / copies * self.problem.workload.states.gradient / tp
         sync_s = moved * ring_s / batching.count  # of a parameter, spread over the micro-batches
         layer_s += model.layer_params * sync_s
         ends_s += (first * model.embedding_params + last * model.head_params) * sync_s

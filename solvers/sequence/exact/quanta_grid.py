@@ -19,13 +19,13 @@ from hexiopt.cost.executors.compute import (
     dense_times,
     embedding_compute,
     head_compute,
-    largest_shard,
 )
 from hexiopt.cost.executors.memory import transient
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.token_layout import Floats
+from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 
 _MANY = 1e18

@@ -281,12 +281,12 @@ class StageSolver:
     def _priced(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> tuple[float, bool]:
         """Forward and backward seconds, and whether it fits on every device."""
         layout, policies = self._layout(skeleton, shares), (skeleton.policy,) * self._problem.model.num_layers
-        stage = self._model.stages.sequence_stage(layout, work.size, dict(work.sharers))
+        stage = self._model.stages.sequence_stage(layout, work.size, work.sharers)
         return sum(stage.stage_s(policies, True, True)), self.fits(layout, skeleton.policy, work)
 
     def fits(self, layout: SequenceParallel, policy: str, work: StageWork) -> bool:
         """Whether a layout fits on every device."""
-        stage = self._model.stages.sequence_stage(layout, work.size, dict(work.sharers))
+        stage = self._model.stages.sequence_stage(layout, work.size, work.sharers)
         policies = (policy,) * self._problem.model.num_layers
         holders = dict(zip(sorted(layout.devices), work.holders, strict=True))
         for n in set(work.holders):

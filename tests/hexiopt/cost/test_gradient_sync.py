@@ -319,5 +319,5 @@ def test_sums_between_sharding_groups_follow_the_last_backward() -> None:
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
     model = PlanPricer(problem)
     cost = model.price(plan)
-    between_s = 2 * model.rings(plan).between_groups.ring_pass_s(problem.workload.stored_gradient_bytes)[0].max()
+    between_s = 2 * model.rings(plan).between_groups.ring_pass_s(problem.workload.states.gradient)[0].max()
     assert cost.gradient_sync_s >= between_s * (1 - 1e-12)

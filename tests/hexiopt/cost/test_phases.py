@@ -14,7 +14,7 @@ from hexiopt.plan.plan import Plan, Sharding
 from tests.hexiopt.cost.test_sharding import PROBLEM, data_parallel
 
 ONCE = ("sharding_groups", "plan_context", "gradient_rings", "parameter_holders", "step_cost")
-OF_STAGES = tuple(f"StageModel.{name}" for name in ("layer_s", "ends_s", "contended_stage", "executors"))
+OF_STAGES = tuple(f"StageModel.{name}" for name in ("layer_s", "ends_s", "sequence_stage", "executors"))
 
 
 def calls_of_a_price(plan: Plan) -> list[str]:

@@ -222,7 +222,7 @@ def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) 
         rate = max((within.ring_pass_s(1.0)[0] - within.ring_pass_s(0.0)[0]) / within.groups.params[0])
         return [rate * element_bytes * params + wait_s for params in units]
 
-    gather, scatter = passes_s(WORK.element_bytes), passes_s(WORK.stored_gradient_bytes)
+    gather, scatter = passes_s(WORK.element_bytes), passes_s(WORK.states.gradient)
     slowed, (embedding, head), layer = model.framework.contention, own.ends_s, own.layer_s("none")
     forward = [embedding.forward_s, *[layer[0]] * 3, head.forward_s]
     backward = [embedding.backward_s, *[layer[1]] * 3, head.backward_s]

@@ -22,8 +22,9 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges, ranges_of, with_equal_chunks
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.operation import OperationKind
 from hexiopt.schedules.registry import INTERLEAVED
-from hexiopt.schedules.schedule import OperationKind, StagePosition
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
 from solvers.completion.completer import PlanCompleter

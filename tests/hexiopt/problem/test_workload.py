@@ -53,7 +53,7 @@ def test_round_trip(workload: Workload) -> None:
 )
 def test_bytes(precision: str, gradient_bytes: int, expected: tuple[int, ...]) -> None:
     work = Workload(precision=precision, gradient_bytes=gradient_bytes)
-    found = work.element_bytes, work.stored_gradient_bytes, work.master_bytes, work.optimizer_bytes
+    found = work.element_bytes, work.states.gradient, work.states.master, work.states.moment
     assert found == expected
 
 

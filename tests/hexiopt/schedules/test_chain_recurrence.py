@@ -10,15 +10,9 @@ from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
+from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
-from hexiopt.schedules.schedule import (
-    Operation,
-    OperationKind,
-    Schedule,
-    StagePosition,
-    largest_cycle_mean_s,
-    operations,
-)
+from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s, operations
 from hexiopt.simulation.engine import simulate_pipeline
 from tests.stated_pipelines import chain_ends_s
 from tests.timing import within

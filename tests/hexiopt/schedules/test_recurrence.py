@@ -18,8 +18,9 @@ from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, TensorParallel
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.gpipe import GPipe
+from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
-from hexiopt.schedules.schedule import Operation, OperationKind, Programme, Schedule, StagePosition, operations
+from hexiopt.schedules.schedule import Programme, Schedule, StagePosition, operations
 from hexiopt.simulation.engine import simulate_pipeline
 from tests.hexiopt.schedules.test_chain_recurrence import COUNTS, HOPS, SECONDS, Times, step_times
 from tests.stated_pipelines import Executor, ExecutorLink, chain_ends_s, executor_ends_s

@@ -23,6 +23,9 @@ from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.schedules import registry
 from hexiopt.schedules.in_flight import in_flight, largest, most_in_flight, room
+from hexiopt.schedules.operation import BACKWARD_TURN as B
+from hexiopt.schedules.operation import FORWARD_TURN as F
+from hexiopt.schedules.operation import Operation, OperationKind, Turn
 from hexiopt.schedules.registry import (
     GPIPE,
     INTERLEAVED,
@@ -32,18 +35,9 @@ from hexiopt.schedules.registry import (
     schedule_names,
 )
 from hexiopt.schedules.schedule import (
-    BACKWARD_TURN as B,
-)
-from hexiopt.schedules.schedule import (
-    FORWARD_TURN as F,
-)
-from hexiopt.schedules.schedule import (
-    Operation,
-    OperationKind,
     Programme,
     Schedule,
     StagePosition,
-    Turn,
     forwards_ahead,
     forwards_before_backward,
     largest_cycle_mean_s,

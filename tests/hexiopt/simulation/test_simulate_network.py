@@ -25,7 +25,7 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     cost = model.price(plan)
     pipelines = []
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-        ways = pipeline_messages(pipeline, model.stages.route, model.stages.message_bytes(1))
+        ways = pipeline_messages(pipeline, model.stages.routes.between, model.stages.routes.message_bytes(1))
         alone = {way.message: way.route.alone_s(way.num_bytes) for way in ways}
         pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
     found: Ends = {}
@@ -41,7 +41,7 @@ def most_ways(model: PlanPricer, plan: Plan) -> int:
     over = Counter(
         resource
         for pipeline in plan.pipelines
-        for way in pipeline_messages(pipeline, model.stages.route, model.stages.message_bytes(1))
+        for way in pipeline_messages(pipeline, model.stages.routes.between, model.stages.routes.message_bytes(1))
         for resource, _ in way.route.shared
     )
     return max(over.values(), default=0)

@@ -52,7 +52,7 @@ def test_messages_and_gradients_shrink_alike() -> None:
     assert max(divisors(task)) == 64
     for divisor in divisors(task):
         small = narrowed(task, divisor)
-        messages = PlanPricer(task).stages.message_bytes(2) / PlanPricer(small).stages.message_bytes(2)
+        messages = PlanPricer(task).stages.routes.message_bytes(2) / PlanPricer(small).stages.routes.message_bytes(2)
         assert messages == divisor**2
         assert task.model.num_params / small.model.num_params == pytest.approx(divisor**2, rel=0.02)
         for kept in ("num_layers", "num_heads", "num_kv_heads"):
@@ -84,7 +84,7 @@ def test_paces_are_the_priced_times(tmp_path: Path) -> None:
         assert sum(parts) == pytest.approx(10 * priced.backward_s), "beside them gradients are summed"
         assert len(parts) == len(found[rank].last_parts[0])
         gpu = task.cluster.machines[int(task.cluster.machine_of[rank])].gpu
-        own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.optimizer_bytes)
+        own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.states.moment)
         assert found[rank].optimizer_s == pytest.approx(10 * own_s)
     assert found[0].latency_s == pytest.approx((0.0, 1e-4, 5e-4, 5e-4))
     found[1] = replace(found[1], namespace="somewhere")

@@ -14,8 +14,9 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.operation import BACKWARD_TURN, FORWARD_TURN
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
-from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
 from hexiopt.simulation.engine import simulate
 from runtime.mapping.lowering import (
     Action,

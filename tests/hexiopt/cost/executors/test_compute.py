@@ -11,13 +11,12 @@ from hexiopt.cost.executors.compute import (
     OperatorTimes,
     embedding_compute,
     head_compute,
-    largest_shard,
     layer_compute,
     optimizer_compute_s,
 )
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.workload import Workload
 from tests.strategies import models
 

@@ -7,7 +7,7 @@ import pytest
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage

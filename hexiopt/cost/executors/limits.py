@@ -1,0 +1,66 @@
+"""How many layers fit the memory of a device, and how few must recompute for that: what searches ask of memory."""
+
+from typing import NamedTuple
+
+from hexiopt.cost.executors.communicators import RESERVED_GROUPS
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.tp_groups import TpGroup
+from hexiopt.memo import Memo
+from hexiopt.schedules.in_flight import InFlight
+
+
+class _Query(NamedTuple):
+    tp_group: TpGroup
+    first: bool
+    last: bool
+    micro_batch_size: int
+    policy: str
+    held: InFlight
+    shards: StateSharding
+
+
+class MemoryLimits:
+    """Layers that fit the stages of a model, with room on each device for `num_sums` groups that sum gradients."""
+
+    def __init__(self, stages: StageModel, num_sums: int = RESERVED_GROUPS) -> None:
+        self._stages, self._num_sums = stages, num_sums
+        self._most_layers, self._limit_bytes = Memo(self._count_layers), Memo(self._usable_bytes)
+
+    def max_layers(
+        self,
+        tp_group: TpGroup,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: InFlight,
+        shards: StateSharding,
+    ) -> int:
+        """The most layers whose memory fits a device of `tp_group`; `held` in flight."""
+        return self._most_layers[_Query(tp_group, first, last, micro_batch_size, policy, held, shards)]
+
+    def _count_layers(self, query: _Query) -> int:
+        tp_group, first, last, micro_batch_size, policy, held, shards = query
+        memory = self._stages.memory_model(tp_group, micro_batch_size)
+        return memory.max_layers(self._limit_bytes[tp_group], first, last, policy, held, shards)
+
+    def least_recomputed(
+        self,
+        tp_group: TpGroup,
+        counts: range,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        smaller: str,
+        faster: str,
+        held: InFlight,
+        shards: StateSharding,
+    ) -> list[int]:
+        """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
+        memory, limit = self._stages.memory_model(tp_group, micro_batch_size), self._limit_bytes[tp_group]
+        return memory.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
+
+    def _usable_bytes(self, tp_group: TpGroup) -> float:
+        gpu, held = tp_group.gpu, self._stages.communicators.held
+        return gpu.usable_memory_bytes - (held(gpu, 0.0, self._num_sums) - held(gpu, 0.0))

@@ -1,0 +1,80 @@
+"""Classes of tensor-parallel groups of a cluster that cost the same."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hexiopt.memo import Memo
+from hexiopt.numbers.gpus import Gpu
+from hexiopt.problem.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TpGroup:
+    """A class of tensor-parallel groups that cost the same: GPU type, degree, slowest ring link.
+
+    Interned, so equality is identity and look-ups are fast.
+    """
+
+    gpu: Gpu
+    tp: int
+    bandwidth: float  # slowest link of the TP ring, bytes/s
+    latency_s: float
+
+
+class _Place(NamedTuple):
+    """Where a group is: the first machine of its kind, and the numbers of its devices there."""
+
+    machine: int
+    indices: tuple[int, ...]
+
+
+class _Ring(NamedTuple):
+    """What a class of groups has in common."""
+
+    gpu: str
+    tp: int
+    bandwidth: float = float("inf")
+    latency_s: float = 0.0
+
+
+class TpGroups:
+    """The classes of all groups of a cluster; `gpus` are its types by name."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.gpus = {gpu.name: gpu for gpu in reversed(cluster.types)}
+        self._cluster = cluster
+        self._machine_of: list[int] = cluster.machine_of.tolist()
+        self._index_of: list[int] = cluster.index_in_machine.tolist()
+        first_of = dict[Hashable, int]()
+        self._first_machine = [first_of.setdefault(machine.kind, m) for m, machine in enumerate(cluster.machines)]
+        self._by_devices, self._by_place = Memo(self._of_devices), Memo(self._of_place)
+        self._by_ring = Memo(self._of_ring)
+
+    def of(self, devices: tuple[int, ...]) -> TpGroup:
+        """The class of a group, whose devices are of one machine."""
+        return self._by_devices[devices]
+
+    def _of_devices(self, devices: tuple[int, ...]) -> TpGroup:
+        if len(devices) == 1:
+            return self._by_ring[_Ring(self._cluster.gpu_of(devices[0]).name, 1)]
+        machine = self._first_machine[self._machine_of[devices[0]]]
+        return self._by_place[_Place(machine, tuple(self._index_of[d] for d in devices))]
+
+    def _of_place(self, place: _Place) -> TpGroup:
+        machine, indices = self._cluster.machines[place.machine], place.indices
+        return self._by_ring[_Ring(machine.slowest(indices).name, len(indices), *machine.ring(indices))]
+
+    def _of_ring(self, ring: _Ring) -> TpGroup:
+        return TpGroup(self.gpus[ring.gpu], *ring[1:])
+
+    def fastest(self, machine: int, degrees: Iterable[int]) -> list[TpGroup]:
+        """For each TP degree, a class at least as fast as any group of that many devices of a machine."""
+        spec = self._cluster.machines[machine]
+        pairs = [(i, j) for i in range(spec.num_gpus) for j in range(i)]
+        bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))
+        latency_s = min((spec.pair_latency(i, j) for i, j in pairs), default=0.0)
+        return [
+            self._by_ring[_Ring(spec.gpu.name, tp, bandwidth, latency_s) if tp > 1 else _Ring(spec.gpu.name, tp)]
+            for tp in degrees
+        ]
