@@ -10,30 +10,21 @@ import sys
 from rich.text import Text
 
 from experiments.app.cli import main
-from experiments.app.common import Job, found, search, solver_of
+from experiments.app.common import Job, plan_of, search
 from experiments.app.reports import show_plan
-from experiments.price import priced
-from hexiopt.files.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables
 from hexiopt.report.in_short import summed_up
 
 
 def run(job: Job) -> float:
     """Explain a plan file, or the plan found; returns its step time in seconds. Raises like plan and price."""
-    if job.config.plan:
-        file = job.plan_file()
-        problem, plan, cost, made_by = file.problem, file.plan, priced(file, job.config.plan), file.solver
-    else:
-        problem = job.problem
-        result = search(job, solver_of(job), problem)
-        plan, cost = found(result)
-        made_by = solver_to_dict(result)
-    job.show(summed_up(problem, plan, cost, made_by), "")
-    show_plan(job, problem, plan, cost, made_by)
+    plan = job.priced_plan() if job.config.plan else plan_of(search(job, job.problem))
+    job.show(summed_up(plan.problem, plan, plan.cost, plan.solver), "")
+    show_plan(job, plan)
     source = job.config.plan or f"cluster={job.choices.get('cluster')}"
-    for title, table in explanation_tables(problem, plan, cost, source):
+    for title, table in explanation_tables(plan.problem, plan, plan.cost, source):
         job.show("", Text(title, style="bold"), table)
-    return cost.step_time_s
+    return plan.cost.step_time_s
 
 
 if __name__ == "__main__":

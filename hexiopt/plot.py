@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from hexiopt.errors import InputError, did_you_mean, quoted
-from hexiopt.study.comparing import Comparison
+from hexiopt.study.compare import Comparison
 from hexiopt.study.solution import PlacedPlan, Solution
 
 if TYPE_CHECKING:

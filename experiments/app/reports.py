@@ -2,71 +2,53 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from experiments.app.common import Job, found
-from hexiopt.cost.cost import Cost
+from experiments.app.common import Job
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.files.plan_file import plan_file_to_dict, solver_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.solving import Pricer, foreign_name
-from hexiopt.solving.result import Point, Result
-from hexiopt.study.naming import named_in_order
+from hexiopt.solving.result import Point
+from hexiopt.study.solution import PlacedPlan
 
 if TYPE_CHECKING:
     from runtime.training.session import Session
 
 
-def write_plan(
-    job: Job, problem: Problem, result: Result, name: str = "plan.json", pricer: Pricer | None = None
-) -> tuple[Plan, Cost, dict[str, Any]]:
-    """Write the plan that a search by `pricer`, or by our cost model, has found; returns it, its cost, and the plan
-    file's object `solver`.
-
-    Raises NoPlanError where none was found, and InputError where it cannot be written: then it is printed.
-    """
-    plan, cost = named_in_order(problem, *found(result), pricer)
-    made_by = solver_to_dict(result, foreign_name(pricer, problem))
+def write_plan(job: Job, plan: PlacedPlan, name: str = "plan.json") -> None:
+    """Write a plan file. Raises InputError where it cannot be written: then the plan is printed."""
     try:
-        job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+        job.write_json(name, plan.to_dict())
     except InputError:
-        show_plan(job, problem, plan, cost, made_by)
+        show_plan(job, plan)
         raise
-    return plan, cost, made_by
 
 
-def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
+def show_plan(job: Job, plan: PlacedPlan) -> None:
     """Print a plan and its predicted performance."""
     if job.in_sweep:
         return
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
 
-    stages = plan_table(problem, plan, cost, full=job.config.print == "full")
-    parts = [] if solver.get("pricer") else [breakdown_table(problem, plan, cost), ""]  # which only our price has
-    job.show(stages, "", *parts, summary_table(problem, plan, cost, solver))
+    priced = plan.problem, plan, plan.cost
+    stages = plan_table(*priced, full=job.config.print == "full")
+    parts = [] if plan.solver.get("pricer") else [breakdown_table(*priced), ""]  # which only our price has
+    job.show(stages, "", *parts, summary_table(*priced, plan.solver))
 
 
-def plan_reports(
-    job: Job,
-    problem: Problem,
-    plan: Plan,
-    cost: Cost,
-    solver: Mapping[str, Any],
-    trajectory: Sequence[Point] = (),
-) -> list[str]:
+def plan_reports(job: Job, plan: PlacedPlan, trajectory: Sequence[Point] = ()) -> list[str]:
     """Draw a plan; returns the names of the files written."""
     from hexiopt.report.figure import draw_plan
     from hexiopt.report.page.html import report_html
     from hexiopt.report.timeline import timeline_events
 
-    job.draw("plan.png", lambda path: draw_plan(problem, plan, cost, path))
-    job.write("timeline.json", json.dumps(timeline_events(problem, plan, cost), allow_nan=False))
+    priced = plan.problem, plan, plan.cost
+    job.draw("plan.png", lambda path: draw_plan(*priced, path))
+    job.write("timeline.json", json.dumps(timeline_events(*priced), allow_nan=False))
     command = shlex.join(["hexiopt", job.verb, *job.overrides])
-    page = report_html(problem, plan, cost, solver=solver, trajectory=trajectory, command=command)
-    job.write("report.html", page)
+    job.write("report.html", report_html(*priced, solver=plan.solver, trajectory=trajectory, command=command))
     return ["plan.png", "timeline.json", "report.html"]
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.report.step_parts import pricer_of
 from hexiopt.report.style import clipped, device_ranges, listed, milliseconds, percent, rate
 from hexiopt.units import GB
 
@@ -98,7 +98,7 @@ def _host(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
     stage = pipeline.stages[pass_s.index(max(pass_s))]
     if stage.sequence:
         return []
-    model, samples = PlanPricer(problem), stage.samples(pipeline.micro_batch_size)
+    model, samples = pricer_of(problem, cost), stage.samples(pipeline.micro_batch_size)
     each = [(model.tp_group(replica.devices), n) for replica, n in zip(stage.replicas, samples, strict=True)]
     forward_s = max(model.stages.layer_s(tp_group, n, "none")[0] for tp_group, n in each)
     if forward_s >= SHORTEST_MEASURED_LAYER_S or any(model.stages.measured(*one) is not None for one in each):

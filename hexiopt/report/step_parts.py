@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hexiopt.bounds import our_model
 from hexiopt.cost.breakdown import breakdown
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
@@ -48,13 +49,18 @@ class StepParts:
     parts: tuple[StepPart, ...]
 
 
+def pricer_of(problem: Problem, cost: Cost) -> PlanPricer:
+    """Our cost model of `problem`: the one that made the price `cost`, where the price has it."""
+    return our_model(getattr(cost, "pricer", None), problem) or PlanPricer(problem)
+
+
 def step_parts(problem: Problem, plan: Plan, cost: Cost) -> StepParts:
     """The breakdown of `cost`, the price of `plan`, without the parts that round to nothing.
 
     Durations have the unit and the digits that `style.seconds` gives the step time, and are rounded so that they sum to
     it; percentages are rounded so that they sum to 100.0.
     """
-    spent = breakdown(PlanPricer(problem), plan, cost)
+    spent = breakdown(pricer_of(problem, cost), plan, cost)
     unit_s, decimals, unit = seconds_scale(cost.step_time_s)
     steps = 10**decimals
     durations = _rounded_to_sum([value for _, value in spent.parts], round(cost.step_time_s / unit_s * steps))

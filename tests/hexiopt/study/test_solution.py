@@ -188,7 +188,7 @@ def test_ctrl_c_ends_a_bound(problem: hx.Problem, monkeypatch: pytest.MonkeyPatc
         return 1e9
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-    monkeypatch.setattr("hexiopt.api.lower_bound_s", pressed)
+    monkeypatch.setattr("hexiopt.study.price.bound_under_s", pressed)
     bound_s = hx.lower_bound(problem, 60)
     monkeypatch.undo()
     signal.signal(signal.SIGINT, before)
