@@ -92,6 +92,8 @@ class PlacedPlan(Plan, Value):
     def __post_init__(self) -> None:
         Plan.__post_init__(self)
         object.__setattr__(self, "solver", MappingProxyType(dict(self.solver)))
+        if self.pricer.problem != self.problem:  # of a copy for another problem
+            object.__setattr__(self, "pricer", make_pricer(None, self.problem))
 
     def __reduce__(self) -> Any:
         pricer = None if our_model(self.pricer, self.problem) else self.pricer  # ours is made again

@@ -18,7 +18,6 @@ PROBLEM = hx.Problem(
     hx.Cluster.of({"a100_80gb_sxm": 8}, gpus_per_machine=8), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=256)
 )
 SHUFFLED = Plan((Pipeline((Stage.of((5, 2), 0, 2), Stage.of((7,), 2, 4)), 8),))  # not in the order of the machine
-PRICE = PlanPricer.price
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,12 @@ def test_a_plan_that_is_loaded_is_priced_once(count: Callable[[], tuple[int, int
     assert hx.check(plan.problem, plan) == []
     assert str(plan.cost.breakdown())
     assert count() == (1, 1)
+
+
+def test_a_copy_for_another_problem_has_another_pricer() -> None:
+    plan = hx.PlacedPlan.of(PROBLEM, SHUFFLED)
+    longer = PROBLEM.replace(workload=PROBLEM.workload.replace(seq_len=512))
+    assert plan.replace(problem=longer).cost == hx.price(longer, SHUFFLED) != plan.cost
 
 
 def test_the_verb_price_makes_one_pricer(hexiopt: Run, tmp_path: Path, count: Callable[[], tuple[int, int]]) -> None:
