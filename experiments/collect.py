@@ -14,17 +14,17 @@ from pathlib import Path
 
 from experiments.app.cli import main
 from experiments.app.common import Job
+from hexiopt import read_sweep
 from hexiopt.errors import InputError
-from hexiopt.files.sweep_files import counted, newest_sweep, sweep_frame
+from hexiopt.files.sweep_files import newest_sweep
 from hexiopt.frame import Frame
-from hexiopt.solving.catalogue import default_of
 
 
 def run(job: Job) -> float:
     """Gather sweeps; returns the least step time in seconds. Raises InputError where there is no job."""
     folders = [Path(folder) for folder in job.config.collect.folders] or [_newest(Path("multirun"))]
     try:
-        rows = sweep_frame(folders, default_of)
+        rows = read_sweep(*folders)
     except InputError as error:
         raise InputError(f"collect.folders: {error}") from None
     job.write("results.csv", rows.to_csv())
@@ -34,7 +34,7 @@ def run(job: Job) -> float:
         _of_one_type(rows).to_pandas().to_parquet(sink, index=False)
         job.write("results.parquet", sink.getvalue())
         written.append("results.parquet")
-    told = counted(rows)
+    told = rows.title
     if job.pictures:
         from hexiopt.report.compared.sweep import sweep_figure
         from hexiopt.report.compared.tradeoff import draw_png

@@ -5,9 +5,10 @@ import sys
 from rich.text import Text
 
 from experiments.app.cli import main
-from experiments.app.common import Job, NoPlanError, bound_limit_s, bounded, interrupt, listener, solvers_of
+from experiments.app.common import Job, NoPlanError, interrupt, plan_of, solvers_of
+from experiments.app.compile import compile_once
 from experiments.app.reports import write_plan
-from hexiopt.study.comparing import each_result
+from hexiopt import compare
 
 
 def run(job: Job) -> float:
@@ -18,28 +19,33 @@ def run(job: Job) -> float:
     not ranked; the others' results stay. Raises InputError, also where no solver takes the problem, and NoPlanError
     where none finds a plan.
     """
-    problem = job.problem
-    solvers = [(solver.name, solver) for solver in solvers_of(job, job.config.compare.solvers)]
-    with listener(job, problem) as listen:
-        results = list(each_result(problem, solvers, job.budget, [job.config.seed], listen, interrupt))
-    judge = solvers[0][1].judge(problem)
-    results = bounded(results, problem, bound_limit_s(job), judge)
+    problem, config = job.problem, job.config
+    solvers = solvers_of(job, config.compare.solvers)
+    compile_once()
+    with interrupt.caught():
+        comparison = compare(
+            problem,
+            solvers,
+            [config.seed],
+            config.solver.time_limit_s,
+            config.solver.max_steps,
+            pricer=job.pricer,
+            bound_time_limit_s=config.bound.time_limit_s,
+            progress=job.progress,
+        )
+    results = comparison.results
     if all(result.plan is None for result in results):
-        said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
-        raise NoPlanError(f"no plan: {'; '.join(said)}")
+        why = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
+        raise NoPlanError(f"no plan: {'; '.join(why)}")
     from hexiopt.report.compared.comparison import comparison_table, operators_table, restricted_bounds
-    from hexiopt.report.compared.comparison_frames import comparison_frame, operators_frame
-    from hexiopt.report.facts import PlanFacts
-    from hexiopt.report.notes import plan_notes
     from hexiopt.report.table import headline
 
     job.drop("plan.json", "comparison.csv", "comparison.png", "operators.csv")
-    best = min(results, key=lambda result: result.objective)
-    facts = PlanFacts(problem, *write_plan(job, problem, best, pricer=judge))
-    job.write("comparison.csv", comparison_frame(results).to_csv())
+    write_plan(job, plan_of(comparison.best))
+    job.write("comparison.csv", comparison.to_csv())
     written = ["plan.json", "comparison.csv"]
     if any(result.operators for result in results):
-        job.write("operators.csv", operators_frame(results).to_csv())
+        job.write("operators.csv", comparison.operators().to_csv())
         written.append("operators.csv")
     if job.pictures:
         from hexiopt.report.compared.comparison import draw_comparison
@@ -47,11 +53,11 @@ def run(job: Job) -> float:
         job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
         written.append("comparison.png")
     job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
-    if job.config.compare.operators:
+    if config.compare.operators:
         job.show("", operators_table(results))
-    job.show(*(Text(f"note: {note}", "yellow") for note in plan_notes(facts)))
+    job.show(*(Text(f"note: {note}", "yellow") for note in comparison.best.notes))
     job.show_files(*written)
-    return best.objective
+    return comparison.best.objective
 
 
 if __name__ == "__main__":

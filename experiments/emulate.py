@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.app.cli import main
-from experiments.app.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
+from experiments.app.common import FailedError, Job, NoPlanError, interrupt, plan_of, search, solvers_of
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
@@ -108,13 +108,13 @@ def _plans(job: Job, problem: Problem) -> list[_Entry]:
     for solver in solvers_of(job, job.config.emulate.solvers):
         name = solver.name
         try:
-            plan, cost = found(search(job, solver, problem))
+            plan = plan_of(search(job, problem, solver=solver))
         except NoPlanError as none:
             reasons.append(f"{name}: {none}")
             continue
         cannot = untrainable(problem.model, problem.workload, plan)
         if cannot is None:
-            entries.append(_Entry.of(name, problem, plan, cost))
+            entries.append(_Entry.of(name, problem, plan, plan.cost))
         else:
             reasons.append(f"{name}: {cannot}")
     if not entries and not job.config.plan:

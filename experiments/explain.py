@@ -10,28 +10,21 @@ import sys
 from rich.text import Text
 
 from experiments.app.cli import main
-from experiments.app.common import Job, found, search, solver_of
+from experiments.app.common import Job, plan_of, search
 from experiments.app.reports import show_plan
-from experiments.price import price
-from hexiopt.files.plan_file import solver_to_dict
 from hexiopt.report.explanation import explanation_tables
-from hexiopt.report.facts import PlanFacts
 from hexiopt.report.table import short_table
 
 
 def run(job: Job) -> float:
     """Explain a plan file, or the plan found; returns its step time in seconds. Raises like plan and price."""
-    if job.config.plan:
-        facts = price(job.plan_file(), job.config.plan)
-    else:
-        result = search(job, solver_of(job), job.problem)
-        facts = PlanFacts(job.problem, *found(result), solver_to_dict(result))
-    job.show(short_table(facts), "")
-    show_plan(job, facts)
+    plan = job.priced_plan() if job.config.plan else plan_of(search(job, job.problem))
+    job.show(short_table(plan.facts), "")
+    show_plan(job, plan)
     source = job.config.plan or f"cluster={job.choices.get('cluster')}"
-    for title, table in explanation_tables(facts, source):
+    for title, table in explanation_tables(plan.facts, source):
         job.show("", Text(title, style="bold"), table)
-    return facts.cost.step_time_s
+    return plan.cost.step_time_s
 
 
 if __name__ == "__main__":

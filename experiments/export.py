@@ -12,12 +12,10 @@ from pathlib import Path
 from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.app.verb_config import HUGGING_FACE
-from experiments.price import price
+from hexiopt import export
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import exported, program_of, trainer_of
-from hexiopt.exports.formats import LaunchOptions, Program, Trainer
+from hexiopt.exports.exporting import trainer_of
 from hexiopt.exports.trainers.registry import EXECUTOR
-from hexiopt.files.plan_file import PlanFile, plan_file_to_dict
 
 
 def run(job: Job) -> float:
@@ -33,38 +31,31 @@ def run(job: Job) -> float:
 
 
 def _export_plan(job: Job) -> float:
-    config, file = job.config.export, job.plan_file()
-    cost = price(file, str(job.config.plan)).cost
-    program = _program(trainer_of(config.format, config.trainer), file)
-    options = LaunchOptions(
-        folder=config.folder or str(job.folder.absolute()),
-        job=config.job,
+    config, plan = job.config.export, job.priced_plan()
+    if trainer_of(config.format, config.trainer).name == EXECUTOR:
+        from runtime.mapping.layout import untrainable
+
+        wrong = untrainable(plan.problem.model, plan.problem.workload, plan)
+        if wrong is not None:
+            raise InputError(f"export.format: {EXECUTOR}: {wrong}")
+    exported = export(
+        plan,
+        config.format,
+        job.folder,
+        config.trainer,
         master=config.master,
+        job=config.job,
         image=config.image,
         minutes=config.minutes,
         gpu_names=config.gpu_names or {},
+        remote_folder=config.folder,
     )
-    found = exported(file.problem, file.plan, config.format, program, options)
-    job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
-    for name, text in found.files.items():
-        job.write(name, text)
-    for note in found.notes:
+    for note in exported.notes:
         job.show(f"Note: {note}.")
-    job.show_files("plan.json", *found.files)
-    if found.start:
-        job.show("", f"Start: {found.start}")
-    return cost.step_time_s
-
-
-def _program(trainer: Trainer, file: PlanFile) -> Program:
-    """The plan in the trainer's terms. Raises InputError where it cannot train the model, or express the plan."""
-    if trainer.name == EXECUTOR:
-        from runtime.mapping.layout import untrainable
-
-        wrong = untrainable(file.problem.model, file.problem.workload, file.plan)
-        if wrong is not None:
-            raise InputError(f"export.format: {trainer.name}: {wrong}")
-    return program_of(file.problem, file.plan, trainer)
+    job.show_files("plan.json", *exported.files)
+    if exported.start:
+        job.show("", f"Start: {exported.start}")
+    return plan.cost.step_time_s
 
 
 def _export_weights(job: Job) -> float:

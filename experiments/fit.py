@@ -10,10 +10,8 @@ import sys
 from rich.text import Text
 
 from experiments.app.cli import main
-from experiments.app.common import Job, NoPlanError, interrupt, solver_of
-from hexiopt.files.plan_file import plan_file_to_dict
-from hexiopt.study.fitting import fitted
-from hexiopt.study.solution import PlacedPlan
+from experiments.app.common import Job, NoPlanError, interrupt
+from hexiopt import fit
 
 
 def run(job: Job) -> float:
@@ -21,26 +19,22 @@ def run(job: Job) -> float:
 
     Raises InputError, and NoPlanError where the problem does not fit the whole cluster.
     """
-    config, shown = job.config, False if job.in_sweep else None
-    fit = fitted(job.problem, solver_of(job), job.budget, config.seed, config.fit.precision, interrupt, shown)
-    job.write("fit.csv", fit.to_csv())
+    with interrupt.caught():
+        result = fit(job.problem, precision=job.config.fit.precision, pricer=job.pricer, **job.search_arguments())
+    job.write("fit.csv", result.to_csv())
     written = ["fit.csv"]
-    for fitting in fit.fittings:
+    for fitting in result.fittings:
         plans = {limit.quantity: limit.plan for limit in fitting.limits} | {"micro_batch": fitting.micro_batch_plan}
         for quantity, plan in plans.items():
             if plan is not None:
                 written.append(re.sub(r"[^\w.-]", "_", f"{fitting.devices}-{quantity}.json"))
-                job.write_json(written[-1], _file(plan))
-    job.show(Text(str(fit)))
+                job.write_json(written[-1], plan.to_dict())
+    job.show(Text(str(result)))
     job.show_files(*written)
-    asked = fit.fittings[0]
+    asked = result.fittings[0]
     if asked.plan is None:
         raise NoPlanError(f"{asked.fits}: {asked.reason}")
     return asked.plan.cost.step_time_s
-
-
-def _file(plan: PlacedPlan) -> dict[str, object]:
-    return plan_file_to_dict(plan.problem, plan, plan.cost, plan.solver)
 
 
 if __name__ == "__main__":

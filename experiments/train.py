@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.app.cli import main
-from experiments.app.common import FailedError, Job, StoppedError, interrupt, search, solver_of
+from experiments.app.common import FailedError, Job, StoppedError, interrupt, plan_of, search
 from experiments.app.own_files import typed
 from experiments.app.reports import show_plan, show_training, write_plan
 from experiments.app.verb_config import TrainConfig
 from experiments.measure.profiled import on_profiled
-from experiments.replan import replanned
+from experiments.replan import replan_job
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import read_cluster
-from hexiopt.files.plan_file import PlanFile, plan_file_to_dict, read_plan
+from hexiopt.files.plan_file import PlanFile, read_plan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.facts import PlanFacts
 from hexiopt.study.replan.changes import relaxations
 from hexiopt.study.solution import PlacedPlan
 
@@ -133,8 +132,9 @@ def _join(master: str | None, machine: str) -> float:
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:
     """Find a plan and write it; returns its path."""
-    result = search(job, solver_of(job), problem)
-    show_plan(job, PlanFacts(problem, *write_plan(job, problem, result, name)))
+    plan = plan_of(search(job, problem))
+    write_plan(job, plan, name)
+    show_plan(job, plan)
     return job.folder.absolute() / name
 
 
@@ -153,14 +153,15 @@ def _replanned(
     from runtime.training.session import step_of
 
     file, reached = read_plan(before), 0 if checkpoint is None else step_of(checkpoint)
-    steps = float(max(1, job.config.train.steps - reached))
+    steps = min(job.config.replan.horizon_steps, float(max(1, job.config.train.steps - reached)))
+    old = PlacedPlan.of(file.problem, file.plan, file.solver)
     why: Exception | None = None
     for space, dropped in relaxations(problem.space.replace(exclude=(*problem.space.exclude, *lost))):
         try:
             left = replace(problem, space=space)
-            found = replanned(job, PlacedPlan.of(file.problem, file.plan, file.solver), left, steps, restores=True)
-            best = found.best
-            job.write_json(name, plan_file_to_dict(left, best.plan, best.cost, best.plan.solver))
+            replanning = replan_job(job, old, left, horizon_steps=steps, restores=True)
+            best = replanning.best.plan
+            job.write_json(name, best.to_dict())
             path = job.folder.absolute() / name
             check_trainable(path, read_plan(path), document_masking=job.config.train.document_masking)
         except Exception as error:  # of a solver too: the run goes on in any case
@@ -169,8 +170,8 @@ def _replanned(
         if dropped:
             keys = " and ".join(f"constraints.{key}={getattr(problem.space, key)}" for key in dropped)
             job.show(f"Note: planned without {keys}: {_one_line(why).partition(';')[0]}.")
-        show_plan(job, PlanFacts(left, best.plan, best.cost, best.plan.solver))
-        job.show("", replanned_table(found))
+        show_plan(job, best)
+        job.show("", replanned_table(replanning))
         return path
     raise NoPlanLeftError(_one_line(why))
 

@@ -9,11 +9,9 @@ import sys
 from rich.text import Text
 
 from experiments.app.cli import main
-from experiments.app.common import Job, NoPlanError, bound_limit_s, solver_of
-from hexiopt.files.price_list import prices_for
+from experiments.app.common import Job, NoPlanError
+from hexiopt import what_if
 from hexiopt.report.compared.tradeoff import draw_png
-from hexiopt.study.alternatives import alternatives, priced
-from hexiopt.study.whatif import SearchSetup, planned, processes_for
 
 _FOLDER = "alternatives"
 
@@ -23,13 +21,20 @@ def run(job: Job) -> float:
 
     Raises InputError, NoPlanError where no alternative has a plan, and KeyboardInterrupt after Ctrl-C.
     """
-    config, solver = job.config.whatif, job.config.solver
-    prices = prices_for(job.problem, config.prices)
-    found = alternatives(priced(job.problem, prices), prices, config.factor, config.wishes)
-    processes = processes_for(solver_of(job).capabilities, config.processes)
-    search = SearchSetup(solver.name, solver.options(), job.budget, job.config.seed, job.config.pricer)
-    shown, again = False if job.in_sweep else None, f"hexiopt whatif ... hydra.run.dir={job.folder}"
-    result = planned(found, search, job.folder / _FOLDER, processes, bound_limit_s(job), shown, again)
+    config = job.config.whatif
+    result = what_if(
+        job.problem,
+        prices=config.prices,
+        factor=config.factor,
+        take=config.take,
+        add=config.add,
+        pricer=job.pricer,
+        folder=job.folder / _FOLDER,
+        bound_time_limit_s=job.config.bound.time_limit_s,
+        processes=config.processes,
+        caller=f"hexiopt whatif ... hydra.run.dir={job.folder}",
+        **job.search_arguments(),
+    )
     if all(option.plan is None for option in result.options):
         raise NoPlanError("no alternative has a plan; hexiopt fit says what would fit")
     job.write("whatif.csv", result.to_csv())

@@ -66,14 +66,7 @@ class Frame(Value):
     def __repr__(self) -> str:
         cells = [self.columns, *(tuple(map(_clipped, row)) for row in self.rows[:_MOST_ROWS])]
         right = [_is_number(self[name]) for name in self.columns]
-        widths = [max(len(line[k]) for line in cells) for k in range(len(self.columns))]
-        lines = [self.title] if self.title else []
-        for line in cells:
-            aligned = (
-                cell.rjust(width) if numeric else cell.ljust(width)
-                for cell, width, numeric in zip(line, widths, right, strict=True)
-            )
-            lines.append("  ".join(aligned).rstrip())
+        lines = [*([self.title] if self.title else []), *align(cells, right)]
         if len(self.rows) > _MOST_ROWS:
             lines.append(f"... and {len(self.rows) - _MOST_ROWS:,} more rows")
         return "\n".join(lines)
@@ -94,6 +87,21 @@ class Frame(Value):
         rest = len(self.rows) - _MOST_ROWS
         more = f"<p>... and {rest:,} more rows</p>" if rest > 0 else ""
         return f"<table>{caption}{head}<tbody>{body}</tbody></table>{more}"
+
+
+def align(cells: Sequence[Sequence[str]], right: Sequence[bool], first: int = 0) -> list[str]:
+    """Rows of cells as lines: columns two spaces apart, those in `right` to the right, the first `first` wide at least.
+
+    Raises ValueError for rows of unequal length.
+    """
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths[0] = max(first, widths[0])
+
+    def line(row: Sequence[str]) -> str:
+        columns = zip(row, widths, right, strict=True)
+        return "  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in columns)
+
+    return [line(row).rstrip() for row in cells]
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

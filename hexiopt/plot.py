@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from hexiopt.errors import InputError, did_you_mean, quoted
-from hexiopt.study.comparing import Comparison
+from hexiopt.study.compare import Comparison
 from hexiopt.study.solution import PlacedPlan, Solution
 
 if TYPE_CHECKING:
@@ -99,12 +99,11 @@ def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes"
         raise InputError(
             f"plot: {quoted(found)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
         )
-    from hexiopt.report.facts import PlanFacts
     from hexiopt.report.panels.canvas import new_figure
     from hexiopt.report.panels.stages import shown_rows
 
     plan = found.found() if isinstance(found, Solution) else found
-    facts = PlanFacts(plan.problem, plan, plan.cost)
+    facts = plan.facts
     if ax is None:
         lanes = sum(len(row.stages) for row in shown_rows(facts).pipelines)
         high = 1.12 + (min(0.9 + 0.2 * lanes, 8.0) if name == "timeline" else 2.6)

@@ -15,7 +15,6 @@ import random
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from hexiopt.api import Cluster, ModelSpec, Problem, Space, Workload
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
@@ -23,9 +22,14 @@ from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.frame import Frame
 from hexiopt.plan.parallelism import Replica, Replicated
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Budget, Pricer, Progress, Solver
-from hexiopt.solving.catalogue import made_solver
+from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.plugins import pricer_maker
 from hexiopt.solving.referee import InvalidPlanError
 from hexiopt.solving.result import Result, Status
@@ -105,7 +109,7 @@ def check_solver(solver: str | Solver | type, steps: int = STEPS, **options: obj
     plan again for the same seed and `steps`; count its steps; keep its time limit; stop when its listener asks for it;
     and explain why there is no plan. Raises AssertionError with every rule that it breaks.
     """
-    made = made_solver(solver, options)
+    made = make_solver(solver, options)
     rules: dict[str, Callable[[Solver, int], str]] = {
         "its plans are valid and truly priced": _valid,
         "the same seed and steps give the same plan": _repeats,

@@ -1,8 +1,8 @@
 """The base of the public data classes: `replace` and the HTML that a notebook shows."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Self
+from importlib import import_module
+from typing import Any, Self
 
 from hexiopt.errors import InputError, did_you_mean
 
@@ -11,9 +11,6 @@ class Value:
     """An immutable value of several fields; a base of frozen data classes."""
 
     __slots__ = ()
-
-    # The HTML of each class. `hexiopt.study.html` fills it, so that this module need not import reports.
-    pages: ClassVar[dict[type, Callable[[Any], str]]] = {}
 
     def replace(self, **changes: Any) -> Self:
         """A copy with the given fields changed and checked. Raises InputError, also for unknown fields."""
@@ -24,5 +21,6 @@ class Value:
         return replace(self, **changes)  # type: ignore[type-var]
 
     def _repr_html_(self) -> str | None:
-        page = next((Value.pages[kind] for kind in type(self).__mro__ if kind in Value.pages), None)
-        return None if page is None else page(self)
+        """The HTML that a notebook shows; named by a string, since nothing here may need what people see."""
+        html: str | None = import_module("hexiopt.study.html").to_html(self)
+        return html

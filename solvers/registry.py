@@ -10,7 +10,7 @@ from typing import cast
 
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.solving import Capabilities, PricerMaker
-from hexiopt.solving.plugins import ALIASES, SolverClass, current_name, declared, imported, refereed
+from hexiopt.solving.plugins import ALIASES, SolverClass, current_name, import_class, make_refereed, solver_targets
 from hexiopt.solving.referee import Refereed
 
 BUILT_IN: Mapping[str, str] = {
@@ -40,18 +40,18 @@ BUILT_IN: Mapping[str, str] = {
 def known() -> dict[str, str]:
     """`module:Class` of every solver by name: ours, and those of packages that are installed."""
     ours = {*BUILT_IN, *ALIASES}
-    return {**BUILT_IN, **{name: target for name, target in declared().items() if name not in ours}}
+    return {**BUILT_IN, **{name: target for name, target in solver_targets().items() if name not in ours}}
 
 
 def solver_class(name: str) -> SolverClass:
     """The class of the solver called `name`. Raises InputError for unknown names and what cannot be imported."""
-    name = current_name(name)
+    name = current_name(name, 4)
     solvers = known()
     if name not in solvers:
         raise InputError(f"solver: {name!r} is not known; {did_you_mean(name, solvers)}")
     if name in BUILT_IN:  # what cannot be imported of ours is a bug, not bad input
         return cast(SolverClass, resolve_name(BUILT_IN[name]))
-    return imported(name, solvers[name])
+    return import_class(name, solvers[name])
 
 
 def make_solver(name: str, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
@@ -60,7 +60,7 @@ def make_solver(name: str, pricer_of: PricerMaker | None = None, /, **options: o
 
     Raises InputError for unknown names and options, and for values out of range.
     """
-    return refereed(solver_class(name), pricer_of, **options)
+    return make_refereed(solver_class(name), pricer_of, **options)
 
 
 @cache

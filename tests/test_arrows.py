@@ -1,12 +1,16 @@
 """Folders import each other only along the arrows: hexiopt ← solvers, runtime ← experiments. So do hexiopt's parts."""
 
 import ast
+import re
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from experiments.app.verbs import VERBS as COMMANDS
+from experiments.app.verbs import module_of
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("hexiopt", "solvers", "runtime", "conf", "experiments", "tests")
@@ -40,7 +44,7 @@ FURTHER = {
     "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
-FRONT = ("report", "study", "plot", "api", "testing")  # what people see: no law, and no solver, imports it
+FRONT = ("report", "study", "plot", "testing")  # what people see: no law, and no solver, imports it
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.
 PARTS = (
@@ -238,3 +242,74 @@ def test_public_class_names_are_unique() -> None:
                     where.setdefault(node.name, []).append(module(path))
     shared = {name: found for name, found in where.items() if len(found) > 1}
     assert not shared
+
+
+# ------------------------------------------------------------------------------ the front door
+
+VERBS = {  # of the command line, with the functions of `import hexiopt` that they are
+    "plan": {"solve", "lower_bound"},
+    "compare": {"compare", "solver"},
+    "fit": {"fit"},
+    "whatif": {"what_if"},
+    "price": {"price"},
+    "replan": {"replan"},
+    "train": {"solve", "replan"},
+    "emulate": {"solve", "solver"},
+    "export": {"export", "price"},
+    "import": {"import_plan", "price", "solve"},
+    "explain": {"solve", "price"},
+    "collect": {"read_sweep"},
+}
+UNREACHED = {  # modules of hexiopt, or parts of it, that only the command line uses, and for what
+    "hexiopt.discovery": "discover",
+    "hexiopt.exports.presets": "space.preset",
+    "hexiopt.files.cluster_yaml": "discover and profile",
+    "hexiopt.files.link_files": "profile",
+    "hexiopt.report.compared.sweep": "collect",
+    "hexiopt.report.explanation": "explain",
+    "hexiopt.report.in_short": "explain",
+    "hexiopt.report.page": "plan: report.html",
+    "hexiopt.simulation.network": "explain and emulate",
+    "hexiopt.study.replan.replanned": "replan",
+    "hexiopt.testing": "tests of other packages",
+}
+NO_VERBS = {"validate", "calibrate", "profile", "discover"}  # of which hexiopt has no function
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_a_verb_of_the_command_line_is_one_of_hexiopt(verb: str) -> None:
+    """It, or what it imports of `experiments`, names the function as one of `hexiopt`."""
+    modules = {module(path): path for path in files("experiments")}
+    seen, left = set[str](), [module_of(verb)]
+    while left:
+        name = left.pop()
+        if name in modules and name not in seen:
+            seen.add(name)
+            left += imports(modules[name])
+    used = set()
+    for name in seen:
+        used |= {one.removeprefix("hexiopt.") for one in imports(modules[name]) if one.count(".") == 1}
+        for node in ast.walk(ast.parse(modules[name].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hx":
+                used.add(node.attr)
+    assert VERBS[verb] <= used
+    assert set(VERBS) | NO_VERBS == set(COMMANDS)
+
+
+def test_every_module_of_hexiopt_is_reached_from_its_front_door() -> None:
+    """By imports, late ones and those by a module's name among them, or only the command line uses it."""
+    modules = {module(path): path for path in files("hexiopt")}
+    packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
+    seen, left = set[str](), ["hexiopt.__init__", "hexiopt.__main__"]
+    while left:
+        name = left.pop()
+        name = f"{name}.__init__" if name in packages else name
+        if name in modules and name not in seen:
+            seen.add(name)
+            text = modules[name].read_text(encoding="utf-8")
+            left += imports(modules[name])
+            left += re.findall(r"hexiopt(?:\.\w+)+", text)
+    unreached = {name for name in modules if name not in seen and not name.endswith("__init__")}
+    known = {name: [part for part in UNREACHED if f"{name}.".startswith(f"{part}.")] for name in unreached}
+    assert not [name for name, parts in known.items() if not parts]
+    assert {part for parts in known.values() for part in parts} == set(UNREACHED)

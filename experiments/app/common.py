@@ -4,11 +4,9 @@ import json
 import math
 import os
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.resources import files
@@ -17,13 +15,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+import hexiopt as hx
 from experiments.app.compile import compile_once
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
 from experiments.app.verb_help import READS
 from experiments.app.verbs import module_of
-from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -32,23 +30,19 @@ from hexiopt.files.huggingface import config_file, model_from_config, name_of_fi
 from hexiopt.files.plan_file import PlanFile, read_plan, write_text
 from hexiopt.files.problem_file import problem_from_section, problem_to_dict
 from hexiopt.files.sweep_files import status_to_dict
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, read_mapping
-from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker
-from hexiopt.solving.plugins import parameters, pricer_maker
+from hexiopt.solving.plugins import parameters
 from hexiopt.solving.referee import InvalidPlanError, Refereed
-from hexiopt.solving.result import Result
-from hexiopt.study.comparing import bound_above
-from hexiopt.study.running import Interrupt, listening
-from solvers.registry import make_solver, solver_class
+from hexiopt.study.running import Interrupt
+from hexiopt.study.solution import PlacedPlan, Solution
+from solvers.registry import solver_class
 
 INTERRUPTED = 130
 # Of the configuration, in the problem of a plan file: what verbs may change that price it anew, or plan again.
 _CHANGEABLE = {"workload": "workload", "space": "space", "constraints": "space"}
-_BOUND_SHARE = 0.25  # of the time limit of search and bound together
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 
 
@@ -141,17 +135,23 @@ class Job:
         return model_from_config(self._section("model"), self._model_name())
 
     @property
-    def budget(self) -> Budget:
-        """The solver's budget."""
-        return Budget(self.config.solver.time_limit_s, self.config.solver.max_steps)
+    def pricer(self) -> str | None:
+        """The name of the cost model of the configuration; None for ours, by which most verbs price."""
+        return self.config.pricer if "pricer" in READS[self.verb] else None
 
     @property
-    def pricer_of(self) -> PricerMaker | None:
-        """What makes the cost model of the configuration; None for ours, by which most verbs price. Raises
-        InputError."""
-        if "pricer" not in READS[self.verb] or self.config.pricer is None:
-            return None
-        return pricer_maker(self.config.pricer)
+    def progress(self) -> bool | None:
+        """Whether to show progress: not in a sweep, else on a terminal or, if the search is long, in a log."""
+        return False if self.in_sweep else None
+
+    def search_arguments(self, solver: Refereed | None = None) -> dict[str, Any]:
+        """The solver, by default the configured one, with budget, seed and progress, as keyword arguments of the verbs
+        of hexiopt that search; what searches run is compiled then."""
+        config = self.config.solver
+        compile_once()
+        limits = {"time_limit_s": config.time_limit_s, "max_steps": config.max_steps, "seed": self.config.seed}
+        chosen = {"solver": config.name, **config.options()} if solver is None else {"solver": solver}
+        return limits | chosen | {"progress": self.progress}
 
     def plan_file(self, *own: str) -> PlanFile:
         """The plan file `plan=...`; `own` are keys that concern the verb, not the file.
@@ -159,6 +159,13 @@ class Job:
         Raises InputError, also where an override concerns what the file holds.
         """
         return self._plan_file([key for key in _PROBLEM_KEYS if key not in own])
+
+    def priced_plan(self) -> PlacedPlan:
+        """The plan of the file `plan=...`, priced. Raises InputError as `plan_file`, and where it breaks a rule."""
+        file = self.plan_file()
+        plan = PlacedPlan.of(file.problem, file.plan, file.solver)
+        hx.price(file.problem, plan, str(self.config.plan))
+        return plan
 
     def changed_plan_file(self) -> tuple[PlanFile, Problem]:
         """The plan file `plan=...`, and its problem with what the verb's overrides change of it.
@@ -304,93 +311,39 @@ def overlay(base: Any, over: Any) -> Any:
 # --------------------------------------------------------------------------------- searching
 
 
-def solver_of(job: Job) -> Refereed:
-    """The solver of the configuration, compiled. Raises InputError."""
-    solver = make_solver(job.config.solver.name, job.pricer_of, **job.config.solver.options())
-    compile_once()
-    return solver
-
-
 def solvers_of(job: Job, names: Sequence[str]) -> list[Refereed]:
-    """Solvers by name, each given the stated options `solver.*` that it accepts.
+    """Solvers by name, each given the options `solver.*` that it accepts.
 
-    Raises InputError as `make_solver` does, and for an option that none of them accepts.
+    Raises InputError as `hexiopt.solver` does, and for an option that none of them accepts.
     """
-    options, left = job.config.solver.options(), set(job.config.solver.options())
-    made: list[Refereed] = []
-    for name in names:
-        taken = {field.name for field in parameters(solver_class(name))}
-        stated = {key: value for key, value in options.items() if key in taken}
-        made.append(make_solver(name, job.pricer_of, **stated))
-        left -= taken
-    if left:
+    options = job.config.solver.options()
+    accepted = {name: {field.name for field in parameters(solver_class(name))} for name in names}
+    if left := options.keys() - set().union(*accepted.values()):
         option = min(left)
         raise InputError(f"solver.{option}: none of {', '.join(names)} accepts it; name one that does, or remove it")
-    compile_once()
-    return made
+    return [
+        hx.solver(name, **{key: value for key, value in options.items() if key in accepted[name]}) for name in names
+    ]
 
 
-def search(job: Job, solver: Refereed, problem: Problem, start: Plan | None = None) -> Result:
-    """Run a solver, from the plan `start` where one is given, and show its progress on a terminal. Ctrl-C stops it; the
-    result then has the best plan so far.
+def search(job: Job, problem: Problem, solver: Refereed | None = None, **changes: Any) -> Solution:
+    """Search as configured, or by another `solver`, but for `changes` of the arguments of `hexiopt.solve`. Ctrl-C stops
+    it; the result then has the best plan so far.
 
     Raises InputError, and InvalidPlanError where the plan breaks a rule.
     """
-    with listener(job, problem) as listen:
-        return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen, start=start)
+    with interrupt.caught():
+        return hx.solve(problem, pricer=job.pricer, **(job.search_arguments(solver) | changes))
 
 
-def search_and_bound(job: Job, solver: Refereed, problem: Problem) -> Result:
-    """As `search`, and the lower bound, both within the solver's time limit; the bound gets `bound.time_limit_s` of it,
-    by default a quarter.
-
-    Raises InputError also where that leaves no time for the search.
-    """
-    began_s, limit_s, bound_limit_s = time.perf_counter(), job.budget.time_limit_s, job.config.bound.time_limit_s
-    if bound_limit_s is None:
-        bound_limit_s = _BOUND_SHARE * limit_s
-    if bound_limit_s >= limit_s:
-        raise InputError(
-            f"bound.time_limit_s: {bound_limit_s:g} leaves no time for the search, which shares "
-            f"solver.time_limit_s={limit_s:g} with the bound; state less, or a longer solver.time_limit_s"
-        )
-    budget = replace(job.budget, time_limit_s=limit_s - bound_limit_s)
-    with listener(job, problem) as listen:
-        result = solver.solve(problem, budget, seed=job.config.seed, on_progress=listen)
-    left_s = max(0.0, limit_s - (time.perf_counter() - began_s))
-    (result,) = bounded([result], problem, min(bound_limit_s, left_s), solver.judge(problem))
-    return result
-
-
-def bounded(results: Sequence[Result], problem: Problem, limit_s: float, pricer: Pricer | None) -> list[Result]:
-    """`results` on one problem with its lower bound, which is computed within `limit_s`, by `pricer` (None: ours)."""
-    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s, pricer)
-    return [result.above(bound_s) for result in results] if bound_s else list(results)
-
-
-def bound_limit_s(job: Job) -> float:
-    """Seconds for the lower bound."""
-    limit_s = job.config.bound.time_limit_s
-    return 0.5 * job.budget.time_limit_s if limit_s is None else limit_s
-
-
-def found(result: Result) -> tuple[Plan, Cost]:
-    """The plan of a result and its cost. Raises NoPlanError with the reason where there is none."""
-    if result.plan is None or result.cost is None:
-        raise NoPlanError(f"{result.status}: {result.reason or f'{result.solver} found no plan'}")
-    return result.plan, result.cost
+def plan_of(solution: Solution) -> PlacedPlan:
+    """The plan of a solution. Raises NoPlanError with the reason where there is none."""
+    if solution.plan is None:
+        raise NoPlanError(f"{solution.status}: {solution.reason or f'{solution.solver} found no plan'}")
+    return solution.plan
 
 
 interrupt = Interrupt()
-
-
-@contextmanager
-def listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
-    """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log; not
-    in a sweep, which ends with the job that Ctrl-C stops."""
-    shown = False if job.in_sweep else None
-    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s, shown) as listen:
-        yield listen
 
 
 # ----------------------------------------------------------------------------------- running

@@ -3,63 +3,49 @@
 import json
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from experiments.app.common import Job, found
-from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
+from experiments.app.common import Job
 from hexiopt.errors import InputError
-from hexiopt.files.plan_file import plan_file_to_dict, solver_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.facts import PlanFacts
-from hexiopt.solving import Pricer, foreign_name
-from hexiopt.solving.result import Point, Result
-from hexiopt.study.naming import named_in_order
+from hexiopt.solving.result import Point
+from hexiopt.study.solution import PlacedPlan
 
 if TYPE_CHECKING:
     from runtime.training.session import Session
 
 
-def write_plan(
-    job: Job, problem: Problem, result: Result, name: str = "plan.json", pricer: Pricer | None = None
-) -> tuple[Plan, Cost, dict[str, Any]]:
-    """Write the plan that a search by `pricer`, or by our cost model, has found; returns it, its cost, and the plan
-    file's object `solver`.
-
-    Raises NoPlanError where none was found, and InputError where it cannot be written: then it is printed.
-    """
-    plan, cost = named_in_order(problem, *found(result), pricer)
-    made_by = solver_to_dict(result, foreign_name(pricer, problem))
+def write_plan(job: Job, plan: PlacedPlan, name: str = "plan.json") -> None:
+    """Write a plan file. Raises InputError where it cannot be written: then the plan is printed."""
     try:
-        job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+        job.write_json(name, plan.to_dict())
     except InputError:
-        show_plan(job, PlanFacts(problem, plan, cost, made_by))
+        show_plan(job, plan)
         raise
-    return plan, cost, made_by
 
 
-def show_plan(job: Job, facts: PlanFacts) -> None:
+def show_plan(job: Job, plan: PlacedPlan) -> None:
     """Print a plan and its predicted performance."""
     if job.in_sweep:
         return
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
 
-    stages = plan_table(facts, full=job.config.print == "full")
-    parts = [] if facts.solver.get("pricer") else [breakdown_table(facts), ""]  # which only our price has
-    job.show(stages, "", *parts, summary_table(facts))
+    stages = plan_table(plan.facts, full=job.config.print == "full")
+    parts = [] if plan.solver.get("pricer") else [breakdown_table(plan.facts), ""]  # which only our price has
+    job.show(stages, "", *parts, summary_table(plan.facts))
 
 
-def plan_reports(job: Job, facts: PlanFacts, trajectory: Sequence[Point] = ()) -> list[str]:
+def plan_reports(job: Job, plan: PlacedPlan, trajectory: Sequence[Point] = ()) -> list[str]:
     """Draw a plan; returns the names of the files written."""
     from hexiopt.report.figure import draw_plan
     from hexiopt.report.page.html import report_html
     from hexiopt.report.trace import timeline_events
 
-    job.draw("plan.png", lambda path: draw_plan(facts, path))
-    job.write("timeline.json", json.dumps(timeline_events(facts), allow_nan=False))
+    job.draw("plan.png", lambda path: draw_plan(plan.facts, path))
+    job.write("timeline.json", json.dumps(timeline_events(plan.facts), allow_nan=False))
     command = shlex.join(["hexiopt", job.verb, *job.overrides])
-    job.write("report.html", report_html(facts, trajectory=trajectory, command=command))
+    job.write("report.html", report_html(plan.facts, trajectory=trajectory, command=command))
     return ["plan.png", "timeline.json", "report.html"]
 
 
@@ -73,8 +59,7 @@ def show_training(job: Job, problem: Problem, plan: Plan, session: "Session") ->
     if not steps:
         return
     written = ["metrics.jsonl", "checkpoints"]
-    cost, whose = PlanPricer(problem).price(plan), job.config.train.profile or "the plan's GPUs"
-    facts = PlanFacts(problem, plan, cost)
+    facts, whose = PlacedPlan.of(problem, plan).facts, job.config.train.profile or "the plan's GPUs"
     if timelines and not job.in_sweep:
         ranks = list(map(MeasuredRank.of_event, timelines))
         job.show("", measured_table(facts, ranks, whose))
@@ -83,7 +68,7 @@ def show_training(job: Job, problem: Problem, plan: Plan, session: "Session") ->
     if job.pictures:
         job.draw("loss.png", lambda path: draw_training(steps, validations, path))
         written.append("loss.png")
-    job.show("", training_table(steps, validations, cost.step_time_s, whose))
+    job.show("", training_table(steps, validations, facts.cost.step_time_s, whose))
     if session.traces:
         written.append("trace")
     job.show_files(*written)

@@ -96,12 +96,7 @@ class WhatIfConfig:
         section = Section(asdict(self), "whatif")
         section.number("factor", above=1.0, at_most=1000.0)
         section.integer("processes", at_least=1, at_most=1024, default=None)
-        _ = self.wishes
-
-    @property
-    def wishes(self) -> Wishes:
-        """The alternatives that are stated. Raises InputError."""
-        return Wishes(self.take, self.add)
+        Wishes(self.take, self.add)  # judges them
 
 
 @dataclass

@@ -149,9 +149,12 @@ def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
 
 def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
     """The rules that `plan` of `cost` breaks, memory included. Empty for a valid plan that fits."""
-    found = check(problem, plan)
-    if found:
-        return found
+    return check(problem, plan) or memory_violations(problem, plan, cost)
+
+
+def memory_violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
+    """The devices of a valid plan of `cost` that it does not fit."""
+    found = []
     headroom = problem.space.memory_headroom
     beside = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):

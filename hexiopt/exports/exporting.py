@@ -48,7 +48,7 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
     return TRAINERS[format if format in TRAINERS else trainer or EXECUTOR]
 
 
-def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
+def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     """The plan in the trainer's terms. Raises InputError where it cannot train the model, or express the plan."""
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
@@ -68,7 +68,7 @@ def program_of(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     return trainer.write(problem, plan)
 
 
-def exported(problem: Problem, plan: Plan, format: str, program: Program, options: LaunchOptions) -> Exported:
+def export_files(problem: Problem, plan: Plan, format: str, program: Program, options: LaunchOptions) -> Exported:
     """The files of a launcher, of a trainer, or of the rank table alone. Raises InputError."""
     rows = rank_rows(problem.cluster, plan, program.devices)
     files = {RANKS: table_text(rows), **program.files}
@@ -78,7 +78,7 @@ def exported(problem: Problem, plan: Plan, format: str, program: Program, option
     return Exported({**files, **launch.files}, launch.start, (*program.notes, *launch.notes))
 
 
-def imported(
+def read_layout(
     format: str,
     file: Path,
     cluster: Cluster,

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.plan_file import MAX_PLAN_BYTES, write_text
 from hexiopt.frame import Frame
 from hexiopt.reading import Section, read_mapping, read_text, word
+from hexiopt.solving.catalogue import default_of
 
 STATUS_FILE = "status.json"
 PLAN_FILE = "plan.json"
@@ -27,12 +28,6 @@ _RESULT = (
 )
 _COLUMNS = ("exit_code", "message", *(f"result.{name}" for name in _RESULT), "num_pipelines", "num_stages")
 _PLANNED = "planned"  # of a row: what its plan file says of keys that it does not override
-DefaultOf = Callable[[str, str], str | None]
-
-
-def no_default(solver: str, parameter: str) -> str | None:
-    """That nothing is known of a solver's parameters."""
-    return None
 
 
 def status_to_dict(
@@ -104,12 +99,12 @@ def job_folders(folder: Path) -> list[Path]:
     return paths
 
 
-def sweep_frame(folders: Iterable[Path], default_of: DefaultOf = no_default) -> Frame:
+def sweep_frame(folders: Iterable[Path]) -> Frame:
     """The jobs of sweeps in their folders: those that have ended in the order of their folders, a row each, or one for
     each solver that they compared; then those that were asked for and have not ended, which have no exit code.
 
     A key that only some jobs override has, for the others, the value in their plan files, or of a solver's parameter
-    its default (`default_of` a solver's name and a parameter's). Raises InputError for a folder without jobs."""
+    its default. Raises InputError for a folder without jobs."""
     rows: list[dict[str, Any]] = []
     for folder in folders:
         asked = Asked.of(folder)
@@ -120,24 +115,25 @@ def sweep_frame(folders: Iterable[Path], default_of: DefaultOf = no_default) -> 
         rows += ({"folder": str(folder), **_given(job), "message": "not run"} for job in left)
         unknown = max(0, asked.trials - len(known)) if not asked.jobs else 0
         rows += [{"folder": str(folder), "message": "not run"}] * unknown
-    return _framed(rows, default_of)
+    return _framed(rows)
 
 
 def jobs_frame(folders: Iterable[Path]) -> Frame:
     """One row per job: its folder, each overridden key, exit code, message, and the prediction of its plan."""
-    return _framed([row for folder in folders for row in _job(folder)], no_default)
+    return _framed([row for folder in folders for row in _job(folder)])
 
 
-def counted(frame: Frame) -> str:
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     """How many jobs ended how, in words: `64 jobs: 60 done, 3 without a plan, 1 not run`."""
-    ended = {row["folder"]: row["exit_code"] for row in frame if row["exit_code"] is not None}  # a job may have several
-    codes = [*ended.values(), *(code for code in frame["exit_code"] if code is None)]
+    codes = [row.get("exit_code") for row in rows]
+    ended = {row["folder"]: code for row, code in zip(rows, codes, strict=True) if code is not None}  # of several rows
+    codes = [*ended.values(), *(code for code in codes if code is None)]
     words = {0: "done", 130: "interrupted", 3: "without a plan", 2: "refused", 1: "failed", None: "not run"}
     told = ", ".join(f"{codes.count(code):,} {word}" for code, word in words.items() if code in codes)
     return f"{len(codes):,} job{'s' if len(codes) != 1 else ''}: {told}"
 
 
-def _framed(rows: Sequence[Mapping[str, Any]], default_of: DefaultOf) -> Frame:
+def _framed(rows: Sequence[Mapping[str, Any]]) -> Frame:
     keys = sorted({key for row in rows for key in row} - {"folder", _PLANNED, *_COLUMNS})
     columns = ("folder", *keys, *_COLUMNS)
 
@@ -149,7 +145,8 @@ def _framed(rows: Sequence[Mapping[str, Any]], default_of: DefaultOf) -> Frame:
         value = default_of(str(row.get("result.solver")), name) if group == "solver" and name else used.get(column)
         return None if value is None else _plain(value)
 
-    return Frame(columns, tuple(tuple(cell(row, column) for column in columns) for row in rows))
+    cells = tuple(tuple(cell(row, column) for column in columns) for row in rows)
+    return Frame(columns, cells, title=_counts(rows))
 
 
 def _job(folder: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from hexiopt.solving.solver import (
     foreign_name,
     pricer_name,
     refuse,
+    valid_seed,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "foreign_name",
     "pricer_name",
     "refuse",
+    "valid_seed",
 ]

@@ -1,7 +1,7 @@
 """The catalogue of installed solvers: their capabilities and parameters."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from inspect import getdoc
 from types import MappingProxyType
@@ -10,9 +10,18 @@ from typing import Any
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.frame import Frame
 from hexiopt.reading import word
-from hexiopt.solving.plugins import SolverClass, current_name, declared, imported, parameters, refereed
+from hexiopt.solving.plugins import (
+    ALIASES,
+    SolverClass,
+    current_name,
+    import_class,
+    make_refereed,
+    parameters,
+    pricer_maker,
+    solver_targets,
+)
 from hexiopt.solving.referee import Refereed
-from hexiopt.solving.solver import Capabilities, PricerMaker
+from hexiopt.solving.solver import Capabilities, Pricer, PricerMaker
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
     """A mapping of all declared solvers by name, imported on access; it prints as a table with one row per solver."""
 
     def __init__(self) -> None:
-        self._targets = declared()
+        self._targets = solver_targets()
 
     def __getitem__(self, name: str) -> SolverInfo:
         """Raises InputError for an unknown name, and for a solver that cannot be imported."""
@@ -77,30 +86,48 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
 
 def solver_class(name: str, targets: Mapping[str, str]) -> SolverClass:
     """The class of the solver `name` in `targets`. Raises InputError for unknown names and broken packages."""
-    name = current_name(name)
+    name = ALIASES.get(name, name)
     if not targets:
         raise InputError('solver: no installed package declares one; install this project, as by "pip install -e ."')
     if name not in targets:
         raise InputError(f"solver: {name!r} is not known; {did_you_mean(str(name), targets)}")
-    return imported(name, targets[name])
+    return import_class(name, targets[name])
 
 
-def made_solver(solver: object, options: Mapping[str, object], pricer_of: PricerMaker | None = None) -> Refereed:
+def solvers() -> SolverCatalogue:
+    """The solvers that installed packages declare, as a mapping from name to `SolverInfo` that prints as a table.
+
+    It lists the capabilities of each solver, and its parameters with their defaults.
+    """
+    return SolverCatalogue()
+
+
+def solver(name: str, **options: object) -> Refereed:
+    """The solver `name`, one of `solvers()`, with parameters, for `solve` and `compare`. Raises InputError."""
+    return make_solver(name, options)
+
+
+def make_solver(
+    solver: object, options: Mapping[str, object], pricer: str | Pricer | PricerMaker | None = None
+) -> Refereed:
     """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object; it
-    searches by a cost model of `pricer_of`, or by ours.
+    searches by the cost model that `pricer` is, names or makes, or by ours.
 
     Raises InputError for unknown names and options, for values out of range, and for objects that are not solvers.
     """
+    pricer_of = None if pricer is None else pricer_maker(pricer)
     if isinstance(solver, str):
-        return refereed(solver_class(solver, declared()), pricer_of, **options)
+        return make_refereed(solver_class(current_name(solver, 4), solver_targets()), pricer_of, **options)
     missing = [name for name in ("name", "capabilities", "solve") if not hasattr(solver, name)]
     if missing:
-        said = f"solver: {solver!r} is not a name and has no {' and no '.join(missing)}"
-        raise InputError(f"{said}; a solver is as in hexiopt/solving/solver.py")
+        what = f"solver: {solver!r} is not a name and has no {' and no '.join(missing)}"
+        raise InputError(f"{what}; a solver is as in hexiopt/solving/solver.py")
     if isinstance(solver, type):
-        return refereed(solver, pricer_of, **options)  # type: ignore[arg-type]
+        return make_refereed(solver, pricer_of, **options)  # type: ignore[arg-type]
     if options:
         raise InputError(f"solver.{min(options)}: {solver!r} is already constructed; pass options to its class")
+    if isinstance(solver, Refereed):
+        return solver if pricer_of is None else replace(solver, pricer_of=pricer_of)
     return Refereed(solver, pricer_of)  # type: ignore[arg-type]
 
 
@@ -108,7 +135,7 @@ def default_of(solver: str, parameter: str) -> str | None:
     """The default of a solver's parameter as the command line writes it; None where there is no such solver or
     parameter."""
     try:
-        own = {one.name: _default(one) for one in parameters(solver_class(solver, declared()))}
+        own = {one.name: _default(one) for one in parameters(solver_class(solver, solver_targets()))}
     except InputError:
         return None
     return word(own[parameter]) if parameter in own else None

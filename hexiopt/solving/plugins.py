@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, RenamedWarning, did_you_mean
 from hexiopt.own_packages import refuse_hidden
 from hexiopt.problem.problem import Problem
@@ -37,14 +38,15 @@ class SolverClass(Protocol):
         """A solver."""
 
 
-def current_name(name: str) -> str:
-    """`name`, or the name that replaces it; the use of an old name gives a RenamedWarning at the caller's caller."""
+def current_name(name: str, level: int = 3) -> str:
+    """`name`, or the name that replaces it; the use of an old name gives a RenamedWarning `level` calls up, by default
+    at the caller's caller."""
     if name in ALIASES:
-        warnings.warn(f"solver: {name} now means {ALIASES[name]}; the old name goes soon", RenamedWarning, 3)
+        warnings.warn(f"solver: {name} now means {ALIASES[name]}; the old name goes soon", RenamedWarning, level)
     return ALIASES.get(name, name)
 
 
-def declared() -> dict[str, str]:
+def solver_targets() -> dict[str, str]:
     """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours.
 
     Raises InputError where a folder named `solvers` hides ours.
@@ -75,6 +77,11 @@ def pricer_maker(stated: str | Pricer | PricerMaker) -> PricerMaker:
     return partial(_complete, stated)
 
 
+def make_pricer(stated: str | Pricer | PricerMaker | None, problem: Problem) -> Pricer:
+    """The cost model for `problem` that `pricer_maker` makes of `stated`; ours where it is None."""
+    return PlanPricer(problem) if stated is None else pricer_maker(stated)(problem)
+
+
 def _complete(stated: Pricer | PricerMaker, problem: Problem) -> Pricer:
     made: Any = stated
     if isinstance(stated, type) or not hasattr(stated, "price"):
@@ -82,13 +89,12 @@ def _complete(stated: Pricer | PricerMaker, problem: Problem) -> Pricer:
     asked = ("problem", *(name for name in vars(Pricer) if not name.startswith("_")))
     missing = [name for name in asked if not hasattr(made, name)]
     if missing:
-        raise InputError(
-            f"pricer: {pricer_name(made)} has no {' and no '.join(missing)}; a cost model is as in hexiopt/solving.py"
-        )
+        lacks = f"{pricer_name(made)} has no {' and no '.join(missing)}"
+        raise InputError(f"pricer: {lacks}; a cost model is as in hexiopt/solving/solver.py")
     return cast(Pricer, made)
 
 
-def imported(name: str, target: str) -> SolverClass:
+def import_class(name: str, target: str) -> SolverClass:
     """The class `target`, a `module:Class`, which a package declares as the solver `name`.
 
     Raises InputError where it cannot be imported or is no solver.
@@ -97,7 +103,7 @@ def imported(name: str, target: str) -> SolverClass:
     missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
     if missing:
         raise InputError(
-            f"solver: {name}: {target} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving.py"
+            f"solver: {name}: {target} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving/solver.py"
         )
     return cast(SolverClass, found)
 
@@ -116,7 +122,7 @@ def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
     return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
 
 
-def refereed(made: SolverClass, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
+def make_refereed(made: SolverClass, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
     """A solver of the class `made` with its own `options`, its plans checked by the referee, and priced by a cost model
     of `pricer_of`, or ours.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from hexiopt.cost.cost import Cost, violations
+from hexiopt.cost.cost import Cost, memory_violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import Violation, check
@@ -31,22 +31,21 @@ class InvalidPlanError(Exception):
         return str(self.args[0])
 
 
-def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> Result:
-    """`result`, whose plan obeys every rule of `problem`, fits, and takes as long as stated.
+def referee(problem: Problem, result: Result, judge: Pricer) -> Result:
+    """`result`, whose plan obeys every rule of `problem`, fits, and takes as long as stated, with its price by `judge`.
 
-    Prices and memory are by `pricer`, our cost model where there is none. Raises InvalidPlanError.
+    Raises InvalidPlanError.
     """
     plan, stated = result.plan, result.cost
     if plan is None or stated is None:
         return result
     broken = check(problem, plan)
     if not broken:
-        judge = pricer or PlanPricer(problem)
         cost = judge.price(plan)
         foreign = foreign_name(judge, problem)
         if foreign and (fault := _contradiction(judge, plan, cost)):
             raise _invalid(result, f"pricer: {foreign}: {fault}")
-        broken = violations(problem, plan, cost)
+        broken = memory_violations(problem, plan, cost)
         slack_s = _TOLERANCE * cost.step_time_s
         if abs(stated.step_time_s - cost.step_time_s) > slack_s:
             text = f"it states a step of {stated.step_time_s:.6g} s, which takes {cost.step_time_s:.6g} s"
@@ -54,8 +53,8 @@ def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> R
         elif result.bound_s > cost.step_time_s + slack_s:
             text = f"it states a lower bound of {result.bound_s:.6g} s, and its plan takes {cost.step_time_s:.6g} s"
             broken.append(Violation("bound", text))
-    if not broken:
-        return result
+        if not broken:
+            return replace(result, cost=cost)
     more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
     raise _invalid(
         result, f"solver: {result.solver}: its plan breaks the rule {broken[0].rule}: {broken[0].text}{more}"
@@ -81,12 +80,16 @@ def _invalid(result: Result, text: str) -> InvalidPlanError:
     return InvalidPlanError(text, marked)
 
 
-def _or_start(problem: Problem, start: Plan, result: Result, pricer: Pricer | None) -> Result:
-    """`result` of a search, or `start` if that is faster: it recomputes layers together, so that no search begins there
-    and the bound does not speak of it. Raises InputError where it breaks a rule."""
+def _check_start(problem: Problem, start: Plan) -> None:
     if broken := check(problem, start):
         raise InputError(f"start: breaks the rule {broken[0].rule}: {broken[0].text}; give a plan of this problem")
-    cost = (pricer or PlanPricer(problem)).price(start)
+
+
+def _or_start(problem: Problem, start: Plan, result: Result, judge: Pricer) -> Result:
+    """`result` of a search, or `start` if that is faster: it recomputes layers together, so that no search begins there
+    and the bound does not speak of it. Raises InputError where it breaks a rule."""
+    _check_start(problem, start)
+    cost = judge.price(start)
     if cost.objective >= result.objective:
         return result
     bound = RestrictedBound(result.bound_s, "plans that recompute each layer by itself") if result.bound_s else None
@@ -119,13 +122,9 @@ class Refereed:
         """Whether the solver can begin from a plan."""
         return "start" in signature(self.solver.solve).parameters
 
-    def judge(self, problem: Problem) -> Pricer | None:
-        """The cost model by which its searches of `problem` price plans; None stands for our own."""
-        return None if self.pricer_of is None else self.pricer_of(problem)
-
-    def foreign_name(self, problem: Problem) -> str:
-        """The name of that cost model where it is not ours; else empty."""
-        return foreign_name(self.judge(problem), problem)
+    def judge(self, problem: Problem) -> Pricer:
+        """The cost model that prices its plans for `problem`."""
+        return (self.pricer_of or PlanPricer)(problem)
 
     def solve(
         self,
@@ -136,25 +135,26 @@ class Refereed:
         pricer: Pricer | None = None,
         on_progress: OnProgress | None = None,
         start: Plan | None = None,
+        judge: Pricer | None = None,
     ) -> Result:
-        """As the solver's. Raises InvalidPlanError where its plan breaks a rule, InputError where `start` does or the
-        solver takes none, and what the solver raises."""
+        """As the solver's, its plan priced by `judge`, by default `pricer`, or else `self.judge(problem)`. Raises
+        InvalidPlanError where its plan breaks a rule, InputError where `start` does or the solver takes none, and what
+        the solver raises."""
         more: dict[str, Any] = {}
-        pricer = self.judge(problem) if pricer is None else pricer
+        judge = pricer or judge or self.judge(problem)
+        if pricer is None and self.pricer_of is not None:
+            pricer = self.pricer_of(problem)  # its own, so that searches that are compared know nothing of each other's
         if start is not None and start.joins_layers:
-            result = self.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress)
-            return _or_start(problem, start, result, pricer)
+            result = self.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress, judge=judge)
+            return _or_start(problem, start, result, judge)
         if start is not None:
             if not self.takes_start:
                 raise InputError(f"start: {self.name} begins from no plan; leave it out, or use solver=portfolio")
-            if broken := check(problem, start):
-                raise InputError(
-                    f"start: breaks the rule {broken[0].rule}: {broken[0].text}; give a plan of this problem"
-                )
+            _check_start(problem, start)
             more["start"] = start
         began_s = time.perf_counter()
         result = self.solver.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress, **more)
         overrun_s = time.perf_counter() - began_s - budget.time_limit_s
         if overrun_s > max(_OVERRUN * budget.time_limit_s, _OVERRUN_S):
             result = replace(result, overrun_s=overrun_s)
-        return referee(problem, result, pricer)
+        return referee(problem, result, judge)

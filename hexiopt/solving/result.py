@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
@@ -106,7 +107,7 @@ class Result:
             return self.gap
         return max(0.0, (self.cost.step_time_s - self.restricted_bound.bound_s) / self.cost.step_time_s)
 
-    def above(self, bound_s: float) -> "Result":
+    def above(self, bound_s: float) -> Self:
         """The result with a lower bound of at least `bound_s`, which must hold; optimal where that closes the gap."""
         raised = replace(self, bound_s=max(self.bound_s, bound_s))
         closed = raised.cost is not None and raised.gap <= OPTIMALITY_TOLERANCE

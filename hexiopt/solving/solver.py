@@ -16,6 +16,7 @@ from hexiopt.errors import InputError, quoted
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules
+from hexiopt.reading import whole_in
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.solving.result import Result
 
@@ -166,6 +167,11 @@ class Solver(Protocol):
         on_progress: OnProgress | None = None,
     ) -> Result:
         """The best plan found within `budget`."""
+
+
+def valid_seed(seed: object) -> int:
+    """A seed from 0 to `MAX_SEED`. Raises InputError."""
+    return whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
 
 
 def pricer_name(pricer: Pricer) -> str:

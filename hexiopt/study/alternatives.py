@@ -35,7 +35,7 @@ class Alternative:
     number: int = 0
 
 
-def priced(problem: Problem, prices: PriceList) -> Problem:
+def with_prices(problem: Problem, prices: PriceList) -> Problem:
     """`problem` with the machines' prices by their GPUs, where they state none."""
 
     def stated(machine: Machine) -> Machine:

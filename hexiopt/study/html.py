@@ -1,12 +1,11 @@
-"""The HTML that notebooks show for problems, plans and results; `hexiopt.api` registers it."""
+"""The HTML that notebooks show for problems, plans and results."""
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from html import escape
-from typing import Any
 
-from hexiopt.cost.pricer import PlanPricer
+from hexiopt.bounds import our_model
 from hexiopt.frame import Frame
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine, spec_spans
@@ -16,23 +15,30 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.report.style import gib, rate
 from hexiopt.study.solution import PlacedPlan, PlanCost, Solution
-from hexiopt.value import Value
 
 
-def register() -> None:
-    """Register the HTML of each class."""
-    pages: dict[type, Callable[[Any], str]] = {
-        Cluster: _cluster,
-        Machine: lambda machine: _facts(machine.name, _machine(machine).items()),
-        ModelSpec: _model,
-        Workload: lambda workload: _facts("Workload", _stated(workload)),
-        Space: lambda space: _facts("Plan space", _stated(space)),
-        Problem: _problem,
-        PlanCost: _cost,
-        PlacedPlan: _plan,
-        Solution: _solution,
-    }
-    Value.pages.update(pages)
+def to_html(value: object) -> str | None:
+    """The HTML of a value; None for a class that has none, whose text is shown then."""
+    match value:
+        case Cluster():
+            return _cluster(value)
+        case Machine():
+            return _facts(value.name, _machine(value).items())
+        case ModelSpec():
+            return _model(value)
+        case Workload():
+            return _facts("Workload", _fields(value))
+        case Space():
+            return _facts("Plan space", _fields(value))
+        case Problem():
+            return _problem(value)
+        case PlanCost():
+            return _cost(value)
+        case PlacedPlan():
+            return _plan(value)
+        case Solution():
+            return f"<pre>{escape(str(value))}</pre>" + (_plan(value.plan) if value.plan else "")
+    return None
 
 
 def _machine(machine: Machine) -> dict[str, str]:
@@ -75,13 +81,13 @@ def _problem(problem: Problem) -> str:
         ("batch", f"{work.global_batch:,} × {work.seq_len:,} tokens"),
         ("precision", work.precision),
         *((name.replace("_", " "), getattr(work, name)) for name in ("recompute", "schedule", "optimizer_sharding")),
-        *_stated(problem.space),
+        *_fields(problem.space),
     ]
     return _cluster(problem.cluster) + _model(problem.model) + _facts("Workload and plan space", facts)
 
 
 def _cost(cost: PlanCost) -> str:
-    ours = cost.pricer is None or isinstance(cost.pricer, PlanPricer)
+    ours = our_model(cost.plan.pricer, cost.plan.problem)
     return cost.breakdown()._repr_html_() if ours else f"<pre>{escape(repr(cost))}</pre>"
 
 
@@ -93,15 +99,10 @@ def _plan(plan: PlacedPlan) -> str:
     return f'<img alt="{said}" style="max-width: 100%; background: #fff" src="data:image/png;base64,{picture}">'
 
 
-def _solution(result: Solution) -> str:
-    text = f"<pre>{escape(str(result))}</pre>"
-    return text if result.plan is None else text + _plan(result.plan)
-
-
-def _stated(value: Workload | Space) -> list[tuple[str, str]]:
+def _fields(value: Workload | Space) -> list[tuple[str, str]]:
     """The fields of a workload, or those of a plan space that differ from their defaults, as text."""
-    kept = [(one, getattr(value, one.name)) for one in fields(value)]
-    return [(one.name, str(own)) for one, own in kept if isinstance(value, Workload) or own != one.default]
+    pairs = [(field, getattr(value, field.name)) for field in fields(value)]
+    return [(field.name, str(given)) for field, given in pairs if isinstance(value, Workload) or given != field.default]
 
 
 def _facts(title: str, pairs: Iterable[tuple[str, str]]) -> str:

@@ -16,9 +16,8 @@ from hexiopt.files.sweep_files import FINAL, PLAN_FILE, STATUS_FILE, read_status
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, sha256_of
-from hexiopt.solving import Budget, OnProgress, Progress
-from hexiopt.solving.catalogue import made_solver
-from hexiopt.solving.plugins import pricer_maker
+from hexiopt.solving import Budget, OnProgress, Progress, foreign_name
+from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.referee import InvalidPlanError
 
 INTERRUPTED = 130
@@ -66,7 +65,7 @@ class SweepJob:
     def cores(self, usable: int) -> int:
         """How many of `usable` cores its solver keeps busy; 1 where there is no such solver."""
         try:
-            return made_solver(self.solver, self.options).capabilities.busy(usable)
+            return make_solver(self.solver, self.options).capabilities.busy(usable)
         except InputError:
             return 1
 
@@ -103,12 +102,15 @@ class SweepJob:
         try:
             if self.problem is None:
                 raise InputError(self.refused)
-            solver = made_solver(self.solver, self.options, pricer_maker(self.pricer) if self.pricer else None)
-            result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=heed, start=self.start)
+            solver = make_solver(self.solver, self.options, self.pricer)
+            judge = solver.judge(self.problem)
+            result = solver.solve(
+                self.problem, self.budget, seed=self.seed, on_progress=heed, start=self.start, judge=judge
+            )
             own = folder / self.key
             own.mkdir(parents=True, exist_ok=True)
             if result.plan is not None and result.cost is not None:
-                record = solver_to_dict(result, solver.foreign_name(self.problem))
+                record = solver_to_dict(result, foreign_name(judge, self.problem))
                 write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, record)
             if stopped:
                 return end(INTERRUPTED, "interrupted; the best plan so far is kept", result.objective)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import Machine
@@ -14,27 +13,27 @@ from hexiopt.solving import Pricer
 _SAME = 1e-12  # of a step time
 
 
-def named_in_order(problem: Problem, plan: Plan, cost: Cost, pricer: Pricer | None = None) -> tuple[Plan, Cost]:
+def name_in_order(plan: Plan, cost: Cost, pricer: Pricer) -> tuple[Plan, Cost]:
     """`plan` and its price, with the GPUs of each machine taken in the order in which the plan uses them.
 
     A search that takes GPUs 2-3 and 6-7 of eight like ones for its first stage means any four of them; here they are
     0-3. GPUs of a machine differ where links or network interfaces do, so the plan is renumbered only where the price
-    by `pricer` (our cost model where there is none) and the free memory stay the same: on all machines, or else on
+    by `pricer` and the free memory stay the same: on all machines, or else on
     those whose GPUs are all alike.
     """
     for alike_only in (False, True):
-        numbers = _numbers(problem, plan, alike_only)
+        numbers = _numbers(pricer.problem, plan, alike_only)
         if all(device == number for device, number in numbers.items()):
             continue
-        named = renumbered(plan, numbers)
-        price = (pricer or PlanPricer(problem)).price(named)
+        named = renumber(plan, numbers)
+        price = pricer.price(named)
         same_time = abs(price.step_time_s - cost.step_time_s) <= _SAME * cost.step_time_s
         if same_time and price.excess_bytes == cost.excess_bytes:
             return named, price
     return plan, cost
 
 
-def renumbered(plan: Plan, numbers: Mapping[int, int]) -> Plan:
+def renumber(plan: Plan, numbers: Mapping[int, int]) -> Plan:
     """`plan` with its devices replaced by `numbers`, which has all of them and maps no two to one."""
 
     def of(devices: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,9 +3,8 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
 
 from hexiopt.solving import OnProgress
 
@@ -18,72 +17,65 @@ class Interrupt:
     def __init__(self) -> None:
         self.pressed = False
 
+    def __call__(self, number: int, frame: object) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """A context in which Ctrl-C sets the flag, if the main thread enters it and SIGINT has its default handler."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def caught(self) -> Iterator["Interrupt"]:
+        """A context in which Ctrl-C sets the flag, if the main thread enters it and SIGINT has its default handler.
+
+        It yields this interrupt; inside the context of another, that one, which hears the press.
+        """
         before = signal.getsignal(signal.SIGINT)
-        if before is not signal.default_int_handler:
-            yield
+        if isinstance(before, Interrupt):
+            yield before
             return
-
-        def press(number: int, frame: Any) -> None:
-            if self.pressed:
-                raise KeyboardInterrupt
-            self.pressed = True
-
-        signal.signal(signal.SIGINT, press)
+        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+            yield self
+            return
+        signal.signal(signal.SIGINT, self)
         try:
-            yield
+            yield self
         finally:
             signal.signal(signal.SIGINT, before)
 
 
-class StatusLine:
-    """A line on stderr that says what a long call is at, overwritten by the next; a context that ends it.
+@contextmanager
+def status_line(progress: bool | None) -> Iterator[Callable[[str], None]]:
+    """A context with a function that replaces a line of stderr, which says what a long call is at.
 
-    It is shown if `shown` is true or, if that is None, on a terminal and in a notebook.
+    It is shown if `progress` is true or, if that is None, on a terminal and in a notebook.
     """
+    if not _shows(progress):
+        yield lambda text: None
+        return
+    from hexiopt.report.progress import LiveLine  # here, because rich is slow to import
 
-    def __init__(self, shown: bool | None) -> None:
-        self._shown = sys.stderr.isatty() or in_notebook() if shown is None else shown
-        self._width = 0
-
-    def tell(self, text: str) -> None:
-        """Replace the line by `text`."""
-        if self._shown:
-            print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
-            self._width = len(text)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._shown and self._width:
-            print(file=sys.stderr)
+    with LiveLine() as line:
+        yield line.change
 
 
 @contextmanager
-def listening(
-    interrupt: Interrupt, tokens: int, time_limit_s: float, progress: bool | None = None
-) -> Iterator[OnProgress]:
-    """A context with a listener for one or more searches, which stops them once `interrupt` is pressed.
+def listener(tokens: int, time_limit_s: float, progress: bool | None = None) -> Iterator[tuple[OnProgress, Interrupt]]:
+    """A context with a listener for one or more searches, and the interrupt after which it stops them.
 
     The listener shows progress if `progress` is true. If it is None, it does so on a terminal, in a notebook and, for
     time limits above a minute, in a log. `tokens` is the number of tokens per step, for showing tokens/s.
     """
-    with interrupt.caught():
-        if progress is None:
-            progress = sys.stderr.isatty() or in_notebook() or time_limit_s > LONG_S
-        if not progress:
-            yield lambda _: not interrupt.pressed
+    with Interrupt().caught() as interrupt:
+        if not _shows(progress, time_limit_s):
+            yield lambda _: not interrupt.pressed, interrupt
             return
-        from hexiopt.report.progress import SearchProgress  # here, because rich is slow to import
+        from hexiopt.report.progress import SearchProgress
 
-        with SearchProgress(tokens, notebook=in_notebook()) as shown:
-            yield lambda told: shown(told) and not interrupt.pressed
+        with SearchProgress(tokens, notebook=in_notebook()) as show:
+            yield lambda told: show(told) and not interrupt.pressed, interrupt
+
+
+def _shows(progress: bool | None, time_limit_s: float = 0.0) -> bool:
+    return sys.stderr.isatty() or in_notebook() or time_limit_s > LONG_S if progress is None else progress
 
 
 def in_notebook() -> bool:

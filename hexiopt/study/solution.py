@@ -1,20 +1,19 @@
 """Plans, costs and results that know their problem, and so can print, draw and save themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
 from textwrap import wrap
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from hexiopt.bounds import our_model
 from hexiopt.cost.breakdown import breakdown
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.files.plan_file import solver_to_dict, write_plan
+from hexiopt.files.plan_file import plan_file_to_dict, solver_to_dict, write_plan
 from hexiopt.frame import Frame
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
@@ -23,8 +22,9 @@ from hexiopt.report.notes import notes, plan_notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, gpu_names, seconds
 from hexiopt.solving import Pricer, foreign_name
+from hexiopt.solving.plugins import make_pricer
 from hexiopt.solving.result import Result
-from hexiopt.study.naming import named_in_order
+from hexiopt.study.naming import name_in_order
 from hexiopt.units import GIB
 from hexiopt.value import Value
 
@@ -40,17 +40,15 @@ _NOTE_WIDTH = 107  # with the name before it 120
 class PlanCost(Cost, Value):
     """The price of a plan, with the plan itself, so that it can break the step time down.
 
-    `pricer` is the cost model that computed it; None stands for our own. It equals any `Cost` with the same figures.
+    It equals any `Cost` with the same figures.
     """
 
-    problem: Problem
-    plan: Plan
-    pricer: Pricer | None = None
+    plan: "PlacedPlan"
 
-    @classmethod
-    def of(cls, problem: Problem, plan: Plan, cost: Cost, pricer: Pricer | None = None) -> "PlanCost":
-        """`cost`, which `pricer` computed for `plan` on `problem`."""
-        return cls(**_fields(cost, Cost), problem=problem, plan=plan, pricer=pricer)
+    @property
+    def pricer(self) -> Pricer:
+        """The cost model that computed it."""
+        return self.plan.pricer
 
     def breakdown(self) -> Frame:
         """The parts of the step in seconds, which add up to `step_time_s`, and as shares of it.
@@ -58,12 +56,12 @@ class PlanCost(Cost, Value):
         They are those of the executor that ends last; the title names it. Raises InputError where another cost model
         computed the price.
         """
-        pricer = our_model(self.pricer or PlanPricer(self.problem), self.problem)
+        pricer = our_model(self.pricer, self.plan.problem)
         if pricer is None:
             raise InputError("cost: only our own cost model has a breakdown; use hexiopt.price(problem, plan)")
         spent = breakdown(pricer, self.plan, self)
         least_s = 1e-12 * self.step_time_s  # less is rounding
-        rows = [(name, own_s, own_s / self.step_time_s) for name, own_s in spent.parts if abs(own_s) > least_s]
+        rows = [(name, part_s, part_s / self.step_time_s) for name, part_s in spent.parts if abs(part_s) > least_s]
         where = f"stage {spent.stage} of pipeline {spent.pipeline}, which ends last"
         title = f"Where the {seconds(self.step_time_s)} of a step go: {where}"
         return Frame(("part", "seconds", "share"), tuple(rows), title=title)
@@ -84,19 +82,22 @@ class PlacedPlan(Plan, Value):
     """A plan together with its problem, so that it can price, draw and save itself.
 
     `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. `pricer` is the cost
-    model by which it was found; None stands for our own. It equals any `Plan` with the same choices.
+    model that prices it, and nothing else does. It equals any `Plan` with the same choices.
     """
 
     problem: Problem = field(kw_only=True)
+    pricer: Pricer = field(kw_only=True)
     solver: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    pricer: Pricer | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         Plan.__post_init__(self)
         object.__setattr__(self, "solver", MappingProxyType(dict(self.solver)))
+        if self.pricer.problem != self.problem:  # of a copy for another problem
+            object.__setattr__(self, "pricer", make_pricer(None, self.problem))
 
     def __reduce__(self) -> Any:
-        return PlacedPlan.of, (self.problem, Plan(**_fields(self, Plan)), dict(self.solver), self.pricer)
+        pricer = None if our_model(self.pricer, self.problem) else self.pricer  # ours is made again
+        return PlacedPlan.of, (self.problem, Plan(**_fields(self, Plan)), dict(self.solver), pricer)
 
     @classmethod
     def of(
@@ -105,28 +106,35 @@ class PlacedPlan(Plan, Value):
         plan: Plan,
         solver: Mapping[str, Any] = MappingProxyType({}),
         pricer: Pricer | None = None,
+        cost: Cost | None = None,
     ) -> "PlacedPlan":
-        """`plan` together with `problem`, found by `pricer`; the record `solver` then names it, if it is not ours."""
+        """`plan` together with `problem`, priced by `pricer`, our cost model where there is none; the record `solver`
+        then names it, if it is not ours. `cost` is the price, where it is known."""
         foreign = foreign_name(pricer, problem)
         record = {**solver, "pricer": foreign} if foreign else solver
-        return cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=pricer)
+        placed = cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=make_pricer(pricer, problem))
+        if cost is not None:
+            vars(placed)["cost"] = PlanCost(**_fields(cost, Cost), plan=placed)
+        return placed
 
     @cached_property
     def cost(self) -> PlanCost:
-        """The price by the cost model by which the plan was found. Raises InputError for a plan that it cannot
-        price."""
-        pricer = self.pricer or PlanPricer(self.problem)
-        return PlanCost.of(self.problem, self, pricer.price(self), self.pricer)
+        """The price by its cost model. Raises InputError for a plan that it cannot price."""
+        return PlanCost(**_fields(self.pricer.price(self), Cost), plan=self)
 
     @cached_property
-    def _facts(self) -> PlanFacts:
+    def facts(self) -> PlanFacts:
         """What reports tell of it."""
         return PlanFacts(self.problem, self, self.cost, self.solver, self.pricer)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What may be overlooked in the problem and the plan, and what the plan file records: a line each."""
-        return tuple(plan_notes(self._facts))
+        return tuple(plan_notes(self.facts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of its `plan.json`."""
+        return plan_file_to_dict(self.problem, self, self.cost, self.solver)
 
     def save(self, path: str | Path) -> None:
         """Write a `plan.json` for `hexiopt.load_plan` and the command line, atomically.
@@ -141,7 +149,7 @@ class PlacedPlan(Plan, Value):
     def stages(self) -> Frame:
         """One row per stage: devices, choices, seconds per micro-batch, busy share of the step, and memory in GiB."""
         whole = len(self.pipelines)
-        rows = plan_rows(self._facts, group_above=whole, max_pipelines=whole, max_stages=len(self.devices()))
+        rows = plan_rows(self.facts, group_above=whole, max_pipelines=whole, max_stages=len(self.devices()))
         return Frame.of([_stage_row(row, k) for row in rows.pipelines for k in range(len(row.stages))])
 
     def plot(self) -> "Figure":
@@ -152,7 +160,7 @@ class PlacedPlan(Plan, Value):
         if "pricer" in self.solver:
             name = self.solver["pricer"]
             raise InputError(f"plan: is priced by {name}, and figures are of our own cost model; save it, and load it")
-        return plan_figure(self._facts)
+        return plan_figure(self.facts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and _fields(self, Plan) == _fields(other, Plan)
@@ -177,18 +185,23 @@ class Solution(Result, Value):
     cost: PlanCost | None = None
 
     @classmethod
-    def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> "Solution":
-        """`result` for `problem`, its plan priced by `pricer`, like GPUs named in the order of the plan."""
-        stated = _fields(result, Result)
-        if result.plan is not None and result.cost is not None:
-            plan, cost = named_in_order(problem, result.plan, result.cost, pricer)
-            stated["plan"] = PlacedPlan.of(problem, plan, solver_to_dict(result), pricer)
-            stated["cost"] = PlanCost.of(problem, stated["plan"], cost, pricer)
-        return cls(**stated, problem=problem)
+    def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> Self:
+        """`result` for `problem`, its plan priced by `pricer` (our cost model where there is none), like GPUs named in
+        the order of the plan."""
+        solution = cls(**_fields(result, Result), problem=problem)
+        if result.plan is None or result.cost is None:
+            return solution
+        judge = make_pricer(pricer, problem)
+        return solution._with(*name_in_order(result.plan, result.cost, judge), judge)
 
-    def above(self, bound_s: float) -> "Solution":
+    def _with(self, plan: Plan, cost: Cost, pricer: Pricer) -> Self:
+        placed = PlacedPlan.of(self.problem, plan, solver_to_dict(self), pricer, cost)
+        return replace(self, plan=placed, cost=placed.cost)
+
+    def above(self, bound_s: float) -> Self:
         """The result with its lower bound raised to `bound_s` seconds, if valid; optimal where that closes the gap."""
-        return Solution.of(self.problem, super().above(bound_s), self.cost.pricer if self.cost else None)
+        raised = super().above(bound_s)
+        return raised if self.plan is None else raised._with(self.plan, self.plan.cost, self.plan.pricer)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -228,10 +241,10 @@ class Solution(Result, Value):
             used = f"{len(plan.devices()):,} of {problem.cluster.num_devices:,} GPUs used"
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
-            tight = plan._facts.tightest
+            tight = plan.facts.tightest
             room = f"{margin(tight.cost.excess_bytes)} on the fullest GPUs"
             rows.append(("memory", f"{room}: {memory_of_limit(tight.cost)} on {tight.where(2)}"))
-            rows += plan._facts.money
+            rows += plan.facts.money
         for note in self.notes:
             rows += zip(chain(("note",), repeat("")), wrap(note, _NOTE_WIDTH), strict=False)
         title = f"{problem.model.name} on {problem.cluster.name}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from hexiopt.study.jobs import SweepJob, job_from_dict
 from hexiopt.study.running import Interrupt
 
-OnJob = Callable[[SweepJob, int], None]  # called with each finished job and its exit code
+OnJob = Callable[[int], None]  # called with the exit code of each finished job
 
 
 class JobProcesses:
@@ -83,7 +83,7 @@ class JobProcesses:
                 if self._stopped:
                     break
                 code = job.ended(self._folder, 1, f"its process ended with {code} before the job did")
-            self._heard(job, code)
+            self._heard(code)
             if self._stopped:
                 break
         if process is not None:
@@ -136,8 +136,7 @@ def main(folder: Path) -> None:
 
     # In case the parent ignores it, as background jobs of a shell do.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupt = Interrupt()
-    with interrupt.caught():
+    with Interrupt().caught() as interrupt:
         threading.Thread(target=read, daemon=True).start()
         while not interrupt.pressed:
             job = job_from_dict(json.loads(lines.get()))

@@ -153,10 +153,10 @@ def test_an_existing_folder_of_the_user_stays(hexiopt: Run, tmp_path: Path) -> N
 
 
 def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: Any) -> None:
+    def broken(*args: Any, **more: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(plan, "solver_of", broken)
+    monkeypatch.setattr(plan, "search", broken)
     ran = hexiopt("plan", *QUICK)
     assert ran.code == 1
     assert ran.err == "hexiopt: unexpected RuntimeError: two lines; set HEXIOPT_DEBUG=1 for the traceback\n"

@@ -97,7 +97,7 @@ def test_every_rule_is_asked() -> None:
     """Of the plan space, of memory, of the price stated, and of the bound."""
     problem = problems.easy()
     good = Plan((Pipeline((Stage.of((0,), 0, 6),), 16),))
-    assert referee(problem, result_of(good)) == result_of(good)
+    assert referee(problem, result_of(good), PlanPricer(problem)) == result_of(good)
     short = Plan((Pipeline((Stage.of((0,), 0, 6),), 15),))
     whole = problems.easy(fast_gib=0.5)
     cases = [
@@ -107,9 +107,9 @@ def test_every_rule_is_asked() -> None:
     ]
     for asked, result, rule in cases:
         with pytest.raises(InvalidPlanError, match=f"breaks the rule {rule}") as caught:
-            referee(asked, result)
+            referee(asked, result, PlanPricer(asked))
         again = pickle.loads(pickle.dumps(caught.value))
         assert (str(again), again.result) == (str(caught.value), caught.value.result)
         assert (again.result.status, again.result.plan, again.result.gap) == (Status.INVALID, None, 1.0)
     nothing = Result("x", Status.NOT_FOUND, 0, 1.0, 1, reason="none")
-    assert referee(problem, nothing) is nothing
+    assert referee(problem, nothing, PlanPricer(problem)) is nothing

@@ -118,7 +118,7 @@ def test_a_search_that_fails_is_no_plan_and_ends_no_run(
         raise ZeroDivisionError("division by\nzero")
 
     monkeypatch.setattr("runtime.launch.head.trained", lose)
-    monkeypatch.setattr("experiments.train.replanned", broken)
+    monkeypatch.setattr("experiments.train.replan_job", broken)
     ran = hexiopt("train", plan, *TRAIN, *SEARCH, "train.on_failure=replan", "hydra.run.dir=out")
     assert ran.code == 0, ran.err
     assert said == ["division by zero"]

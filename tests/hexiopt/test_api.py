@@ -1,18 +1,21 @@
 """The front door: a tiny problem solved, priced, checked and bounded by `import hexiopt` alone."""
 
+import ast
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hexiopt
-from hexiopt import api, plugins
 from hexiopt.files.cluster_file import cluster_to_dict
 from hexiopt.plan.check import Violation
+from hexiopt.solving import Budget
+from hexiopt.solving.plugins import solver_targets
 from hexiopt.study.solution import Solution
 from solvers.registry import BUILT_IN, make_solver
 from tests.conftest import ROOT
@@ -21,7 +24,7 @@ from tests.solvers.stranger import install
 CLUSTER = ROOT / "conf" / "cluster" / "small_mixed.yaml"
 MODEL = ROOT / "conf" / "model" / "tiny.yaml"
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "rich", "numba", "ortools", "solvers")
-ALL = (*HEAVY, "numpy", "scipy", "yaml", "hexiopt.api", "hexiopt.cost")
+ALL = (*HEAVY, "numpy", "scipy", "yaml", "hexiopt.study", "hexiopt.cost")
 
 LONG_S = 600.0  # so that steps end the search, not the clock
 
@@ -38,10 +41,14 @@ def result(problem: hexiopt.Problem) -> Solution:
     return hexiopt.solve(problem, "local_search", LONG_S, max_steps=40, seed=3)
 
 
-def test_every_name_is_that_of_the_api() -> None:
-    assert hexiopt.__all__ == api.__all__
-    for name in hexiopt.__all__:
-        assert getattr(hexiopt, name) is getattr(api, name)
+def test_every_name_is_found_where_type_checkers_find_it() -> None:
+    homes = {}
+    for node in ast.walk(ast.parse(Path(hexiopt.__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.names[0].asname is not None:
+            homes |= {alias.name: node.module for alias in node.names}
+    assert sorted(homes) == hexiopt.__all__
+    for name, module in homes.items():
+        assert getattr(hexiopt, name) is getattr(import_module(str(module)), name)
         assert name in dir(hexiopt)
     with pytest.raises(AttributeError, match="no attribute 'prize'"):
         hexiopt.prize  # noqa: B018
@@ -49,11 +56,11 @@ def test_every_name_is_that_of_the_api() -> None:
 
 def test_the_import_alone_loads_nothing_heavy() -> None:
     code = f"import sys, hexiopt; print([name for name in {ALL!r} if name in sys.modules])"
-    code += f"; hexiopt.Problem; print([name for name in {ALL!r} if name in sys.modules])"
+    code += f"; hexiopt.solve; print([name for name in {ALL!r} if name in sys.modules])"
     lines = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     before, after = lines.stdout.splitlines()
     assert before == "[]"
-    assert "hexiopt.api" in after
+    assert "hexiopt.study" in after
     assert not [name for name in HEAVY if f"'{name}'" in after], after
 
 
@@ -68,7 +75,7 @@ def test_a_plan_is_solved_priced_checked_and_bounded(problem: hexiopt.Problem, r
 
 
 def test_it_solves_as_the_registry_does(problem: hexiopt.Problem, result: Solution) -> None:
-    again = make_solver("local_search").solve(problem, api.Budget(LONG_S, 40), seed=3)
+    again = make_solver("local_search").solve(problem, Budget(LONG_S, 40), seed=3)
     assert again.plan == result.plan
 
 
@@ -210,12 +217,12 @@ def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch,
     install(
         monkeypatch, tmp_path / "site", "corsair", "class Portfolio: ...", portfolio="Portfolio", a_rival="Portfolio"
     )
-    assert plugins.declared()["portfolio"] == BUILT_IN["portfolio"]
-    assert plugins.declared()["a_rival"] == "corsair:Portfolio"
+    assert solver_targets()["portfolio"] == BUILT_IN["portfolio"]
+    assert solver_targets()["a_rival"] == "corsair:Portfolio"
 
 
 def test_each_solver_says_in_one_line_what_it_is() -> None:
-    said = {name: info.description for name, info in api.solvers().items() if name in BUILT_IN}
+    said = {name: info.description for name, info in hexiopt.solvers().items() if name in BUILT_IN}
     assert len(set(said.values())) == len(BUILT_IN)
     for name, text in said.items():
         assert len(text) <= 110, name

@@ -29,7 +29,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.reading import sha256_of
 from hexiopt.solving import Budget, Pricer
 from hexiopt.solving.result import Result
-from hexiopt.study.replan.replanning import replacements
+from hexiopt.study.replan.replan import Replanning, weigh
 from hexiopt.study.solution import PlacedPlan
 from solvers.core.search import Search
 from solvers.registry import make_solver, solver_class
@@ -165,8 +165,8 @@ def _replaced(spec: SearchSpec, old: Path) -> Result:
 
     before = PlacedPlan.of(read.problem, read.plan, read.solver)
     budget = Budget(spec.time_limit_s, spec.max_steps)
-    weighed = replacements(before, spec.problem, search, budget, 1000.0, restart_s=0.0, checkpoint_gb_per_s=None)
-    best = weighed.replacements[-1]
+    wanted = Replanning(before, (), horizon_steps=1000.0, restart_s=0.0, checkpoint_gb_per_s=None)
+    best = weigh(wanted, spec.problem, search, budget).replacements[-1]
     cost = PlanPricer(spec.problem).price(best.plan)
     took_s = time.perf_counter() - began
     return replace(steps[0], plan=best.plan, cost=cost, runtime_s=took_s, steps=sum(one.steps for one in steps))

@@ -1,17 +1,36 @@
 """A picture of choices as points of time and money, and of those that no other beats in both."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hexiopt.report.compared.choices import Choice, unbeaten
 from hexiopt.report.panels.canvas import DPI, Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
 
 _LISTED = 48  # names beside the picture
 _SIGN, _LINE = 5.0, 8.0  # width of a digit and height of a line of numbers, in points
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A point: seconds per step, and a price or another quantity to be small. `group` gives its colour."""
+
+    name: str
+    step_time_s: float
+    price: float
+    group: str
+
+
+def unbeaten(choices: Sequence[Choice]) -> list[Choice]:
+    """The choices of which none other is at least as fast and as cheap and better in one, fastest first."""
+    front: list[Choice] = []
+    for choice in sorted(choices, key=lambda one: (one.step_time_s, one.price)):
+        if not front or choice.price < front[-1].price:
+            front.append(choice)
+    return front
 
 
 def tradeoff_figure(choices: Sequence[Choice], title: str, quantity: str) -> Figure:

@@ -23,7 +23,7 @@ _AT_SPEED = 0.95  # a measured device that is at least as fast is not slow
 _DIGITS = 2
 
 
-def changed(
+def change(
     before: PlacedPlan, problem: Problem, lost: Iterable[str] = (), slow: Slow | None = None, added: Added | None = None
 ) -> Problem:
     """`problem` without `lost` machines and devices, with others `slow`, and with `added` machines.

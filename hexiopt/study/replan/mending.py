@@ -8,7 +8,6 @@ from dataclasses import replace
 from enum import Enum
 from math import gcd
 
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica
@@ -17,7 +16,8 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies
 from hexiopt.schedules.registry import DEFAULT_SCHEDULE
 from hexiopt.schedules.schedule import Schedule
-from hexiopt.study.naming import renumbered
+from hexiopt.solving import Pricer
+from hexiopt.study.naming import renumber
 from hexiopt.study.solution import PlacedPlan
 
 _LEAST_MEMORY = "full"
@@ -31,21 +31,23 @@ class _Leaner(Enum):
     NOWHERE, GROWN, EVERYWHERE = range(3)
 
 
-def kept(before: PlacedPlan, problem: Problem) -> Plan | None:
+def whole_pipelines(before: PlacedPlan, pricer: Pricer) -> Plan | None:
     """The pipelines of a plan whose devices are all left, with the batch shared by their speed, or as it was.
 
-    None where that is no plan for `problem`: no pipeline is whole, the batch cannot be shared, or memory is exceeded.
+    None where that is no plan for the problem of `pricer`: no pipeline is whole, the batch cannot be shared, or memory
+    is exceeded.
     """
-    left = _left(before, problem)
-    return _fastest(before, problem, left, [(_whole(before, left), before.schedule)])
+    left = _left(before, pricer.problem)
+    return _fastest(before, pricer, left, [(_whole(before, left), before.schedule)])
 
 
-def mended(before: PlacedPlan, problem: Problem) -> Plan | None:
+def mend(before: PlacedPlan, pricer: Pricer) -> Plan | None:
     """All pipelines of a plan without lost devices: TP groups become smaller, stages and replicas without a device end,
     and the layers are shared by the devices that a stage has left.
 
-    None where that is no plan for `problem`, and where no pipeline is broken.
+    None where that is no plan for the problem of `pricer`, and where no pipeline is broken.
     """
+    problem = pricer.problem
     left = _left(before, problem)
     if len(_whole(before, left)) == len(before.pipelines):
         return None
@@ -55,7 +57,7 @@ def mended(before: PlacedPlan, problem: Problem) -> Plan | None:
             one_range = schedule is not before.schedule
             found = (_without_lost(own, problem, left, leaner, one_range) for own in before.pipelines)
             variants.append(([own for own in found if own is not None], schedule))
-    return _fastest(before, problem, left, variants)
+    return _fastest(before, pricer, left, variants)
 
 
 def _left(before: PlacedPlan, problem: Problem) -> dict[int, int]:
@@ -70,15 +72,15 @@ def _whole(before: Plan, left: Mapping[int, int]) -> list[Pipeline]:
 
 
 def _fastest(
-    before: Plan, problem: Problem, left: Mapping[int, int], variants: Sequence[tuple[Sequence[Pipeline], Schedule]]
+    before: Plan, pricer: Pricer, left: Mapping[int, int], variants: Sequence[tuple[Sequence[Pipeline], Schedule]]
 ) -> Plan | None:
-    """The fastest plan for `problem` of some of these pipelines, whose devices have the numbers of `before`."""
-    pricer = PlanPricer(problem)
+    """The fastest plan for the problem of `pricer` of some of these pipelines, whose devices have the numbers of
+    `before`."""
     best: tuple[float, Plan] | None = None
     for pipelines, schedule in variants:
         for plan in _plans(before, pricer, left, pipelines, schedule):
             try:
-                cost = None if check(problem, plan) else pricer.price(plan)
+                cost = None if check(pricer.problem, plan) else pricer.price(plan)
             except InputError:  # such as a number of micro-batches that the schedule does not take
                 continue
             if cost is not None and cost.fits and (best is None or cost.step_time_s < best[0]):
@@ -87,7 +89,7 @@ def _fastest(
 
 
 def _plans(
-    before: Plan, pricer: PlanPricer, left: Mapping[int, int], pipelines: Sequence[Pipeline], schedule: Schedule
+    before: Plan, pricer: Pricer, left: Mapping[int, int], pipelines: Sequence[Pipeline], schedule: Schedule
 ) -> Iterator[Plan]:
     """The plan of these pipelines, with the batch as it is and shared anew."""
     if not pipelines:
@@ -97,7 +99,7 @@ def _plans(
         used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.devices}
         groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
     try:
-        plan = renumbered(Plan(tuple(pipelines), schedule, Sharding(before.sharding.stage, groups)), left)
+        plan = renumber(Plan(tuple(pipelines), schedule, Sharding(before.sharding.stage, groups)), left)
         yield plan
         ends_s = [own.end_s for own in pricer.price(plan).pipelines]
         shared = _shared_batch(plan.pipelines, ends_s, pricer.problem.workload.global_batch)

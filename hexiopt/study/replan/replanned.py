@@ -12,7 +12,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.report.panels.canvas import Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, gib, seconds
 from hexiopt.report.tabular import plain_table
-from hexiopt.study.replan.replanning import Replacement, Replanning
+from hexiopt.study.replan.replan import Replacement, Replanning
 from hexiopt.units import GIB
 
 CHECKPOINT = "checkpoint"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import program_of
+from hexiopt.exports.exporting import write_program
 from hexiopt.exports.layout import BlockRecompute
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.files.plan_file import read_plan, write_plan
@@ -159,15 +159,15 @@ def test_trainers_express_equal_groups_or_refuse(name: str) -> None:
     if name not in ("hexiopt", "megatron", "megatron_bridge", "flagscale"):
         if trainer.unsuitable(PROBLEM) is None:
             with pytest.raises(InputError, match=f"{name} recomputes each layer by itself"):
-                program_of(PROBLEM, even, trainer)
+                write_program(PROBLEM, even, trainer)
         return
-    text = "\n".join(program_of(PROBLEM, even, trainer).files.values())
+    text = "\n".join(write_program(PROBLEM, even, trainer).files.values())
     if name == "hexiopt":
         return
     said = "recompute-num-layers 3" if name != "megatron_bridge" else "model.recompute_num_layers=3"
     assert said in text
     with pytest.raises(InputError, match=r"groups|not full of its first layers"):
-        program_of(PROBLEM, uneven, trainer)
+        write_program(PROBLEM, uneven, trainer)
 
 
 def test_groups_begin_anew_in_every_range() -> None:

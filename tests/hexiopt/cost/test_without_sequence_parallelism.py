@@ -12,7 +12,7 @@ from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.routes import route, shared_tokens
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import program_of
+from hexiopt.exports.exporting import write_program
 from hexiopt.exports.presets import restricted
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
@@ -150,11 +150,11 @@ def test_trainers_state_it_or_refuse(name: str, tp: int) -> None:
     if name not in WITHOUT:
         said = "no tensor parallelism without sequence parallelism; plan with" if tp > 1 else "ZeRO-1"
         with pytest.raises(InputError, match=said) if tp > 1 or name in LACK_ZERO_1 else nullcontext():
-            program_of(problem, plan, trainer)
+            write_program(problem, plan, trainer)
         assert restricted(problem, trainer).space.max_tp == 1
         return
     (text, *more) = (
-        "\n".join(program_of(replace(problem, workload=work), plan, trainer).files.values())
+        "\n".join(write_program(replace(problem, workload=work), plan, trainer).files.values())
         for work in (problem.workload, replace(problem.workload, sequence_parallel=True))
     )
     assert "sequence-parallel" not in text

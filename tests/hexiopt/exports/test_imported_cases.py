@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import hexiopt as hx
-from hexiopt.exports.exporting import imported
+from hexiopt.exports.exporting import read_layout
 from hexiopt.exports.formats import ImportedPlan
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -24,7 +24,7 @@ def layout(
 ) -> ImportedPlan:
     """The layout in a file of `tests/cases`."""
     shape = None if model is None else hx.model(model)
-    return imported(format, CASES / name, hx.cluster(cluster), shape, workload or Workload(), Space(), None, stated)
+    return read_layout(format, CASES / name, hx.cluster(cluster), shape, workload or Workload(), Space(), None, stated)
 
 
 def degrees(found: ImportedPlan) -> tuple[int, int, int, int, int]:
@@ -178,7 +178,7 @@ def test_one_input_is_kept_of_so_many_layers(tmp_path: Path) -> None:
     for name, own in (("r5", text), ("r1", text.replace("num-layers 5", "num-layers 1"))):
         path = tmp_path / f"{name}.sh"
         path.write_text(own)
-        found = imported("megatron", path, hx.cluster(folder / "cluster.yaml"), None, Workload(), Space(), None)
+        found = read_layout("megatron", path, hx.cluster(folder / "cluster.yaml"), None, Workload(), Space(), None)
         stage = found.plan.pipelines[0].stages[0]
         assert stage.recompute == (("full", *["joined"] * 4) * 2 if name == "r5" else ("full",))
         assert ("recompute full of 5 layers together" in found.notes[0]) == (name == "r5")
@@ -197,7 +197,7 @@ def test_the_jobs_own_size_decides() -> None:
         layout("job_of_two_nodes/today120.sh", cluster=folder / "c32.yaml")
     space = Space(exclude=("gpu-a100-01", "gpu-a100-02"))
     cluster = hx.cluster(folder / "c32.yaml")
-    found = imported("megatron", folder / "today120.sh", cluster, None, Workload(), space, None)
+    found = read_layout("megatron", folder / "today120.sh", cluster, None, Workload(), space, None)
     assert degrees(found) == (8, 2, 1, 80, 120)
     assert not any("number of GPUs" in note for note in found.notes)
 

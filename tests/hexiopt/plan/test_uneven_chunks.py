@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import imported, program_of
+from hexiopt.exports.exporting import read_layout, write_program
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.files.plan_file import read_plan, write_plan
 from hexiopt.files.problem_file import space_to_dict
@@ -161,7 +161,7 @@ def test_a_public_layout_of_80_layers_is_read_and_written(tmp_path: Path) -> Non
         "--micro-batch-size 1 --global-batch-size 128 --tensor-model-parallel-size 4 "
         f"--pipeline-model-parallel-size 8 --pipeline-model-parallel-layout '{text}'\n"
     )
-    found = imported("megatron", tmp_path / "run.sh", cluster, None, Workload(), Space(), None)
+    found = read_layout("megatron", tmp_path / "run.sh", cluster, None, Workload(), Space(), None)
     pipeline = found.plan.pipelines[0]
     assert found.plan.schedule == INTERLEAVED
     lengths = [[end - first for first, end in stage.layers] for stage in pipeline.stages]
@@ -179,6 +179,6 @@ def test_a_public_layout_of_80_layers_is_read_and_written(tmp_path: Path) -> Non
     )
     pricer = PlanPricer(found.problem)
     assert pricer.price(found.plan).step_time_s < pricer.price(even).step_time_s  # the point of the layout
-    program = program_of(found.problem, found.plan, TRAINERS["megatron"])
+    program = write_program(found.problem, found.plan, TRAINERS["megatron"])
     (tmp_path / "again.sh").write_text("torchrun pretrain_gpt.py $MODEL $PLAN\n" + program.files["megatron.sh"])
     assert "t*3|t*2|t*2|t*2|tL" in program.files["megatron.sh"]

@@ -14,7 +14,7 @@ from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer
 from hexiopt.solving.result import Result, Status
-from hexiopt.study.fitting import largest
+from hexiopt.study.bisection import largest
 from hexiopt.testing import problems
 from tests.conftest import Run
 

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hexiopt as hx
+from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import read_plan
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.study.naming import named_in_order, renumbered
+from hexiopt.study.naming import name_in_order, renumber
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK
 
@@ -28,10 +29,15 @@ def plan_of(*groups: tuple[int, ...]) -> Plan:
     return Plan((Pipeline(tuple(stages), 16),))
 
 
+def in_order(problem: hx.Problem, plan: Plan) -> tuple[Plan, Cost]:
+    pricer = PlanPricer(problem)
+    return name_in_order(plan, pricer.price(plan), pricer)
+
+
 def test_like_gpus_are_named_in_order() -> None:
     plan = plan_of((2, 3, 6, 7), (9, 15), (5, 1))
     cost = PlanPricer(PROBLEM).price(plan)
-    named, price = named_in_order(PROBLEM, plan, cost)
+    named, price = in_order(PROBLEM, plan)
     assert named == plan_of((0, 1, 2, 3), (8, 9), (4, 5))
     assert price == PlanPricer(PROBLEM).price(named)
     assert price.step_time_s == cost.step_time_s
@@ -40,17 +46,17 @@ def test_like_gpus_are_named_in_order() -> None:
 def test_excluded_and_unlike_gpus_stay() -> None:
     plan = plan_of((2, 3), (12, 13))
     without = PROBLEM.replace(space=PROBLEM.space.replace(exclude=("h100_80gb_sxm:0",)))
-    assert named_in_order(without, plan, PlanPricer(without).price(plan))[0] == plan_of((1, 2), (8, 9))
+    assert in_order(without, plan)[0] == plan_of((1, 2), (8, 9))
     lab = PROBLEM.replace(cluster=hx.cluster("small_mixed"), workload=hx.Workload(global_batch=4, seq_len=512))
     slow = plan_of((0, 1), (4, 5))  # old:0 and old:1 share a bridge, old:2 and old:3 do not
-    assert named_in_order(lab, slow, PlanPricer(lab).price(slow)) == (slow, PlanPricer(lab).price(slow))
+    assert in_order(lab, slow) == (slow, PlanPricer(lab).price(slow))
 
 
 @given(st.permutations(range(8)), st.permutations(range(8, 16)))
 def test_a_permutation_within_machines_is_undone(first: list[int], second: list[int]) -> None:
     tidy = plan_of((0, 1, 2, 3), (8, 9, 10, 11), (4, 5), (12,))
-    mixed = renumbered(tidy, dict(enumerate([*first, *second])))
-    assert named_in_order(PROBLEM, mixed, PlanPricer(PROBLEM).price(mixed))[0] == tidy
+    mixed = renumber(tidy, dict(enumerate([*first, *second])))
+    assert in_order(PROBLEM, mixed)[0] == tidy
 
 
 @pytest.mark.slow

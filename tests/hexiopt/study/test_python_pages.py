@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import hexiopt.api
-from hexiopt.bounds import bound_under_s, lower_bound_s
+import hexiopt
+from hexiopt.bounds import bound_under_s
 from hexiopt.solving import Budget
 from tests.conftest import ROOT
 
@@ -43,10 +43,11 @@ def test_the_readme_begins_with_it() -> None:
 def test_the_readme_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a budget of a few steps; a slow test runs it as written."""
     pytest.importorskip("pymetis")
-    monkeypatch.setattr(hexiopt.api, "Budget", lambda time_limit_s, max_steps: Budget(600.0, max_steps or 5))
-    monkeypatch.setattr(hexiopt.api, "lower_bound_s", lambda pricer, limit_s: lower_bound_s(pricer, 0.0))
+    for verb in ("solve", "compare"):
+        few_steps = lambda time_limit_s, max_steps: Budget(600.0, max_steps or 5)  # noqa: E731
+        monkeypatch.setattr(f"hexiopt.study.{verb}.Budget", few_steps)
     at_once = lambda pricer, problem, limit_s: bound_under_s(pricer, problem, 0.0)  # noqa: E731
-    monkeypatch.setattr("hexiopt.study.comparing.bound_under_s", at_once)
+    monkeypatch.setattr("hexiopt.study.price.bound_under_s", at_once)
     check_readme(run(README), capsys.readouterr().out, folder)
 
 

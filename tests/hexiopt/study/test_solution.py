@@ -21,7 +21,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.report.progress import SearchProgress
 from hexiopt.solving import Budget, Progress
-from hexiopt.study.running import in_notebook
+from hexiopt.study.running import Interrupt, in_notebook
 from solvers.registry import make_solver
 from tests.conftest import ROOT
 
@@ -182,13 +182,25 @@ def test_ctrl_c_gives_the_best_so_far(solver: str) -> None:
     assert ran.stdout.splitlines() == ["feasible", "1 True"]
 
 
+def test_an_interrupt_inside_the_context_of_another_is_that_one() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    outer = Interrupt()
+    with outer.caught(), Interrupt().caught() as inner:
+        assert inner is outer
+        signal.raise_signal(signal.SIGINT)
+        assert outer.pressed
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
 def test_ctrl_c_ends_a_bound(problem: hx.Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed(*_: object) -> float:
         signal.raise_signal(signal.SIGINT)
         return 1e9
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-    monkeypatch.setattr("hexiopt.api.lower_bound_s", pressed)
+    monkeypatch.setattr("hexiopt.study.price.bound_under_s", pressed)
     bound_s = hx.lower_bound(problem, 60)
     monkeypatch.undo()
     signal.signal(signal.SIGINT, before)

@@ -15,10 +15,9 @@ from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.price_list import prices_for
 from hexiopt.problem.machine import Machine
 from hexiopt.reading import Section
-from hexiopt.report.compared.choices import Choice, unbeaten
-from hexiopt.report.compared.tradeoff import tradeoff_figure
-from hexiopt.study.alternatives import ADD, LINK, TAKE, Wishes, alternatives, priced
-from hexiopt.study.whatif import WhatIf
+from hexiopt.report.compared.tradeoff import Choice, tradeoff_figure, unbeaten
+from hexiopt.study.alternatives import ADD, LINK, TAKE, Wishes, alternatives, with_prices
+from hexiopt.study.what_if import WhatIf
 from tests.conftest import Run
 from tests.slow import slow_but
 
@@ -114,7 +113,7 @@ def test_names_too_long_for_eighty_columns_lose_their_brackets_not_their_ends(sm
 def test_devices_keep_their_numbers() -> None:
     problem = asked("two_sites")
     prices = prices_for(problem, PRICES)
-    found = alternatives(priced(problem, prices), prices, 2.0)
+    found = alternatives(with_prices(problem, prices), prices, 2.0)
     names = [problem.cluster.device_name(device) for device in range(problem.cluster.num_devices)]
     for one in found:
         cluster = one.problem.cluster
@@ -158,7 +157,7 @@ def test_prices_are_those_of_the_cluster_then_of_the_list() -> None:
     problem = asked("small_mixed")
     own = problem.cluster.machines[0].replace(price_per_hour=3.0)
     cluster = problem.cluster.replace(machines=(own, *problem.cluster.machines[1:]))
-    stated = priced(problem.replace(cluster=cluster), prices_for(problem, PRICES)).cluster.machines
+    stated = with_prices(problem.replace(cluster=cluster), prices_for(problem, PRICES)).cluster.machines
     per_gpu = PRICES["gpu_price_per_hour"]
 
     def expected(machine: Machine) -> float:

@@ -8,12 +8,13 @@ import pytest
 
 import hexiopt as hx
 from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section
-from hexiopt.study.replan.changes import changed, measured_speeds, relaxations, with_machines
-from hexiopt.study.replan.mending import mended
+from hexiopt.study.replan.changes import change, measured_speeds, relaxations, with_machines
+from hexiopt.study.replan.mending import mend
 from tests.models import TINY
 from tests.solvers.brute_force import best_plan
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
@@ -82,7 +83,7 @@ def test_the_best_of_all_plans_is_not_that_of_equal_devices() -> None:
 )
 def test_bad_speeds_are_one_line(slow: dict[str, Any], said: str) -> None:
     with pytest.raises(hx.InputError, match=said):
-        changed(before(), PROBLEM, slow=slow)
+        change(before(), PROBLEM, slow=slow)
 
 
 def test_machines_are_added_by_list_mapping_and_file(tmp_path: Path) -> None:
@@ -130,25 +131,25 @@ def test_a_run_says_who_is_slow(tmp_path: Path) -> None:
     new = hx.replan(before(), slow=run, max_steps=40, time_limit_s=600)
     assert new.best.plan.problem.cluster.speeds == {"b:2": 0.6, "b:3": 0.6}
     with pytest.raises(hx.InputError, match="measured no slow device; nothing has changed"):
-        changed(before(), PROBLEM, slow=metrics(tmp_path / "even", {}))
+        change(before(), PROBLEM, slow=metrics(tmp_path / "even", {}))
     (tmp_path / "run" / "metrics.jsonl").write_text('{"event": "rank"}\n')
     with pytest.raises(hx.InputError, match="cannot be read as a run's metrics"):
-        changed(before(), PROBLEM, slow=run)
+        change(before(), PROBLEM, slow=run)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"event": "checkpoint", "step": 3}\n')
     with pytest.raises(hx.InputError, match="measured no devices"):
-        changed(before(), PROBLEM, slow=run)
+        change(before(), PROBLEM, slow=run)
 
 
 def test_broken_pipelines_go_on_without_what_was_lost() -> None:
     less = PROBLEM.replace(space=SMALL_SPACE.replace(exclude=("a:1", "b:2", "b:3")))
-    plan = mended(before(), less)
+    plan = mend(before(), PlanPricer(less))
     assert plan is not None
     assert [pipeline.stages[0].devices for pipeline in plan.pipelines] == [(0,), (2, 3)]
     assert hx.check(less, plan) == []
-    assert mended(before(), PROBLEM) is None
+    assert mend(before(), PlanPricer(PROBLEM)) is None
     long = Plan((Pipeline((Stage.of((2,), 0, 1), Stage.of((3,), 1, 2), Stage.of((4,), 2, LAYERS)), 4),))
     chain = hx.PlacedPlan.of(PROBLEM, long)
-    rest = mended(chain, PROBLEM.replace(space=SMALL_SPACE.replace(exclude=("b:1",))))
+    rest = mend(chain, PlanPricer(PROBLEM.replace(space=SMALL_SPACE.replace(exclude=("b:1",)))))
     assert rest is not None
     assert [stage.devices for stage in rest.pipelines[0].stages] == [(2,), (4,)]
     assert rest.pipelines[0].num_layers == LAYERS

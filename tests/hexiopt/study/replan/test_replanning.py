@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 import hexiopt as hx
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.study.replan.mending import kept
-from hexiopt.study.replan.replanning import LEAST, MovingPricer, staying
+from hexiopt.study.replan.mending import whole_pipelines
+from hexiopt.study.replan.replan import LEAST, MovingPricer, stay
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
 
@@ -29,21 +30,22 @@ def placed(*pipelines: Pipeline, zero: int = 0) -> hx.PlacedPlan:
 def test_whole_pipelines_go_on_and_share_the_batch() -> None:
     before = placed(Pipeline(chain(0, 1), 2), Pipeline(chain(2, 3), 1), Pipeline(chain(4, 5), 1))
     less = PROBLEM.replace(space=SMALL_SPACE.replace(exclude=("c:1",)))
-    plan = kept(before, less)
+    plan = whole_pipelines(before, PlanPricer(less))
     assert plan is not None
     assert [pipeline.stages for pipeline in plan.pipelines] == [chain(0, 1), chain(2, 3)]
     # The fast pipeline takes a third of a slow one's time for a sequence.
     assert [pipeline.num_micro_batches for pipeline in plan.pipelines] == [3, 1]
-    assert kept(before, PROBLEM) == before
-    assert kept(placed(Pipeline(chain(0, 4), 4)), less.replace(space=SMALL_SPACE.replace(exclude=("c",)))) is None
+    assert whole_pipelines(before, PlanPricer(PROBLEM)) == before
+    without_c = PlanPricer(less.replace(space=SMALL_SPACE.replace(exclude=("c",))))
+    assert whole_pipelines(placed(Pipeline(chain(0, 4), 4)), without_c) is None
 
 
 def test_like_gpus_are_exchanged_so_that_weights_stay() -> None:
     """The same plan on other devices of the same kinds is the plan itself."""
     before = placed(Pipeline(chain(0, 1), 2), Pipeline(chain(2, 3), 1), Pipeline(chain(4, 5), 1))
     exchanged = Plan((Pipeline(chain(1, 0), 2), Pipeline(chain(5, 4), 1), Pipeline(chain(3, 2), 1)))
-    assert staying(before, PROBLEM, exchanged).pipelines[0].stages == chain(0, 1)
-    moved = staying(before, PROBLEM, exchanged)
+    assert stay(before, exchanged, PlanPricer(PROBLEM)).pipelines[0].stages == chain(0, 1)
+    moved = stay(before, exchanged, PlanPricer(PROBLEM))
     assert {pipeline.stages for pipeline in moved.pipelines} == {chain(0, 1), chain(2, 3), chain(4, 5)}
 
 
@@ -51,7 +53,7 @@ def test_moving_is_spread_over_the_horizon() -> None:
     before = placed(Pipeline(chain(0, 1), 4))
     cost = hx.price(PROBLEM, before)
     for horizon_steps in (10.0, 1000.0):
-        price = MovingPricer(PROBLEM, lambda _: 5.0, horizon_steps).price(before)
+        price = MovingPricer(PlanPricer(PROBLEM), lambda _: 5.0, horizon_steps).price(before)
         assert price.step_time_s == pytest.approx(cost.step_time_s + 5.0 / horizon_steps)
         assert price.tokens_per_s * price.step_time_s == pytest.approx(cost.tokens_per_s * cost.step_time_s)
 

@@ -23,11 +23,15 @@ from hexiopt.frame import Frame
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.solving import Budget, Pricer
+from hexiopt.reading import number_in
+from hexiopt.solving import Budget, Pricer, Solver, valid_seed
+from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.result import Result
-from hexiopt.study.naming import renumbered
-from hexiopt.study.replan.mending import kept, mended
-from hexiopt.study.replan.moving import Moving, moving, restoring
+from hexiopt.study.naming import renumber
+from hexiopt.study.replan.changes import Added, Slow, change
+from hexiopt.study.replan.mending import mend, whole_pipelines
+from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S, Moving, moving, restoring
+from hexiopt.study.running import listener
 from hexiopt.study.solution import PlacedPlan, PlanCost
 from hexiopt.units import GIB
 from hexiopt.value import Value
@@ -119,10 +123,8 @@ class Replanning(Value):
 class MovingPricer:
     """Our cost model, with the seconds of moving, spread over `horizon_steps`, added to each step."""
 
-    def __init__(
-        self, problem: Problem, moved: Callable[[Plan], float], horizon_steps: float, pricer: PlanPricer | None = None
-    ) -> None:
-        self._own = pricer or PlanPricer(problem)
+    def __init__(self, pricer: PlanPricer, moved: Callable[[Plan], float], horizon_steps: float) -> None:
+        self._own = pricer
         self._moved_s, self._horizon_steps = Memo(moved, _KEPT), horizon_steps
         self.features = self._own.features
 
@@ -141,52 +143,89 @@ class MovingPricer:
 Search = Callable[[Plan | None, Pricer | None, Budget], Result]
 
 
-def replacements(
-    before: PlacedPlan,
-    problem: Problem,
-    search: Search,
-    budget: Budget,
-    horizon_steps: float,
-    restart_s: float,
-    checkpoint_gb_per_s: float | None,
+def replan(
+    plan: PlacedPlan,
+    problem: Problem | None = None,
     *,
+    lost: Sequence[str] = (),
+    slow: Slow | None = None,
+    added: Added | None = None,
+    horizon_steps: float = 1000.0,
+    restart_s: float = RESTART_S,
+    checkpoint_gb_per_s: float | None = CHECKPOINT_GB_PER_S,
     restores: bool = False,
+    solver: str | Solver | type = "portfolio",
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    progress: bool | None = None,
+    **options: object,
 ) -> Replanning:
-    """The plans for `problem` that can replace `before`. `search` is run twice, with shares of `budget`.
+    """Plans that can replace `plan` on a changed cluster, each with the bytes and seconds that it moves.
 
-    `restart_s` and `checkpoint_gb_per_s` are as of `Replanning`. With `restores`, training goes back to a checkpoint
-    whatever the plan is, as our executor does after a fault.
+    `problem` is the changed problem, of the same model; by default that of `plan`. Machines and devices in `lost` are
+    excluded from it. Those in `slow` run at a share of their type's speed, `{"d:3": 0.7}`, or as a run of `plan`
+    measured, of which it is the folder. `added` are more machines as a cluster file states them: the list, or a file or
+    mapping with `machines` and their own `gpus`. Devices with the same name hold what they held; with `restores`, all
+    go back to a checkpoint whatever the plan is, as our executor does after a fault.
+
+    Three quarters of `time_limit_s`, and of `max_steps`, go to the fastest plan, the rest to one whose moving also pays
+    back within `horizon_steps` steps. `restart_s` seconds are what a change takes beside moving; a machine reads a
+    checkpoint at `checkpoint_gb_per_s`, at most as fast as its network interfaces receive (None: so fast). Both are
+    assumptions until yours are stated. `options` are the solver's. Raises InputError, also where there is no plan.
+    """
+    now = change(plan, plan.problem if problem is None else problem, lost, slow, added)
+    if now.model != plan.problem.model:
+        raise InputError("replan: the changed problem has another model; plan again")
+    number_in(horizon_steps, "horizon_steps", above=0.0, at_most=1e12)
+    number_in(restart_s, "restart_s", at_least=0.0, at_most=1e9)
+    if checkpoint_gb_per_s is not None:
+        number_in(checkpoint_gb_per_s, "checkpoint_gb_per_s", above=0.0, at_most=1e6)
+    budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
+    made = make_solver(solver, options)
+
+    def search(start: Plan | None, pricer: Pricer | None, part: Budget) -> Result:
+        with listener(now.workload.tokens, part.time_limit_s, progress) as (listen, _):
+            return made.solve(now, part, seed=seed, pricer=pricer, on_progress=listen, start=start)
+
+    wanted = Replanning(plan, (), horizon_steps, restart_s, checkpoint_gb_per_s)
+    return weigh(wanted, now, search, budget, restores=restores)
+
+
+def weigh(
+    wanted: Replanning, problem: Problem, search: Search, budget: Budget, *, restores: bool = False
+) -> Replanning:
+    """`wanted` with its replacements for `problem`. `search` is run twice, with shares of `budget`.
+
     Raises NoReplacementError where no plan is found.
     """
-
-    def weighed() -> Replanning:
-        return Replanning(before, tuple(_frontier(found)), horizon_steps, restart_s, checkpoint_gb_per_s)
+    before, horizon_steps, pricer = wanted.before, wanted.horizon_steps, PlanPricer(problem)
 
     def moved(plan: Plan) -> tuple[Moving, float]:
         what = restoring(problem, plan) if restores else moving(before.problem, before, problem, plan)
         goes_on = not what.transfers and len(plan.pipelines) == len(before.pipelines)
-        return what, 0.0 if goes_on else restart_s + what.seconds(checkpoint_gb_per_s)
+        return what, 0.0 if goes_on else wanted.restart_s + what.seconds(wanted.checkpoint_gb_per_s)
 
     def replacement(name: str, plan: Plan, solver: Mapping[str, Any] = MappingProxyType({})) -> Replacement:
-        placed = PlacedPlan.of(problem, plan, solver)
+        placed = PlacedPlan.of(problem, plan, solver, pricer)
         return Replacement(name, placed, placed.cost, *moved(plan))
 
-    known = {LEAST: kept(before, problem), MENDED: mended(before, problem)}
-    found = [replacement(name, plan) for name, plan in known.items() if plan is not None]
-    start = min(found, key=lambda one: one.cost.step_time_s).plan if found else None
+    known = {LEAST: whole_pipelines(before, pricer), MENDED: mend(before, pricer)}
+    plans = [replacement(name, plan) for name, plan in known.items() if plan is not None]
+    start = min(plans, key=lambda one: one.cost.step_time_s).plan if plans else None
     fastest = search(start, None, budget.part(_FASTEST))
-    if fastest.plan is None:
-        if not found:
-            raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
-        return weighed()
-    near = staying(before, problem, fastest.plan)
-    found.append(replacement(FASTEST, near, solver_to_dict(fastest)))
-    pricer = MovingPricer(problem, lambda plan: moved(plan)[1], horizon_steps)
-    start = min(found, key=lambda one: one.total_s(horizon_steps)).plan
-    between = search(start, pricer, budget.part(1.0 - _FASTEST))
-    if between.plan is not None:
-        found.append(replacement(BETWEEN, staying(before, problem, between.plan), solver_to_dict(between)))
-    return weighed()
+    if fastest.plan is not None:
+        near = stay(before, fastest.plan, pricer)
+        plans.append(replacement(FASTEST, near, solver_to_dict(fastest)))
+        slowed = MovingPricer(pricer, lambda plan: moved(plan)[1], horizon_steps)
+        start = min(plans, key=lambda one: one.total_s(horizon_steps)).plan
+        between = search(start, slowed, budget.part(1.0 - _FASTEST))
+        if between.plan is not None:
+            near = stay(before, between.plan, pricer)
+            plans.append(replacement(BETWEEN, near, solver_to_dict(between)))
+    elif not plans:
+        raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
+    return wanted.replace(replacements=tuple(_frontier(plans)))
 
 
 def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
@@ -200,7 +239,7 @@ def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
     return [one.replace(name=names.get(one.name, one.name)) for one in left]
 
 
-def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
+def stay(before: PlacedPlan, plan: Plan, pricer: Pricer) -> Plan:
     """`plan` with like machines and like GPUs exchanged so that most weights stay where they are.
 
     Machines are alike if they are of one kind in one group. Where the exchange would change the price, or links between
@@ -208,6 +247,7 @@ def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
     """
     from scipy.optimize import linear_sum_assignment  # here, because scipy.optimize is slow to import
 
+    problem = pricer.problem
     if problem.cluster.links:
         return plan
     cluster, machine_of = problem.cluster, problem.cluster.machine_of
@@ -234,7 +274,7 @@ def staying(before: PlacedPlan, problem: Problem, plan: Plan) -> Plan:
         rows, columns = linear_sum_assignment(kept_by, maximize=True)
         for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
             found |= pairs[machines[row], machines[column]][1]
-    moved, pricer = renumbered(plan, found), PlanPricer(problem)
+    moved = renumber(plan, found)
     old, new = pricer.price(plan), pricer.price(moved)
     same = abs(new.step_time_s - old.step_time_s) <= _SAME * old.step_time_s and new.fits == old.fits
     return moved if same else plan

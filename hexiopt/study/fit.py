@@ -11,21 +11,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hexiopt.cost.cost import violations
 from hexiopt.errors import InputError
-from hexiopt.frame import Frame
-from hexiopt.plan.check import check
+from hexiopt.frame import Frame, align
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import RANGES
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
-from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
+from hexiopt.reading import number_in
+from hexiopt.report.facts import largest_parts, memory_of_limit
 from hexiopt.report.style import clipped, count
-from hexiopt.solving import Budget, OnProgress, Pricer
+from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver, valid_seed
+from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.referee import Refereed
 from hexiopt.solving.result import Status
-from hexiopt.study.running import Interrupt, StatusLine
+from hexiopt.study.bisection import largest
+from hexiopt.study.inputs import constrain
+from hexiopt.study.price import certify
+from hexiopt.study.running import Interrupt, status_line
 from hexiopt.study.solution import PlacedPlan
 
 MAX_MICRO_BATCH = 1024  # sequences, the largest that a plan space may allow
@@ -101,14 +104,7 @@ class Fit(Frame):
     def __str__(self) -> str:
         heads = ("", "fits", "context", "layers", "parameters", "micro-batch")
         cells = [heads, *(_cells(fitting) for fitting in self.fittings)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [f"What fits: {self.title}", ""]
-        for line in cells:
-            aligned = (
-                cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
-            )
-            lines.append("  ".join(aligned).rstrip())
-        lines.append("")
+        lines = [f"What fits: {self.title}", "", *align(cells, [False, False, *[True] * 4]), ""]
         for fitting in self.fittings:
             lines += _wrapped("", f"{_devices(fitting)}:")
             if not fitting.plan:
@@ -161,23 +157,36 @@ def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(first + text, _WIDTH, subsequent_indent=" " * len(first), break_on_hyphens=False)
 
 
-def fitted(
+def fit(
     problem: Problem,
-    solver: Refereed,
-    budget: Budget,
-    seed: int,
-    precision: float,
-    interrupt: Interrupt,
+    solver: str | Solver | type = "portfolio",
+    time_limit_s: float = 3.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    *,
+    pricer: str | Pricer | PricerMaker | None = None,
+    precision: float = 0.03,
     progress: bool | None = None,
+    **options: object,
 ) -> Fit:
-    """What fits of `problem`, asking `solver` with `budget` for every question that no plan at hand answers.
+    """What fits in memory, on the whole cluster and on the devices of each GPU type alone.
 
-    `precision` is the relative distance at which bisection ends. An interrupt ends it, and what is known is returned.
+    The rows of the table say whether the problem fits as asked, the longest `seq_len` and the largest `num_layers`
+    that do, each with everything else as asked, and the largest micro-batch in sequences that fits in a plan found. The
+    global batch is bounded by time alone: micro-batches follow each other. `fittings` has the plans that prove it.
+    Above, a request is `impossible` where the solver proves it, and `without_plan` where it found none.
+
+    `solver` answers each question that no plan at hand answers within `time_limit_s` seconds and `max_steps` steps;
+    `precision` is the relative distance to the least refused request at which bisection ends; `pricer` is as in
+    `solve`. After Ctrl-C the answers so far are returned. Raises InputError as `solve` does.
     """
+    budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
+    precision = number_in(precision, "precision", at_least=0.0, at_most=1.0)
+    made = make_solver(solver, options, pricer)
     fittings: list[Fitting] = []
-    with interrupt.caught(), StatusLine(progress) as line:
-        for name, part in parts_of(problem):
-            fittings.append(_Asking(name, part, solver, budget, seed, interrupt, line).fitting(precision))
+    with Interrupt().caught() as interrupt, status_line(progress) as tell:
+        for name, part in parts_of(constrain(problem)):
+            fittings.append(_Asking(name, part, made, budget, seed, interrupt, tell).fitting(precision))
             if interrupt.pressed:
                 break
     title = f"{problem.model.name} on {problem.cluster.name}"
@@ -211,19 +220,8 @@ def space_in_words(problem: Problem) -> str:
 
 def binding_memory(plan: PlacedPlan) -> str:
     """The stage with the least free memory, and the three largest parts of what it holds."""
-    tight = PlanFacts(plan.problem, plan, plan.cost).tightest
+    tight = plan.facts.tightest
     return f"{tight.where(2)} hold {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 3)}"
-
-
-def certified(problem: Problem, plan: Plan, pricer: Pricer | None = None) -> PlacedPlan | None:
-    """`plan` for `problem`, if it obeys every rule there and fits by `pricer`, our cost model where there is none."""
-    try:
-        if check(problem, plan):
-            return None
-        placed = PlacedPlan.of(problem, plan, pricer=pricer)
-        return None if violations(problem, plan, placed.cost) else placed
-    except InputError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +241,7 @@ class _Asking:
     budget: Budget
     seed: int
     interrupt: Interrupt
-    line: StatusLine
+    tell: Callable[[str], None]
     found: list[PlacedPlan] = field(default_factory=list)
 
     def fitting(self, precision: float) -> Fitting:
@@ -267,19 +265,20 @@ class _Asking:
 
         `proof_only` only asks for a proof that there is none.
         """
-        self.line.tell(f"{self.name}: {words}")
-        for plan in reversed(self.found):
-            kept = None if proof_only else certified(problem, plan, self.solver.judge(problem))
-            if kept is not None:
-                return _Answer(kept)
+        self.tell(f"{self.name}: {words}")
+        judge = self.solver.judge(problem)
+        for plan in [] if proof_only else reversed(self.found):
+            valid = certify(problem, plan, judge)
+            if valid is not None:
+                return _Answer(valid)
         budget = Budget(self.budget.time_limit_s, 1) if proof_only else self.budget
         try:
-            result = self.solver.solve(problem, budget, seed=self.seed, on_progress=self._listener(budget))
+            result = self.solver.solve(problem, budget, seed=self.seed, on_progress=self._listener(budget), judge=judge)
         except InputError as error:  # such as more layers than the solver takes
             return _Answer(None, reason=str(error))
         if result.plan is None:
             return _Answer(None, result.status == Status.INFEASIBLE, result.reason.partition(";")[0])
-        self.found.append(PlacedPlan.of(problem, result.plan, pricer=self.solver.judge(problem)))
+        self.found.append(PlacedPlan.of(problem, result.plan, pricer=judge, cost=result.cost))
         return _Answer(self.found[-1])
 
     def _ask_with(self, quantity: str, value: int, *, proof_only: bool = False) -> _Answer:
@@ -353,40 +352,7 @@ class _Asking:
             )
         except InputError:
             return None
-        return certified(changed, Plan(pipelines, plan.schedule, plan.sharding), self.solver.judge(changed))
-
-
-def largest(fits: Callable[[int], bool], first: int, grain: int, top: int, precision: float) -> int | None:
-    """The largest value that fits, by doubling or halving from `first`, then bisection.
-
-    All values but `first` and `top` are multiples of `grain`. The search ends where the least value tried that does
-    not fit is within `grain`, or the relative `precision`, of the result. None where not even `grain` fits.
-    """
-    low: int | None = None
-    high: int | None = None
-    value = first
-    while True:
-        if fits(value):
-            low = value
-            if value == top or high is not None:
-                break
-            value = min(top, max(grain, 2 * value // grain * grain))
-        else:
-            high = value
-            if low is not None or value <= grain:
-                break
-            value = max(grain, value // 2 // grain * grain)
-    if low is None or high is None:
-        return low
-    while high - low > max(grain, precision * low):
-        middle = (low + high) // 2 // grain * grain
-        if not low < middle < high:
-            break
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+        return certify(changed, Plan(pipelines, plan.schedule, plan.sharding), self.solver.judge(changed))
 
 
 def _stated(problem: Problem, quantity: str) -> int:

@@ -8,35 +8,41 @@ they run on several processes, and what is done is not run again.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from hexiopt.bounds import LowerBound, lower_bound, our_model
-from hexiopt.cores import usable_cores
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import read_plan
+from hexiopt.files.price_list import prices_for
 from hexiopt.files.sweep_files import PLAN_FILE
-from hexiopt.frame import Frame
+from hexiopt.frame import Frame, align
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.report.compared.choices import Choice
+from hexiopt.reading import number_in
 from hexiopt.report.facts import price_per_hour
 from hexiopt.report.style import amount, count, seconds
-from hexiopt.solving import Budget, Capabilities, Pricer
-from hexiopt.solving.catalogue import made_solver
-from hexiopt.solving.plugins import pricer_maker
-from hexiopt.study.alternatives import ADD, BASE, LINK, TAKE, Alternative
-from hexiopt.study.fitting import certified
+from hexiopt.solving import Budget, Pricer, valid_seed
+from hexiopt.solving.catalogue import make_solver
+from hexiopt.solving.plugins import ALIASES
+from hexiopt.solving.referee import Refereed
+from hexiopt.study.alternatives import ADD, BASE, LINK, TAKE, Alternative, Wishes, alternatives, with_prices
+from hexiopt.study.compare import bound_limit_s
+from hexiopt.study.inputs import constrain
 from hexiopt.study.jobs import SweepJob
-from hexiopt.study.replan.mending import kept
+from hexiopt.study.price import certify
+from hexiopt.study.replan.mending import whole_pipelines
 from hexiopt.study.solution import PlacedPlan
-from hexiopt.study.sweeping import run_jobs
+from hexiopt.study.sweep import run_jobs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from hexiopt.report.compared.tradeoff import Choice
 
 _WIDTH = 80  # of the printed table
 
@@ -94,8 +100,10 @@ class WhatIf(Frame):
         title = f"{problem.model.name} on {problem.cluster.name}"
         return cls.of(rows, title=title, options=tuple(order), bound=bound)
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> "list[Choice]":
         """The options with a plan as points of time and money; of GPUs where prices are unknown."""
+        from hexiopt.report.compared.tradeoff import Choice  # here, because matplotlib is slow to import
+
         planned = [option for option in self.options if option.plan is not None]
         known = all(option.price_per_hour is not None for option in planned)
         return [
@@ -123,102 +131,105 @@ class WhatIf(Frame):
 _ORDER = (BASE, ADD, TAKE, LINK)
 
 
-@dataclass(frozen=True)
-class SearchSetup:
-    """How every alternative is searched: by the solver `name` with `options`, the same budget and the same seed, and
-    the declared cost model `pricer` (None: ours)."""
-
-    name: str
-    options: Mapping[str, Any]
-    budget: Budget
-    seed: int
-    pricer: str | None = None
-
-    def judge(self, problem: Problem) -> Pricer | None:
-        """The cost model of an alternative's plans; None stands for our own."""
-        return None if self.pricer is None else pricer_maker(self.pricer)(problem)
-
-    def certified(self, problem: Problem, plan: Plan) -> PlacedPlan | None:
-        """`plan` for an alternative, if it obeys every rule there and fits."""
-        return certified(problem, plan, self.judge(problem))
-
-    def job(self, alternative: Alternative, base: PlacedPlan | None = None) -> SweepJob:
-        """The search for an alternative, which begins from what the `base` plan is there, if its solver can."""
-        start = None
-        if base is not None and made_solver(self.name, self.options).takes_start:
-            start = self.certified(alternative.problem, base) or kept(base, alternative.problem)
-        words = (f"whatif={alternative.name}",)
-        bare = None if start is None else Plan(start.pipelines, start.schedule, start.sharding)
-        own = words, alternative.problem, self.name, self.seed, self.budget, dict(self.options)
-        return SweepJob(*own, start=bare, pricer=self.pricer)
-
-
-def processes_for(able: Capabilities, stated: int | None) -> int:
-    """The number of searches at once: as `stated`, or as many as the cores allow for a solver of this kind.
-
-    More would share cores, and a time limit would mean less search.
-    """
-    cores = usable_cores()
-    return cores // able.busy(cores) if stated is None else stated
-
-
-def planned(
-    found: Sequence[Alternative],
-    search: SearchSetup,
-    folder: Path,
-    processes: int,
-    bound_limit_s: float,
-    progress: bool | None,
+def what_if(
+    problem: Problem,
+    solver: str = "portfolio",
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    max_steps: int | None = None,
+    *,
+    prices: str | Path | Mapping[str, Any] | None = None,
+    factor: float = 2.0,
+    take: Sequence[str] | Sequence[Sequence[str]] = (),
+    add: Mapping[str, int] | Sequence[Mapping[str, int]] = (),
+    pricer: str | None = None,
+    folder: str | Path | None = None,
+    bound_time_limit_s: float | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
     caller: str = "what_if",
+    **options: Any,
 ) -> WhatIf:
-    """The alternatives, of which the first is the cluster as it is, with the best plan found for each, and their
-    values.
+    """What the cluster would gain from other machines and links: one row per alternative, with its plan in `options`.
 
-    The searches are run in `folder`, on several processes, and begin from the plan of the first where they can. Raises
-    KeyboardInterrupt after Ctrl-C, with the way to resume.
+    Alternatives are the cluster with one machine of a kind more or less, without all of a kind, with the rates of a
+    kind of links multiplied by `factor`, and with what the price list `prices` offers, a file or a mapping
+    (docs/questions.md); and what you state: without the machines in `take`, or with those in `add`, a number by the
+    name of a machine of the cluster or on offer. Several such sets are an alternative each. Each is searched
+    with the same solver and budget, from the plan of the cluster as it is where the solver can begin from one. A plan
+    found for one counts for every other that it is valid for, so a machine more never makes the plan worse. `gain` is
+    in tokens per second, `bound_share` the dual value of a machine in the lower bound as a share of its throughput,
+    `worth_per_hour` the price at which a token costs as much as now. `pricer` is the name of a declared cost model that
+    prices plans instead of ours.
+
+    With a `folder` the same call resumes: it keeps the plans there. `processes` run at once (by default as many as the
+    solver's cores allow). Raises InputError, and KeyboardInterrupt after Ctrl-C, which says to call
+    `caller` again.
     """
-    first, *others = found
-    base = first.problem
-    one = search.job(first)
-    run_jobs([one], folder, processes, progress, caller)
-    own = [_plan_of(folder / one.key, first, search)]
-    jobs = [search.job(alternative, own[0]) for alternative in others]
-    run_jobs(jobs, folder, processes, progress, caller)
-    own += [_plan_of(folder / job.key, other, search) for job, other in zip(jobs, others, strict=True)]
-    judge = search.judge(base) or PlanPricer(base)
-    ours = our_model(judge, base)
-    bound = LowerBound(judge.features.bound_s, {}) if ours is None else lower_bound(ours, bound_limit_s)
-    options = []
-    for k, alternative in enumerate(found):
-        plan, name = _best(k, found, own, search)
-        share = bound.machine_shares.get(alternative.like) if alternative.like is not None else None
-        options.append(Option(alternative, plan, name, None if share is None else share * alternative.number))
-    if options[0].plan is not None and bound.bound_s > options[0].step_time_s:
-        bound = LowerBound(options[0].step_time_s, bound.machine_shares)  # rounding
-    return WhatIf.among(options, bound)
+    budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
+    factor = number_in(factor, "factor", above=1.0, at_most=1000.0)
+    limit_s = bound_limit_s(budget, bound_time_limit_s)
+    made = make_solver(solver, options, pricer)
+    solver = ALIASES.get(solver, solver)
+    offered = prices_for(constrain(problem), prices)
+    tried = alternatives(with_prices(problem, offered), offered, factor, Wishes(take, add))
+    made.judge(problem)  # a cost model that lacks something is refused before anything is searched
+
+    def job(alternative: Alternative, base: PlacedPlan | None = None) -> SweepJob:
+        """The search for an alternative, which begins from what the `base` plan is there, if its solver can."""
+        start: Plan | None = None
+        if base is not None and made.takes_start:
+            judge = made.judge(alternative.problem)
+            start = certify(alternative.problem, base, judge) or whole_pipelines(base, judge)
+        bare = None if start is None else Plan(start.pipelines, start.schedule, start.sharding)
+        which = (f"whatif={alternative.name}",)
+        return SweepJob(which, alternative.problem, solver, seed, budget, dict(options), start=bare, pricer=pricer)
+
+    with nullcontext(folder) if folder is not None else TemporaryDirectory() as path:
+
+        def search(jobs: Sequence[SweepJob]) -> list[PlacedPlan | None]:
+            run_jobs(jobs, Path(path), processes, progress, caller)
+            return [_plan_of(Path(path), job, made) for job in jobs]
+
+        plans = search([job(tried[0])])
+        plans += search([job(alternative, plans[0]) for alternative in tried[1:]])
+    bound = _bound(made.judge(tried[0].problem), tried[0].problem, limit_s)
+    rows = [_option(k, tried, plans, made, bound) for k in range(len(tried))]
+    if rows[0].plan is not None and bound.bound_s > rows[0].step_time_s:
+        bound = LowerBound(rows[0].step_time_s, bound.machine_shares)  # rounding
+    return WhatIf.among(rows, bound)
 
 
-def _plan_of(folder: Path, alternative: Alternative, search: SearchSetup) -> PlacedPlan | None:
-    path = folder / PLAN_FILE
+def _plan_of(folder: Path, job: SweepJob, solver: Refereed) -> PlacedPlan | None:
+    """The plan that a search has left in its folder."""
+    path = folder / job.key / PLAN_FILE
     try:
-        read = read_plan(path) if path.is_file() else None
+        file = read_plan(path) if path.is_file() else None
     except InputError:
         return None
-    if read is None:
+    if file is None or job.problem is None:
         return None
-    return PlacedPlan.of(alternative.problem, read.plan, read.solver, search.judge(alternative.problem))
+    return PlacedPlan.of(job.problem, file.plan, file.solver, solver.judge(job.problem))
 
 
-def _best(
-    k: int, found: Sequence[Alternative], own: Sequence[PlacedPlan | None], search: SearchSetup
-) -> tuple[PlacedPlan | None, str]:
-    """The fastest plan of all searches for alternative `k`, its own of equal ones, and whose search found it."""
-    best, name = own[k], found[k].name
-    for other, plan in zip(found, own, strict=True):
-        kept = None if plan is None or other is found[k] else search.certified(found[k].problem, plan)
-        if kept is not None and (best is None or kept.cost.step_time_s < best.cost.step_time_s * (1 - 1e-12)):
-            best, name = PlacedPlan.of(kept.problem, kept, plan.solver if plan else {}, kept.pricer), other.name
-    return best, name
+def _bound(judge: Pricer, problem: Problem, limit_s: float) -> LowerBound:
+    ours = our_model(judge, problem)
+    return LowerBound(judge.features.bound_s, {}) if ours is None else lower_bound(ours, limit_s)
+
+
+def _option(
+    k: int, tried: Sequence[Alternative], plans: Sequence[PlacedPlan | None], solver: Refereed, bound: LowerBound
+) -> Option:
+    """Alternative `k` with the fastest plan of all searches, its own of equal ones, and whose search found it."""
+    alternative, best, name = tried[k], plans[k], tried[k].name
+    judge = solver.judge(alternative.problem) if best is None else best.pricer
+    for other, plan in zip(tried, plans, strict=True):
+        valid = None if plan is None or other is alternative else certify(alternative.problem, plan, judge)
+        if valid is not None and (best is None or valid.cost.step_time_s < best.cost.step_time_s * (1 - 1e-12)):
+            record = plan.solver if plan else {}
+            best, name = PlacedPlan.of(alternative.problem, valid, record, judge, valid.cost), other.name
+    share = bound.machine_shares.get(alternative.like) if alternative.like is not None else None
+    return Option(alternative, best, name, None if share is None else share * alternative.number)
 
 
 def _gpus(option: Option) -> int:
@@ -275,13 +286,13 @@ def _text(found: WhatIf) -> list[str]:
         else:
             line.append(f"{row['gpus_used'] or 0:,}")
         cells.append(line)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    widths[0] = min(widths[0], _WIDTH - sum(width + 2 for width in widths[1:]))
-    lines = [f"What if: {found.title}", ""]
+    names, *others = (max(map(len, column)) for column in zip(*cells, strict=True))
+    width = min(names, _WIDTH - sum(2 + number for number in others))
+    rows = []
     for line in cells:
-        parts = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        name, *rest = _wrapped(line[0], widths[0])
-        lines += ["  ".join([name.ljust(widths[0]), *parts[1:]]).rstrip(), *rest]
+        name, *rest = _wrapped(line[0], width)
+        rows += [[name, *line[1:]], *([more, *[""] * len(others)] for more in rest)]
+    lines = [f"What if: {found.title}", "", *align(rows, [False, *[True] * len(others)], width)]
     return [*lines, "", *_notes(found, base, money, shares)]
 
 

@@ -24,11 +24,6 @@ class TrainedRun(Value):
     steps: Frame
     operations: Frame
 
-    @classmethod
-    def of(cls, folder: str | Path) -> "TrainedRun":
-        """The run in `folder`. Raises InputError."""
-        return cls(read_steps(Path(folder)), read_operations(Path(folder)))
-
     def plot(self) -> "Figure":
         """A matplotlib figure: the predicted step above the measured one, one lane per stage, each on its own clock."""
         from hexiopt.report.trained import trained_figure
@@ -41,3 +36,11 @@ class TrainedRun(Value):
             return "TrainedRun(no step)"
         took = sorted(self.steps["seconds"])[len(losses) // 2]
         return f"TrainedRun({len(losses)} steps, loss {losses[0]:.4f} → {losses[-1]:.4f}, {seconds(took)} a step)"
+
+
+def read_training(folder: str | Path) -> TrainedRun:
+    """The training run in the folder of `hexiopt train`: its steps, and a measured step beside the predicted one.
+
+    Raises InputError for a folder without the files of a run.
+    """
+    return TrainedRun(read_steps(Path(folder)), read_operations(Path(folder)))

@@ -1,0 +1,161 @@
+"""Sweeps over a grid of problems, solvers and seeds on several processes; finished jobs are not run again."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hexiopt.cores import usable_cores
+from hexiopt.errors import InputError, did_you_mean, quoted
+from hexiopt.files.sweep_files import Asked, jobs_frame, sweep_frame
+from hexiopt.frame import Frame
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.reading import whole_in, word
+from hexiopt.solving import Budget, valid_seed
+from hexiopt.solving.plugins import current_name, declared_pricer
+from hexiopt.study.inputs import cluster, model
+from hexiopt.study.jobs import SweepJob
+from hexiopt.study.running import status_line
+from hexiopt.study.workers import JobProcesses
+
+_GROUPS = ("workload", "space", "constraints")
+_KEYS = ("cluster", "model", "solver", "pricer", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
+_FIELDS = {group: [field.name for field in fields(Workload if group == "workload" else Space)] for group in _GROUPS}
+_BUDGET = ("time_limit_s", "max_steps")
+
+
+def sweep(
+    problem: Problem,
+    over: Mapping[str, Iterable[Any]],
+    folder: str | Path,
+    *,
+    solver: str = "portfolio",
+    time_limit_s: float = 10.0,
+    max_steps: int | None = None,
+    pricer: str | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
+) -> Frame:
+    """Run one search for each combination of the values in `over`, on several `processes` (by default as many as the
+    cores allow, of which some solvers keep several busy).
+
+    Keys are those of the command line: `cluster`, `model`, `workload.KEY`, `space.KEY`, `constraints.KEY`, `solver`,
+    `solver.KEY`, `pricer` and `seed`; `problem` and the other arguments supply the rest. `pricer` is the name of a
+    declared cost model. Each job writes `plan.json` and
+    `status.json` to a sub-folder of `folder` that is named by a hash of everything that determines its result. The same
+    call resumes a sweep: it skips finished jobs, and repeats failed and interrupted ones. A failing job does not end
+    the sweep. The frame has one row per job, with the columns of `hexiopt collect`.
+
+    Raises InputError for wrong keys. Raises KeyboardInterrupt after Ctrl-C, once running jobs have saved their best
+    plans.
+    """
+    budget, solver = Budget(time_limit_s, max_steps), current_name(solver)
+    axes = {str(key): _axis(str(key), values) for key, values in over.items()}
+    for name in axes.get("pricer", [pricer]):
+        if not isinstance(name, str | None):
+            raise InputError(
+                f"pricer: {quoted(name)} is not a name; the processes of a sweep know cost models that a package "
+                "declares (docs/add_a_solver.md)"
+            )
+        if name is not None:
+            declared_pricer(name)
+    combinations = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
+    jobs = [_job(problem, {"pricer": pricer} | values, list(axes), solver, budget) for values in combinations]
+    return run_jobs(jobs, Path(folder), processes, progress)
+
+
+def read_sweep(*folders: str | Path) -> Frame:
+    """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
+
+    Each overridden key is a column, with the value used where a job does not override it, followed by exit code,
+    message and the prediction of the plan. A comparison has a row for each of its solvers. Jobs that were asked for and
+    have not ended come last, without an exit code. Raises InputError for a folder without jobs.
+    """
+    return sweep_frame(map(Path, folders))
+
+
+def _axis(key: str, values: Any) -> list[Any]:
+    """The values of a key. Raises InputError for an unknown one, and for one without values."""
+    group, dot, name = key.partition(".")
+    if (dot and not (name and group in (*_GROUPS, "solver"))) or (not dot and key not in _KEYS):
+        raise InputError(f"over: {quoted(key)}: unknown key; {did_you_mean(key, _KEYS)}")
+    if group in _FIELDS and name not in _FIELDS[group]:
+        raise InputError(f"over: {key}: unknown key; {did_you_mean(name, _FIELDS[group])}")
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise InputError(f"over: {key}: {quoted(values)} is not a list; write [{values!r}]")
+    if not (listed := list(values)):
+        raise InputError(f"over: {key}: is empty; give at least one value")
+    return listed
+
+
+def run_jobs(
+    jobs: Sequence[SweepJob], folder: Path, processes: int | None, progress: bool | None, caller: str = "sweep"
+) -> Frame:
+    """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
+    resume, which is to repeat the call of `caller`."""
+    if processes is None:  # more would share cores, and a time limit would mean less search
+        cores = usable_cores()
+        processes = cores // max((job.cores(cores) for job in jobs), default=1)
+    count = whole_in(processes, "processes", at_least=1, at_most=1024)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
+    distinct = {job.key: job for job in jobs}
+    Asked.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
+    left = [job for job in distinct.values() if not job.is_done(folder)]
+    codes: list[int] = []
+    with status_line(progress) as show:
+
+        def tell(*more: int) -> None:
+            codes.extend(more)
+            bad, ended = sum(code != 0 for code in codes), len(distinct) - len(left) + len(codes)
+            show(f"{ended} of {len(distinct)} jobs" + (f", {bad} without a plan" if bad else ""))
+
+        tell()
+        try:
+            JobProcesses(left, folder, count, tell).run()
+        except KeyboardInterrupt:
+            done = sum(job.is_done(folder) for job in distinct.values())
+            said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
+            raise KeyboardInterrupt(said) from None
+    return jobs_frame([folder / job.key for job in jobs])
+
+
+def _job(problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solver: str, budget: Budget) -> SweepJob:
+    overrides = tuple(f"{key}={_word(values[key])}" for key in axes)
+    groups: dict[str, dict[str, Any]] = {group: dict(_within(values, group)) for group in (*_GROUPS, "solver")}
+    for name, value in groups["solver"].items():
+        if not isinstance(value, str | int | float | None):
+            raise InputError(
+                f"over: solver.{name}: {quoted(value)} is not a plain value; give a number, a string or None"
+            )
+    stated = {name: groups["solver"].pop(name) for name in _BUDGET if name in groups["solver"]}
+    seed = valid_seed(values.get("seed", 0))
+    changed, refused = None, ""
+    try:
+        parts = {name: read(values[name]) for name, read in (("cluster", cluster), ("model", model)) if name in values}
+        changed = problem.replace(
+            **parts,
+            workload=problem.workload.replace(**groups["workload"]),
+            space=problem.space.replace(**(groups["space"] | groups["constraints"])),
+        )
+        budget = Budget(**{name: getattr(budget, name) for name in _BUDGET} | stated)
+    except InputError as error:
+        refused = str(error)
+    name, own = str(values.get("solver", solver)), groups["solver"]
+    return SweepJob(overrides, changed, name, seed, budget, own, refused, pricer=values["pricer"])
+
+
+def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
+    return ((key.partition(".")[2], value) for key, value in values.items() if key.startswith(f"{group}."))
+
+
+def _word(value: Any) -> str:
+    return value.name if isinstance(value, Cluster | ModelSpec) else word(value)
