@@ -89,18 +89,28 @@ class StageFacts:
         return f"{self.pipeline}·{self.number}"
 
     @property
+    def devices(self) -> tuple[int, ...]:
+        """Its devices, executor by executor."""
+        return self.stage.devices
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers that it holds."""
+        return self.stage.num_layers
+
+    @property
     def place(self) -> str:
         """Its devices and their types, `b:0-3 (rtx_3090)`."""
-        return style.place(self.cluster, self.stage.devices)
+        return style.place(self.cluster, self.devices)
 
     def where(self, most: int) -> str:
         """Its devices as ranges, at most `most` of them."""
-        return style.listed(style.device_ranges(self.cluster, self.stage.devices), most)
+        return style.listed(style.device_ranges(self.cluster, self.devices), most)
 
     @property
     def gpus(self) -> str:
         """The types of its devices."""
-        return style.gpu_names(self.cluster, self.stage.devices)
+        return style.gpu_names(self.cluster, self.devices)
 
     @property
     def is_sequence(self) -> bool:

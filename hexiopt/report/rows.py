@@ -157,19 +157,19 @@ def pipeline_kinds(facts: PlanFacts) -> list[PipelineKind]:
 
 
 def _in_words(stage: StageFacts) -> str:
-    return f"{stage.parallelism} {stage.gpus}" if len(stage.stage.devices) > 1 else stage.gpus
+    return f"{stage.parallelism} {stage.gpus}" if len(stage.devices) > 1 else stage.gpus
 
 
 def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[StageFacts, ...]]) -> PipelineKind:
     members = tuple(stages[0].pipeline for stages in pipelines)
     stages = [stage for one in pipelines for stage in one]
-    layers = [stage.stage.num_layers for stage in stages]
+    layers = [stage.num_layers for stage in stages]
     sizes = [(facts.plan.pipelines[p].num_micro_batches, facts.plan.pipelines[p].micro_batch_size) for p in members]
     sequences = [number * size for number, size in sizes]
     return PipelineKind(
         stages=words,
         members=members,
-        num_gpus=sum(len(stage.stage.devices) for stage in stages),
+        num_gpus=sum(len(stage.devices) for stage in stages),
         layers=(min(layers), max(layers)),
         sequences=(min(sequences), max(sequences)),
         end_s=max(facts.cost.pipelines[p].end_s for p in members),

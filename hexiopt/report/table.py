@@ -134,7 +134,7 @@ def _cells(row: PipelineRow, stage: StageFacts, bar: bool = True) -> list[Text]:
         Text(stage.name),
         Text(stage.place + more),
         Text(stage.degrees),
-        Text(f"{stage.layers} {stage.stage.num_layers:2d}"),
+        Text(f"{stage.layers} {stage.num_layers:2d}"),
         Text(stage.recompute.replace("selective", "select.")),
         Text(milliseconds(stage.compute_s)),
         Text(f"{100 * stage.busy:.0f}"),

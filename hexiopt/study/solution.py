@@ -238,7 +238,7 @@ class Solution(Result, Value):
             rows.append(("lower bound", f"{seconds(self.bound_s)}{gap}"))
         if plan is not None and cost is not None:
             zero = f", ZeRO-{plan.sharding.stage}" if plan.sharding.stage else ""
-            used = f"{len(plan.devices()):,} of {problem.cluster.num_devices:,} GPUs used"
+            used = f"{plan._facts.devices_used} GPUs used"
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
             tight = plan.facts.tightest
@@ -268,7 +268,7 @@ def _stage_row(row: PipelineRow, k: int) -> dict[str, Any]:
         "devices": stage.place,
         "parallelism": stage.parallelism,
         "layers": stage.layers,
-        "num_layers": stage.stage.num_layers,
+        "num_layers": stage.num_layers,
         "recompute": stage.recompute,
         "micro_batches": row.num_micro_batches,
         "micro_batch_size": row.micro_batch_size,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 
@@ -137,23 +137,10 @@ def _commands(solver: Mapping[str, Any], command: str | None) -> list[str]:
     return [*([command] if command else []), "hexiopt price plan=plan.json"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Chart:
-    """Best step time over search time in the SVG's coordinates: a stair with its corners, and horizontal lines."""
-
-    left: ClassVar[int] = 80
-    right: ClassVar[int] = 720
-    top: ClassVar[int] = 12
-    bottom: ClassVar[int] = 212
-
-    stair: str
-    dots: Sequence[tuple[float, float]]
-    labels: Sequence[tuple[float, str]]  # y and text, of the first and the last step time
-    bounds: Sequence[tuple[float, str]]  # y and text, of the lower bound where one is known
-    end_s: float
-
-
-def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> _Chart:
+def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> dict[str, Any]:
+    """Best step time over search time in the SVG's coordinates: a stair with its corners `dots`, `labels` (y and text)
+    of the first and the last step time, and `bounds` (y and text), the lower bound where one is known."""
+    left, right, top, bottom = 80, 720, 12, 212
     points = [(point.runtime_s, point.step_time_s) for point in trajectory]
     if len(points) > _MAX_POINTS:
         stride = len(points) / _MAX_POINTS
@@ -166,21 +153,25 @@ def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> _Chart:
     low, high = min(values) - margin, max(values) + margin
 
     def x(time_s: float) -> float:
-        return round(_Chart.left + (_Chart.right - _Chart.left) * time_s / end_s, 1)
+        return round(left + (right - left) * time_s / end_s, 1)
 
     def y(step_s: float) -> float:
-        return round(_Chart.top + (_Chart.bottom - _Chart.top) * (high - step_s) / (high - low), 1)
+        return round(top + (bottom - top) * (high - step_s) / (high - low), 1)
 
     corners = [(x(time_s), y(step_s)) for time_s, step_s in points]
     (first_x, first_y), *later = corners
-    stair = f"M{first_x} {first_y}" + "".join(f"H{x}V{y}" for x, y in later) + f"H{_Chart.right}"
-    return _Chart(
-        stair,
-        corners[:_MAX_DOTS],
-        [(y(value), style.seconds(value)) for value in dict.fromkeys((points[0][1], points[-1][1]))],
-        [(y(value), style.seconds(value)) for value in bounds],
-        end_s,
-    )
+    stair = f"M{first_x} {first_y}" + "".join(f"H{x}V{y}" for x, y in later) + f"H{right}"
+    return {
+        "left": left,
+        "right": right,
+        "top": top,
+        "bottom": bottom,
+        "end_s": end_s,
+        "stair": stair,
+        "dots": corners[:_MAX_DOTS],
+        "labels": [(y(value), style.seconds(value)) for value in dict.fromkeys((points[0][1], points[-1][1]))],
+        "bounds": [(y(value), style.seconds(value)) for value in bounds],
+    }
 
 
 @dataclass(frozen=True, slots=True)

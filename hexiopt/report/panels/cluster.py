@@ -13,25 +13,15 @@ from hexiopt.report.machine_map import (
     named_by_gpu,
     network_notes,
 )
-from hexiopt.report.panels.canvas import (
-    NORMAL,
-    SMALL,
-    STYLE,
-    clipped_to,
-    first_fitting,
-    inches,
-    new_axes,
-    text_inches,
-    title,
-)
+from hexiopt.report.panels import canvas
 from hexiopt.report.panels.stages import shown_rows
 from hexiopt.report.style import FAINT, INK, PAPER, count, ink_on
 
 
-@rc_context(STYLE)
+@rc_context(canvas.STYLE)
 def draw_cluster(facts: PlanFacts, ax: Axes | None = None, letter: str = "a") -> Axes:
     """Machines as boxes, devices in the colours of their stages; machines that look alike are drawn once, with ×N."""
-    ax = new_axes(ax, 8, 4)
+    ax = canvas.new_axes(ax, 8, 4)
     cluster, rows = facts.problem.cluster, shown_rows(facts)
     shown, left_out = machine_map(facts, rows, MAX_MACHINES)
     notes = ["label: pipeline·stage" + (" of the one shown" if rows.grouped else "")]
@@ -41,10 +31,10 @@ def draw_cluster(facts: PlanFacts, ax: Axes | None = None, letter: str = "a") ->
         notes.append(f"hatched: {count(len(facts.unused), 'device')} unused")
     if rows.num_left_out:
         notes.append("grey: in pipelines not shown")
-    title(ax, letter, "Cluster", "; ".join(notes))
+    canvas.title(ax, letter, "Cluster", "; ".join(notes))
 
-    width, height = inches(ax)
-    foot = clipped_to(network_notes(cluster), width, SMALL)
+    width, height = canvas.inches(ax)
+    foot = canvas.clipped_to(network_notes(cluster), width, canvas.SMALL)
     ax.set(xlim=(0, width), ylim=(0, height))
     ax.axis("off")
     if foot:
@@ -86,12 +76,14 @@ def _draw_machine(ax: Axes, kind: MachineKind, box: tuple[float, float, float, f
     ax.add_patch(FancyBboxPatch(*frame, facecolor="#F6F7F9", **rounded))  # type: ignore[arg-type]
     room = width - 0.18
     times = f" ×{kind.number}" if kind.number > 1 else ""
-    name_room = room - text_inches(times, SMALL)
-    size = max(6.0, min(NORMAL, NORMAL * name_room / text_inches(kind.name, NORMAL, bold=True)))
-    name = clipped_to(kind.name, name_room, size, bold=True)
+    name_room = room - canvas.text_inches(times, canvas.SMALL)
+    size = max(
+        6.0, min(canvas.NORMAL, canvas.NORMAL * name_room / canvas.text_inches(kind.name, canvas.NORMAL, bold=True))
+    )
+    name = canvas.clipped_to(kind.name, name_room, size, bold=True)
     ax.text(x + 0.09, y + height - 0.07, name, fontsize=size, fontweight="bold", color=INK, va="top")
     ax.text(x + width - 0.09, y + height - 0.07, times, ha="right", va="top")
-    note = first_fitting(machine_notes(machine), room, SMALL)
+    note = canvas.first_fitting(machine_notes(machine), room, canvas.SMALL)
     ax.text(x + 0.09, y + 0.075, note, va="bottom", linespacing=1.15)
     columns = _columns(len(squares))
     label_size = min(9.0, side * 72 * 0.36)
@@ -107,7 +99,7 @@ def _draw_machine(ax: Axes, kind: MachineKind, box: tuple[float, float, float, f
         at = (left + 0.02 * side, low + 0.04 * side), 0.94 * side, 0.92 * side
         ax.add_patch(Rectangle(*at, facecolor=colour, edgecolor=edge, linewidth=0.6, hatch=hatch))
         if square.label and label_size >= 3.0:
-            fit = min(label_size, 0.86 * label_size * side / text_inches(square.label, label_size))
+            fit = min(label_size, 0.86 * label_size * side / canvas.text_inches(square.label, label_size))
             centre, ink = (left + 0.49 * side, low + 0.5 * side), ink_on(square.colour or PAPER)
             ax.text(*centre, square.label, fontsize=fit, color=ink, ha="center", va="center")
     for link in machine.intra_links:

@@ -7,28 +7,17 @@ from matplotlib.ticker import MaxNLocator
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.report.facts import PlanFacts, is_full
-from hexiopt.report.panels.canvas import (
-    LABELS,
-    NORMAL,
-    SMALL,
-    STYLE,
-    first_fitting,
-    inches,
-    legend,
-    new_axes,
-    plain_axes,
-    title,
-)
+from hexiopt.report.panels import canvas
 from hexiopt.report.panels.stages import draw_chip, in_line, shown_rows
 from hexiopt.report.style import INK, MEMORY_COLOURS, MEMORY_LABELS, MUTED, clipped, percent
 from hexiopt.units import GIB
 
 
-@rc_context(STYLE)
+@rc_context(canvas.STYLE)
 def draw_memory(facts: PlanFacts, ax: Axes | None = None, letter: str = "d") -> Axes:
     """Draw one bar per stage: the memory of its fullest device by part, against the limit."""
-    ax = new_axes(ax, 14, 3)
-    width, height = inches(ax)
+    ax = canvas.new_axes(ax, 14, 3)
+    width, height = canvas.inches(ax)
     places, end = in_line(shown_rows(facts), 0.5)
     top = max(max(stage.cost.limit_bytes, stage.cost.memory.total) for _, _, stage in places) / GIB
     per_bar = width / end
@@ -46,21 +35,21 @@ def draw_memory(facts: PlanFacts, ax: Axes | None = None, letter: str = "d") -> 
         share = memory.total / stage.cost.limit_bytes
         ax.hlines(limit, x - 0.55 * bar, x + 0.55 * bar, color=INK, linewidth=1.6, zorder=3)
         wordings = [f"{percent(share)} of {limit:.1f}", percent(share), f"{share:.0f}×"]
-        text, y = first_fitting(wordings, 0.94 * per_bar, SMALL), max(limit, low) + top * 0.025
+        text, y = canvas.first_fitting(wordings, 0.94 * per_bar, canvas.SMALL), max(limit, low) + top * 0.025
         colour, weight = ("#B3261E", "bold") if is_full(stage.cost) else (MUTED, "normal")
         ax.text(x, y, text, color=colour, fontweight=weight, ha="center", zorder=4)
         chip = min(bar, 0.4 / per_bar)
         box = (x - chip / 2, -0.24 * line, chip, 0.17 * line)
-        draw_chip(ax, row, stage, box, (x, -0.16 * line), 0.9 * chip * per_bar, SMALL)
+        draw_chip(ax, row, stage, box, (x, -0.16 * line), 0.9 * chip * per_bar, canvas.SMALL)
         wordings = [stage.kind, stage.gpus, stage.gpus.replace("_", "_\n", 1), clipped(stage.gpus, 8)]
-        ax.text(x, -0.3 * line, first_fitting(wordings, 0.96 * per_bar, SMALL), ha="center", va="top")
+        ax.text(x, -0.3 * line, canvas.first_fitting(wordings, 0.96 * per_bar, canvas.SMALL), ha="center", va="top")
     ax.set_xticks([])
     ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(0, top) if tick <= top * 1.16])
-    ax.set_ylabel("GiB", fontsize=NORMAL, color=MUTED)
-    plain_axes(ax)
+    ax.set_ylabel("GiB", fontsize=canvas.NORMAL, color=MUTED)
+    canvas.plain_axes(ax)
     headroom = facts.problem.space.memory_headroom
     free = f", {100 * headroom:g}% of usable memory left free" if headroom else ""
-    title(ax, letter, "Memory", f"fullest device of each stage; line: its limit{free}", outdent=LABELS)
+    canvas.title(ax, letter, "Memory", f"fullest device of each stage; line: its limit{free}", outdent=canvas.LABELS)
     used = [part for part in MEMORY_PARTS if any(getattr(s.cost.memory, part) for _, _, s in places)]
-    legend(ax, [Patch(facecolor=MEMORY_COLOURS[part], label=MEMORY_LABELS[part]) for part in used])
+    canvas.legend(ax, [Patch(facecolor=MEMORY_COLOURS[part], label=MEMORY_LABELS[part]) for part in used])
     return ax

@@ -8,19 +8,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from hexiopt.report.facts import PlanFacts
-from hexiopt.report.panels.canvas import (
-    LABELS,
-    NORMAL,
-    SMALL,
-    STYLE,
-    clipped_to,
-    inches,
-    legend,
-    new_axes,
-    plain_axes,
-    text_inches,
-    title,
-)
+from hexiopt.report.panels import canvas
 from hexiopt.report.panels.stages import draw_chip, in_line, left_out, shown_rows
 from hexiopt.report.rows import PipelineRow
 from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds
@@ -32,16 +20,16 @@ _ENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@rc_context(STYLE)
+@rc_context(canvas.STYLE)
 def draw_timeline(facts: PlanFacts, ax: Axes | None = None, letter: str = "c") -> Axes:
     """Draw one lane per stage with forward, backward, messages, gradient sync and optimizer; a long step is cut.
 
     Replicas of a stage are stacked in its lane; later layer ranges are paler.
     """
-    ax = new_axes(ax, 14, 4)
+    ax = canvas.new_axes(ax, 14, 4)
     rows = shown_rows(facts)
     axis = TimeAxis.of(facts, rows)
-    width, height = inches(ax)
+    width, height = canvas.inches(ax)
     lanes, bottom = in_line(rows, 0.45)
     ax.set(xlim=(0, axis.width), ylim=(bottom, 0))
     lane_inches = height / bottom
@@ -52,18 +40,18 @@ def draw_timeline(facts: PlanFacts, ax: Axes | None = None, letter: str = "c") -
         ax.axvspan(axis.cut, axis.cut + axis.gap, color=PAPER, zorder=4, linewidth=0)
         for edge in (axis.cut, axis.cut + axis.gap):
             ax.axvline(edge, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=5)
-    size = min(NORMAL, lane_inches * 72 * 0.62)
-    small, inch = min(SMALL, size), axis.width / width
+    size = min(canvas.NORMAL, lane_inches * 72 * 0.62)
+    small, inch = min(canvas.SMALL, size), axis.width / width
     ax.set_yticks([])
     for y, row, stage in lanes:
         box = (-0.32 * inch, y + 0.06, 0.26 * inch, 0.84)
         draw_chip(ax, row, stage, box, (-0.19 * inch, y + 0.5), 0.24, size)
-        kind = clipped_to(stage.kind, LABELS - 0.37, small)
+        kind = canvas.clipped_to(stage.kind, canvas.LABELS - 0.37, small)
         ax.text(-0.37 * inch, y + 0.5, kind, fontsize=small, ha="right", va="center")
     _ticks(ax, axis, width)
-    plain_axes(ax, "left")
+    canvas.plain_axes(ax, "left")
     notes = [f"{seconds(axis.resume - axis.cut)} omitted at the cut"] if axis.gap else []
-    title(ax, letter, "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=LABELS)
+    canvas.title(ax, letter, "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=canvas.LABELS)
     sync = f"gradient sync and waiting for it ({seconds(facts.cost.gradient_sync_s)} after the last pipeline)"
     ending = f"{facts.last_phase} ({seconds(facts.cost.optimizer_s)})"
     entries = [
@@ -73,7 +61,7 @@ def draw_timeline(facts: PlanFacts, ax: Axes | None = None, letter: str = "c") -
         *([Patch(label=sync, **_ENDS["gradient_sync"])] if facts.has_gradient_sync else []),
         Patch(label=ending, **_ENDS["optimizer"]),
     ]
-    legend(ax, entries)
+    canvas.legend(ax, entries)
     return ax
 
 
@@ -81,11 +69,11 @@ def _draw_pipeline(
     ax: Axes, axis: TimeAxis, facts: PlanFacts, row: PipelineRow, at: list[float], lane_inches: float
 ) -> None:
     """Draw one pipeline's spans; `at` has the position of each stage's lane."""
-    pipeline, per_second = facts.plan.pipelines[row.number], inches(ax)[0] / axis.width
+    pipeline, per_second = facts.plan.pipelines[row.number], canvas.inches(ax)[0] / axis.width
     boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, int, str, int]] = []
     size = min(6.0, lane_inches * 72 * 0.45 / max(len(stage.executors) for stage in pipeline.stages))
-    room = text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
+    room = canvas.text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
 
     def place(stage: int, executor: int) -> tuple[float, float]:
         """The start and height of an executor's part of its stage's lane."""
