@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.exports.formats import ImportContext
 from hexiopt.ledger import Ledger, Reason, Vocabulary
-from hexiopt.reading import MAX_DEPTH
+from hexiopt.reading import MAX_DEPTH, as_mapping, parse
 
 AUTO = "auto"  # what a training script fills in when it runs
 _MOST = 10**9
@@ -69,6 +69,14 @@ class FileSettings(Ledger):
         super().__init__(context.where, values, vocabulary)
         self._known = known
         self._wrong: list[tuple[str, str]] = []
+
+    @classmethod
+    def of_json(
+        cls, text: str, context: ImportContext, vocabulary: Vocabulary, known: frozenset[str] | None = None
+    ) -> "FileSettings":
+        """The settings of a JSON file. Raises InputError where it is none."""
+        data = as_mapping(parse(text, context.where, as_json=True), context.where)
+        return cls(context, dict(flat(data)), vocabulary, known)
 
     # ------------------------------------------------------------------------- values
 

@@ -12,13 +12,3 @@ TRAINER_SCHEDULES: dict[str, dict[Schedule, str]] = {
     "megatron": {ONE_F_ONE_B: "", INTERLEAVED: ""},
     "torchtitan": {ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B", GPIPE: "GPipe"},
 }
-
-
-def schedules_of(trainer: str) -> tuple[Schedule, ...]:
-    """The schedules that a trainer runs."""
-    return tuple(TRAINER_SCHEDULES[trainer])
-
-
-def preset_schedules(trainer: str) -> tuple[str, ...]:
-    """What `workload.schedule` may be for a trainer to run every plan."""
-    return tuple(map(str, TRAINER_SCHEDULES[trainer]))

@@ -12,12 +12,11 @@ from typing import Any
 from hexiopt.exports.file_jobs import FileJob, imported_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
-from hexiopt.exports.settings import FileSettings, flat, script_notes
+from hexiopt.exports.settings import FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import as_mapping, parse
 
 TARGET = "DeepSpeed 0.19"
 FILE = "deepspeed.json"
@@ -137,8 +136,8 @@ class DeepSpeedFormat(Trainer):
         return Program(grid.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        data = as_mapping(parse(text, context.where, as_json=True), context.where)
-        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("DeepSpeed")
+        settings = FileSettings.of_json(text, context, VOCABULARY)
+        model = context.stated_model("DeepSpeed")
         exported = any(name.startswith(f"{_OWN}.") for name in settings)
         stages = settings.whole("hexiopt.pipe", 1) if exported else 1
         of_tp = settings.name_in_use("hexiopt.model", "tensor_parallel.autotp_size")

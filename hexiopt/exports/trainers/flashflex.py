@@ -11,12 +11,11 @@ from typing import Any
 from hexiopt.exports.file_jobs import imported_plan
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer, stage_name
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
-from hexiopt.exports.settings import FileSettings, flat, script_notes
+from hexiopt.exports.settings import FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Vocabulary
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import as_mapping, parse
 
 TARGET = "FlashFlex 5ee1726"
 FILE, ARGUMENTS = "flashflex.json", "flashflex.sh"
@@ -188,11 +187,8 @@ class FlashFlexFormat(Trainer):
         return Program(plan.devices(), command, files, setup=setup, notes=notes)
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        data = as_mapping(parse(text, context.where, as_json=True), context.where)
-        settings, model = (
-            FileSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
-            context.stated_model("FlashFlex"),
-        )
+        settings = FileSettings.of_json(text, context, VOCABULARY, _KEYS)
+        model = context.stated_model("FlashFlex")
         degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
         if list(map(len, degrees)) != list(map(len, layers)):
             settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")

@@ -17,12 +17,11 @@ from hexiopt.exports.formats import (
     stage_name,
 )
 from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
-from hexiopt.exports.settings import EXPERTS, FileSettings, flat, script_notes
+from hexiopt.exports.settings import EXPERTS, FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Reason, Vocabulary, words
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.reading import as_mapping, parse
 
 TARGET = "Galvatron cea12ff"
 FILE = "galvatron.json"
@@ -134,11 +133,8 @@ class GalvatronFormat(Trainer):
         return Program(chain.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        data = as_mapping(parse(text, context.where, as_json=True), context.where)
-        settings, model = (
-            FileSettings(context, dict(flat(data)), VOCABULARY, _KEYS),
-            context.stated_model("Galvatron"),
-        )
+        settings = FileSettings.of_json(text, context, VOCABULARY, _KEYS)
+        model = context.stated_model("Galvatron")
         devices, of_ranks = context.ranks_of(None)
         stages = settings.whole("pp_deg")
         division = _numbers(settings, "pp_division", stages)
