@@ -238,7 +238,7 @@ class Solution(Result, Value):
             rows.append(("lower bound", f"{seconds(self.bound_s)}{gap}"))
         if plan is not None and cost is not None:
             zero = f", ZeRO-{plan.sharding.stage}" if plan.sharding.stage else ""
-            used = f"{plan._facts.devices_used} GPUs used"
+            used = f"{plan.facts.devices_used} GPUs used"
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
             tight = plan.facts.tightest
