@@ -267,7 +267,7 @@ UNREACHED = {  # modules of hexiopt, or parts of it, that only the command line 
     "hexiopt.files.link_files": "profile",
     "hexiopt.report.compared.sweep": "collect",
     "hexiopt.report.explanation": "explain",
-    "hexiopt.report.in_short": "explain",
+    "hexiopt.report.trace": "plan: timeline.json",
     "hexiopt.report.page": "plan: report.html",
     "hexiopt.simulation.network": "explain and emulate",
     "hexiopt.study.replan.replanned": "replan",
