@@ -213,7 +213,7 @@ class Section:
 
     @contextmanager
     def building(self, keys: Keys = NO_KEYS, name: Callable[[int], str] = str) -> Iterator[None]:
-        """What is made inside of the values is refused by the error of `refusal`, or one that names this mapping."""
+        """Errors of the block, which makes something of the values, are told in the file's words: see `refusal`."""
         try:
             yield
         except FieldError as error:
@@ -224,8 +224,9 @@ class Section:
     def refusal(self, error: FieldError, keys: Keys = NO_KEYS, name: Callable[[int], str] = str) -> InputError:
         """`error` in the file's words: the key that states the field, the value as the file has it, bounds in its unit.
 
-        `keys` has the keys of fields that the file calls otherwise, as `links[*].source` for those of items; of several
-        the first that the file has. Others differ from the field by their unit alone. Devices are called by `name`.
+        `keys` names the keys of fields that the file calls otherwise, those of list items as `links[*].source`; the
+        first key that the file has is taken. Other keys differ from the field by their unit at most. `name` gives the
+        names of devices.
         """
         index = next(iter(re.findall(r"\[[0-9]+\]", error.field)), "[*]")
         field = error.field.replace(index, "[*]")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hexiopt.discovery import gres_conf, hostfile, kubernetes, nvidia_smi, rocm_smi, sinfo, slurm, slurm_json, topology
+from hexiopt.discovery import gres_conf, hostfile, kubernetes, sinfo, slurm, slurm_json, smi, topology
 from hexiopt.discovery.lines import Text, open_text
 from hexiopt.errors import InputError
 
@@ -12,8 +12,8 @@ COMMANDS = {
     "slurm": f"{slurm.COMMAND}, or {sinfo.COMMAND}",
     "kubernetes": kubernetes.COMMAND,
     "hostfile": "one host per line, such as host slots=8",
-    "nvidia_smi": nvidia_smi.QUERY,
-    "rocm_smi": rocm_smi.COMMAND,
+    "nvidia_smi": smi.QUERY,
+    "rocm_smi": smi.ROCM_COMMAND,
     "topology": "nvidia-smi topo -m, or rocm-smi --showtopo",
 }
 """What writes a text for each option."""
@@ -46,15 +46,15 @@ _KINDS = (
         "the table of kubectl get nodes", _has(r"\ANAME\s+STATUS\s+ROLES\s+AGE"), "kubernetes", lacks="states no GPUs"
     ),
     _Kind("rocm-smi --showtopo", topology.is_rocm_topology, "topology", topology.read_rocm_topology),
-    _Kind("rocm-smi --showproductname", rocm_smi.is_rocm_smi, "rocm_smi", rocm_smi.read_rocm_smi),
-    _Kind("a text of rocm-smi", _has(rocm_smi.BANNER), "rocm_smi", lacks="names no products"),
+    _Kind("rocm-smi --showproductname", smi.is_rocm_smi, "rocm_smi", smi.read_rocm_smi),
+    _Kind("a text of rocm-smi", _has(smi.ROCM_BANNER), "rocm_smi", lacks="names no products"),
     _Kind("a text of amd-smi", _has(r"(?i)amd-smi|^GPU: \d+$|MARKET_NAME"), "rocm_smi", lacks="is not read"),
     _Kind("the table of nvidia-smi", _has(r"\| NVIDIA-SMI \d"), "nvidia_smi", lacks="cuts the names of GPUs"),
     _Kind("the log of nvidia-smi -q", _has(r"=+NVSMI LOG=+|<nvidia_smi_log>"), "nvidia_smi", lacks="is not read"),
-    _Kind("the output of nvidia-smi -L", nvidia_smi.is_list, "nvidia_smi", nvidia_smi.read_list),
+    _Kind("the output of nvidia-smi -L", smi.is_list, "nvidia_smi", smi.read_list),
     _Kind("nvidia-smi topo -m", topology.is_topology, "topology", topology.read_topology),
-    _Kind("CSV of nvidia-smi", nvidia_smi.is_table, "nvidia_smi", nvidia_smi.read_table),
-    _Kind("CSV of nvidia-smi without header", nvidia_smi.is_headerless, "nvidia_smi", nvidia_smi.read_headerless),
+    _Kind("CSV of nvidia-smi", smi.is_table, "nvidia_smi", smi.read_table),
+    _Kind("CSV of nvidia-smi without header", smi.is_headerless, "nvidia_smi", smi.read_headerless),
     _Kind("scontrol show node", slurm.is_scontrol, "slurm", slurm.read_scontrol),
     _Kind("gres.conf", gres_conf.is_gres_conf, "slurm", gres_conf.read_gres_conf),
     _Kind("slurm.conf", slurm.is_slurm_conf, "slurm", slurm.read_slurm_conf),

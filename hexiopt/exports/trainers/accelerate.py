@@ -25,7 +25,7 @@ from hexiopt.exports.layout import (
 )
 from hexiopt.exports.settings import FileSettings, flat, script_notes, unknown_key
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
-from hexiopt.exports.trainers.accelerate_vocabulary import TOP, VOCABULARY
+from hexiopt.exports.trainers.vocabularies.accelerate import TOP, VOCABULARY
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse

@@ -14,7 +14,7 @@ from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, 
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.settings import FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
-from hexiopt.exports.trainers.deepspeed_vocabulary import VOCABULARY
+from hexiopt.exports.trainers.vocabularies.deepspeed import VOCABULARY
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 

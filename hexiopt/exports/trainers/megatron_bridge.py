@@ -11,11 +11,11 @@ import yaml
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program
 from hexiopt.exports.layout import note_lines
+from hexiopt.exports.python_settings import Computed, python_settings
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.shell.values import Unknown
 from hexiopt.exports.trainers.megatron import MegatronFormat, imported, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
-from hexiopt.exports.trainers.python_settings import Computed, python_settings
 from hexiopt.ledger import words
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem

@@ -9,10 +9,10 @@ from typing import Any
 from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
+from hexiopt.exports.python_settings import python_settings
 from hexiopt.exports.settings import FileSettings, flat
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
-from hexiopt.exports.trainers.python_settings import python_settings
-from hexiopt.exports.trainers.torchtitan_vocabulary import VOCABULARY
+from hexiopt.exports.trainers.vocabularies.torchtitan import VOCABULARY
 from hexiopt.problem.space import Recompute
 from hexiopt.schedules.schedule import Schedule
 

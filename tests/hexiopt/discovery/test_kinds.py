@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hexiopt.discovery.inventory import Inventory
 from hexiopt.discovery.kinds import read
 from hexiopt.discovery.machines import Discovery, Texts, discover
-from hexiopt.discovery.nvidia_smi import SmiGpu
+from hexiopt.discovery.smi import SmiGpu
 from hexiopt.errors import InputError
 
 MIB = 2**20

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.discovery.kinds import read
-from hexiopt.discovery.nvidia_smi import SmiGpu
+from hexiopt.discovery.smi import SmiGpu
 from hexiopt.discovery.topology import Topology
 from hexiopt.errors import InputError
 from tests.hexiopt.discovery.texts import (

@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportedPlan
 from hexiopt.exports.trainers import (
-    accelerate_vocabulary,
-    deepspeed_vocabulary,
     flashflex,
     galvatron,
     megatron_arguments,
-    torchtitan_vocabulary,
 )
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.exports.trainers.vocabularies import accelerate, deepspeed, torchtitan
 from hexiopt.ledger import OFF, Vocabulary
 from tests.hexiopt.exports.one_key_changes import (
     Change,
@@ -41,9 +39,9 @@ from tests.hexiopt.exports.stated_layouts import StatedLayout, exported_layouts,
 
 MEGATRON = ("megatron", "megatron_bridge", "flagscale")
 VOCABULARIES: dict[str, Vocabulary] = {
-    "torchtitan": torchtitan_vocabulary.VOCABULARY,
-    "deepspeed": deepspeed_vocabulary.VOCABULARY,
-    "accelerate": accelerate_vocabulary.VOCABULARY,
+    "torchtitan": torchtitan.VOCABULARY,
+    "deepspeed": deepspeed.VOCABULARY,
+    "accelerate": accelerate.VOCABULARY,
     "galvatron": galvatron.VOCABULARY,
     "flashflex": flashflex.VOCABULARY,
     **dict.fromkeys(MEGATRON, megatron_arguments.vocabulary()),

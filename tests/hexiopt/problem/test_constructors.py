@@ -191,3 +191,25 @@ def test_a_window_shorter_than_the_sequence_is_refused() -> None:
     assert (refusal(lambda: priced(qwen, 2048)) or "").endswith("full attention: model.use_sliding_window=false")
     neo = replace(WINDOW, architecture="gpt_neo", num_kv_heads=4, mlp_bias=True)
     assert refusal(lambda: priced(neo, 2048)) is None  # computes all scores and masks them
+
+
+def test_a_link_of_two_devices_has_one_form_and_a_lone_device_no_rate_inside() -> None:
+    links = (IntraLink(3, 2, 1e9, 0.0), IntraLink(1, 0, 1e9, 0.0))
+    machine = replace(MACHINE, num_gpus=4, intra_links=links)
+    assert [(link.a, link.b) for link in machine.intra_links] == [(0, 1), (2, 3)]
+    assert machine == replace(MACHINE, num_gpus=4, intra_links=links[::-1])
+    lone = replace(MACHINE, num_gpus=1, intra_links=(), intra_bandwidth_bytes_per_s=1e9)
+    assert lone.intra_bandwidth_bytes_per_s == float("inf")
+
+
+def test_links_alone_make_a_network_in_python_too() -> None:
+    """Interfaces then have the rate of all links of the machine together."""
+    inf = float("inf")
+    machines = tuple(
+        replace(MACHINE, name=name, spec_name=name, nic_bandwidth_bytes_per_s=inf) for name in ("x", "y", "z")
+    )
+    links = tuple(Link(a, b, 1e9, None, True) for a, b in (("x", "y"), ("y", "z"), ("x", "z")))
+    cluster = Cluster("box", machines, inf, 0.0, links=links)
+    assert {machine.nic_bandwidth_bytes_per_s for machine in cluster.machines} == {2e9}
+    line = refusal(lambda: Cluster("box", machines, inf, 0.0, links=links[:2])) or ""
+    assert line.endswith("state it, in bytes/s per network interface and direction, or the link from x to z")

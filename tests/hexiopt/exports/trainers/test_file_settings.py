@@ -9,8 +9,8 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan
+from hexiopt.exports.python_settings import Computed, python_settings
 from hexiopt.exports.settings import FileSettings, flat
-from hexiopt.exports.trainers.python_settings import Computed, python_settings
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.ledger import Vocabulary
 from hexiopt.problem.cluster import Cluster

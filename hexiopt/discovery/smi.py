@@ -1,4 +1,5 @@
-"""The GPUs of a machine from nvidia-smi: `--query-gpu=index,name,memory.total,... --format=csv`, or `-L`."""
+"""The GPUs of a machine from its driver's tool: nvidia-smi, `--query-gpu=index,name,memory.total,... --format=csv` or
+`-L`; or AMD's, `rocm-smi --showproductname --showmeminfo vram`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -218,3 +219,32 @@ def _whole(line: Line, cell: str, unit: str, least: int, most: int) -> int | Non
         within = f"{least} to {most}{' ' + unit if unit else ''}"
         line.refuse(f"is not a whole number from {within}; query it again", cell)
     return int(digits)
+
+
+# ------------------------------------------------------------------ of AMD
+
+ROCM_COMMAND = "rocm-smi --showproductname --showmeminfo vram"
+ROCM_BANNER = "ROCm System Management Interface"
+_ROCM_LINE = re.compile(r"GPU\[(\d{1,4})\]\s*:\s*(Card series|Card Series|VRAM Total Memory \(B\)):\s*(.+)")
+
+
+def is_rocm_smi(text: Text) -> bool:
+    """Whether the text names products as rocm-smi does."""
+    return text.has(r"^GPU\[\d+\]\s*:\s*Card [Ss]eries:")
+
+
+def read_rocm_smi(text: Text) -> SmiGpus:
+    """The GPUs by index. Raises InputError."""
+    names: dict[int, str] = {}
+    memory: dict[int, int] = {}
+    for line in text.lines:
+        if (match := _ROCM_LINE.match(line.text)) is None:
+            continue
+        index, value = int(match[1]), match[3].strip()
+        if match[2].lower() == "card series":
+            names[index] = value
+        elif value.isdecimal():
+            memory[index] = int(value)
+    if sorted(names) != list(range(len(names))):
+        raise InputError(f"{text.path}: has the GPUs {sorted(names)}; give all of a machine, from 0 without gaps")
+    return SmiGpus(tuple(SmiGpu(index, names[index], memory.get(index)) for index in sorted(names)))
