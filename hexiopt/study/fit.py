@@ -22,8 +22,8 @@ from hexiopt.problem.workload import MAX_SEQ_LEN
 from hexiopt.reading import number_in
 from hexiopt.report.style import MEMORY_LABELS, clipped, count, device_ranges, gib, listed
 from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver, valid_seed
-from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.referee import Refereed
+from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.bisection import largest
 from hexiopt.study.inputs import constrain
