@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from hexiopt.problem.problem import Problem as Problem
     from hexiopt.problem.space import Space as Space
     from hexiopt.problem.workload import Workload as Workload
-    from hexiopt.solving.catalogue import SolverCatalogue as SolverCatalogue
-    from hexiopt.solving.catalogue import SolverInfo as SolverInfo
-    from hexiopt.solving.catalogue import solver as solver
-    from hexiopt.solving.catalogue import solvers as solvers
+    from hexiopt.solving.registry import SolverCatalogue as SolverCatalogue
+    from hexiopt.solving.registry import SolverInfo as SolverInfo
+    from hexiopt.solving.registry import solver as solver
+    from hexiopt.solving.registry import solvers as solvers
     from hexiopt.study.compare import Comparison as Comparison
     from hexiopt.study.compare import compare as compare
     from hexiopt.study.export import export as export

@@ -29,9 +29,8 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Budget, Pricer, Progress, Solver
-from hexiopt.solving.catalogue import make_solver
-from hexiopt.solving.plugins import pricer_maker
 from hexiopt.solving.referee import InvalidPlanError
+from hexiopt.solving.registry import make_solver, pricer_maker
 from hexiopt.solving.result import Result, Status
 
 __all__ = ["assert_sound", "check_pricer", "check_solver", "problems"]

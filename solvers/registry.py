@@ -1,6 +1,6 @@
 """Solvers by name, imported only when asked for.
 
-Ours are rows of the table here. A package adds its own by an entry point (`hexiopt/solving/plugins.py`).
+Ours are rows of the table here. A package adds its own by an entry point (`hexiopt/solving/registry.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ from typing import cast
 
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.solving import Capabilities, PricerMaker
-from hexiopt.solving.plugins import ALIASES, SolverClass, current_name, import_class, make_refereed, solver_targets
 from hexiopt.solving.referee import Refereed
+from hexiopt.solving.registry import ALIASES, SolverClass, current_name, import_class, make_refereed, solver_targets
 
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",

@@ -34,8 +34,8 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, read_mapping
-from hexiopt.solving.plugins import parameters
 from hexiopt.solving.referee import InvalidPlanError, Refereed
+from hexiopt.solving.registry import parameters
 from hexiopt.study.running import Interrupt
 from hexiopt.study.solution import PlacedPlan, Solution
 from solvers.registry import solver_class

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.app.config import SolverConfig
 from hexiopt.errors import InputError
-from hexiopt.solving.plugins import ALIASES, parameters
+from hexiopt.solving.registry import ALIASES, parameters
 from solvers.registry import known, solver_class
 
 ORACLE_TIME_LIMIT_S = 60.0  # proofs take longer than searches

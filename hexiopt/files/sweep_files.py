@@ -14,7 +14,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.plan_file import MAX_PLAN_BYTES, write_text
 from hexiopt.frame import Frame
 from hexiopt.reading import Section, read_mapping, read_text, word
-from hexiopt.solving.catalogue import default_of
+from hexiopt.solving.registry import default_of
 
 STATUS_FILE = "status.json"
 PLAN_FILE = "plan.json"

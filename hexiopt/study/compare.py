@@ -18,9 +18,8 @@ from hexiopt.frame import Frame
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import number_in, whole_in
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, PricerMaker, Solver
-from hexiopt.solving.catalogue import make_solver
-from hexiopt.solving.plugins import make_pricer
 from hexiopt.solving.referee import InvalidPlanError, Refereed
+from hexiopt.solving.registry import make_pricer, make_solver
 from hexiopt.solving.result import OperatorCounts, Result, Status
 from hexiopt.study.price import lower_bound
 from hexiopt.study.running import listener

@@ -22,8 +22,8 @@ from hexiopt.reading import number_in
 from hexiopt.report.facts import largest_parts, memory_of_limit
 from hexiopt.report.style import clipped, count
 from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver, valid_seed
-from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.referee import Refereed
+from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.bisection import largest
 from hexiopt.study.inputs import constrain

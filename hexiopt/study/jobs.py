@@ -17,8 +17,8 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, sha256_of
 from hexiopt.solving import Budget, OnProgress, Progress, foreign_name
-from hexiopt.solving.catalogue import make_solver
 from hexiopt.solving.referee import InvalidPlanError
+from hexiopt.solving.registry import make_solver
 
 INTERRUPTED = 130
 

@@ -12,7 +12,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import number_in
 from hexiopt.solving import MAX_TIME_LIMIT_S, Pricer, PricerMaker
-from hexiopt.solving.plugins import make_pricer
+from hexiopt.solving.registry import make_pricer
 from hexiopt.study.solution import PlacedPlan, PlanCost
 
 

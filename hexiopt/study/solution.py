@@ -22,7 +22,7 @@ from hexiopt.report.notes import notes, plan_notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, gpu_names, seconds
 from hexiopt.solving import Pricer, foreign_name
-from hexiopt.solving.plugins import make_pricer
+from hexiopt.solving.registry import make_pricer
 from hexiopt.solving.result import Result
 from hexiopt.study.naming import name_in_order
 from hexiopt.units import GIB

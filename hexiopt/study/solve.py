@@ -6,7 +6,7 @@ from typing import Any
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget, Pricer, PricerMaker, Solver, valid_seed
-from hexiopt.solving.catalogue import make_solver
+from hexiopt.solving.registry import make_solver
 from hexiopt.study.inputs import constrain
 from hexiopt.study.running import listener
 from hexiopt.study.solution import Solution

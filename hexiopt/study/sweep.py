@@ -18,7 +18,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import whole_in, word
 from hexiopt.solving import Budget, valid_seed
-from hexiopt.solving.plugins import current_name, declared_pricer
+from hexiopt.solving.registry import current_name, declared_pricer
 from hexiopt.study.inputs import cluster, model
 from hexiopt.study.jobs import SweepJob
 from hexiopt.study.running import status_line

@@ -27,9 +27,8 @@ from hexiopt.reading import number_in
 from hexiopt.report.facts import price_per_hour
 from hexiopt.report.style import amount, count, seconds
 from hexiopt.solving import Budget, Pricer, valid_seed
-from hexiopt.solving.catalogue import make_solver
-from hexiopt.solving.plugins import ALIASES
 from hexiopt.solving.referee import Refereed
+from hexiopt.solving.registry import ALIASES, make_solver
 from hexiopt.study.alternatives import ADD, BASE, LINK, TAKE, Alternative, Wishes, alternatives, with_prices
 from hexiopt.study.compare import bound_limit_s
 from hexiopt.study.inputs import constrain

@@ -15,7 +15,7 @@ from experiments.app.configurations import named_cluster, named_model
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
-from hexiopt.solving.plugins import parameters
+from hexiopt.solving.registry import parameters
 from solvers import registry
 from tests.conftest import ROOT, Run
 from tests.slow import slow_but

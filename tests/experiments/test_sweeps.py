@@ -110,10 +110,10 @@ def test_no_plan_and_an_unexpected_error(hexiopt: Run, tmp_path: Path, monkeypat
     assert ran.code == 3
     assert [status["exit_code"] for status in statuses(tmp_path)] == [0, 3]
 
-    def broken(job: Any) -> None:
+    def broken(*args: Any, **more: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("experiments.plan.solver_of", broken)
+    monkeypatch.setattr("experiments.plan.search", broken)
     assert hexiopt("plan", "-m", *TINY, "seed=0,-1").code == 1
     assert [status["exit_code"] for status in statuses(tmp_path)] == [1, 2]
 

@@ -15,7 +15,7 @@ import hexiopt
 from hexiopt.files.cluster_file import cluster_to_dict
 from hexiopt.plan.check import Violation
 from hexiopt.solving import Budget
-from hexiopt.solving.plugins import solver_targets
+from hexiopt.solving.registry import solver_targets
 from hexiopt.study.solution import Solution
 from solvers.registry import BUILT_IN, make_solver
 from tests.conftest import ROOT

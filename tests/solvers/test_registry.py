@@ -7,8 +7,8 @@ from pkgutil import resolve_name
 import pytest
 
 from hexiopt.errors import InputError, RenamedWarning
-from hexiopt.solving import plugins
-from hexiopt.solving.plugins import ALIASES, TABLE_GROUP
+from hexiopt.solving import registry as plugins
+from hexiopt.solving.registry import ALIASES, TABLE_GROUP
 from solvers import registry
 from tests.conftest import ROOT
 from tests.solvers.stranger import install

@@ -25,7 +25,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import number_in
 from hexiopt.solving import Budget, Pricer, Solver, valid_seed
-from hexiopt.solving.catalogue import make_solver
+from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Result
 from hexiopt.study.naming import renumber
 from hexiopt.study.replan.changes import Added, Slow, change

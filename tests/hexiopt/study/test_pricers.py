@@ -9,6 +9,7 @@ import pytest
 
 import hexiopt as hx
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.check import Violation, check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.solving import Budget, Capabilities, Result, Status
 from tests.conftest import Run
@@ -87,6 +88,19 @@ def test_a_plan_that_is_loaded_is_priced_once(count: Callable[[], tuple[int, int
     assert hx.check(plan.problem, plan) == []
     assert str(plan.cost.breakdown())
     assert count() == (1, 1)
+
+
+def test_the_rules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(problem: hx.Problem, plan: Plan) -> list[Violation]:
+        asked.append(plan)
+        return check(problem, plan)
+
+    for name in ("hexiopt.study.price.broken_rules", "hexiopt.cost.cost.check"):
+        monkeypatch.setattr(name, ask)
+    assert hx.check(PROBLEM, SHUFFLED) == []
+    assert len(asked) == 1
 
 
 def test_a_copy_for_another_problem_has_another_pricer() -> None:
