@@ -18,6 +18,7 @@ from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.numbers.gpus import Gpu, catalogue, fitted_efficiency
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem
@@ -114,12 +115,14 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     rows: list[Row] = []
     for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
-            given = stage.samples(pipeline.micro_batch_size)
-            if stage.sequence:
+            given = stage.parallelism.samples(pipeline.micro_batch_size)
+            if isinstance(stage.parallelism, SequenceParallel):
                 parts = _time_parts(model, plan, cost, p, s)
                 rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.devices)}", stage_cost, parts))
                 continue
-            for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.executors, strict=True)):
+            for r, (replica, samples, one) in enumerate(
+                zip(stage.parallelism.replicas, given, stage_cost.executors, strict=True)
+            ):
                 tp_group = model.tp_group(replica.devices)
                 key = (tp_group, stage.num_layers, stage.recompute, one, samples)
                 if key in seen:
@@ -149,9 +152,10 @@ def _time_parts(model: PlanPricer, plan: Plan, cost: Cost, p: int, s: int, r: in
     """The parts of an executor's forward and backward in seconds, largest first."""
     stage, busy = plan.pipelines[p].stages[s], busy_time(model, plan, cost, p, s, r)
     policies = ", ".join(sorted(set(stage.recompute)))
-    speed = "" if stage.sequence else f" at {rate(model.tp_group(stage.executors[r]).bandwidth)} GB/s"
+    sequence, devices = isinstance(stage.parallelism, SequenceParallel), stage.parallelism.executors[r]
+    speed = "" if sequence else f" at {rate(model.tp_group(devices).bandwidth)} GB/s"
     parts = [
-        ("outside attention" if stage.sequence else "compute of its layers", busy.layers_s),
+        ("outside attention" if sequence else "compute of its layers", busy.layers_s),
         ("attention", busy.attention_s),
         (f"recompute ({policies})", busy.recompute_s),
         (f"TP collectives{speed}", busy.tensor_parallel_s),
@@ -214,8 +218,8 @@ def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     model, seen = PlanPricer(problem), set()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            given = stage.samples(pipeline.micro_batch_size) if stage.replicas else ()
-            for replica, samples in zip(stage.replicas, given, strict=True):
+            given = stage.parallelism.samples(pipeline.micro_batch_size) if stage.parallelism.replicas else ()
+            for replica, samples in zip(stage.parallelism.replicas, given, strict=True):
                 tp_group = model.tp_group(replica.devices)
                 if (tp_group, samples) in seen:
                     continue

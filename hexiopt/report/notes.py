@@ -5,6 +5,7 @@ from typing import Any
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.style import clipped, device_ranges, listed, milliseconds, percent, rate
@@ -96,10 +97,12 @@ def _host(problem: Problem, plan: Plan, cost: Cost) -> list[str]:
     pipeline, priced = max(zip(plan.pipelines, cost.pipelines, strict=True), key=lambda pair: pair[1].end_s)
     pass_s = [stage_cost.forward_s + stage_cost.backward_s for stage_cost in priced.stages]
     stage = pipeline.stages[pass_s.index(max(pass_s))]
-    if stage.sequence:
+    if isinstance(stage.parallelism, SequenceParallel):
         return []
-    model, samples = PlanPricer(problem), stage.samples(pipeline.micro_batch_size)
-    each = [(model.tp_group(replica.devices), n) for replica, n in zip(stage.replicas, samples, strict=True)]
+    model, samples = PlanPricer(problem), stage.parallelism.samples(pipeline.micro_batch_size)
+    each = [
+        (model.tp_group(replica.devices), n) for replica, n in zip(stage.parallelism.replicas, samples, strict=True)
+    ]
     forward_s = max(model.stages.layer_s(tp_group, n, "none")[0] for tp_group, n in each)
     if forward_s >= SHORTEST_MEASURED_LAYER_S or any(model.stages.measured(*one) is not None for one in each):
         return []

@@ -115,18 +115,20 @@ def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], 
     machine_of: list[int] = cluster.machine_of.tolist()
 
     def stage_key(stage: Stage) -> Hashable:
-        parts = tuple(
+        parts: tuple[Hashable, ...] = tuple(
             (kinds[machine_of[replica.devices[0]]], len(replica.devices), replica.samples, replica.heads)
-            for replica in stage.replicas
+            for replica in stage.parallelism.replicas
         )
-        sequence = stage.sequence and (
-            stage.sequence.order,
-            tuple(
-                (group.tokens, group.heads, tuple(kinds[machine_of[d]] for d in group.devices))
-                for group in stage.sequence.groups
-            ),
-        )
-        return parts, sequence, stage.layers, stage.recompute
+        match stage.parallelism:
+            case SequenceParallel(groups, order):
+                parts += (
+                    order,
+                    *(
+                        (group.tokens, group.heads, tuple(kinds[machine_of[d]] for d in group.devices))
+                        for group in groups
+                    ),
+                )
+        return parts, stage.layers, stage.recompute
 
     groups: dict[Hashable, list[int]] = {}
     for index, pipeline in enumerate(plan.pipelines):
@@ -252,5 +254,5 @@ def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:
 
 def num_operations(pipeline: Pipeline) -> int:
     """The number of forwards and backwards of one step, counted per replica and layer range."""
-    replicas = sum(len(stage.executors) for stage in pipeline.stages)
+    replicas = sum(len(stage.parallelism.executors) for stage in pipeline.stages)
     return 2 * pipeline.num_micro_batches * pipeline.num_chunks * replicas

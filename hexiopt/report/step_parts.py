@@ -62,7 +62,7 @@ def step_parts(problem: Problem, plan: Plan, cost: Cost) -> StepParts:
         (name, value, duration) for (name, value), duration in zip(spent.parts, durations, strict=True) if duration
     ]
     permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
-    several = len(plan.pipelines[spent.pipeline].stages[spent.stage].executors) > 1
+    several = len(plan.pipelines[spent.pipeline].stages[spent.stage].parallelism.executors) > 1
     replica = f"replica {spent.executor} of " if several else ""
     return StepParts(
         f"{replica}stage {spent.stage} of pipeline {spent.pipeline}",

@@ -68,7 +68,7 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
 
 def _num_fixed(plan: Plan, cost: Cost, index: int) -> int:
     """The number of events that do not depend on the number of micro-batches."""
-    replicas = sum(len(stage.executors) for stage in plan.pipelines[index].stages)
+    replicas = sum(len(stage.parallelism.executors) for stage in plan.pipelines[index].stages)
     return 2 + 5 * replicas + 2 * len(cost.pipelines[index].messages)
 
 
@@ -84,9 +84,9 @@ _Lane = tuple[int, int, str, int]  # stage, replica, and for messages also kind 
 def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
     """The threads of a pipeline in order, with their names without devices."""
     names = {
-        (s, r): f"stage {s}" + (f".{r}" if len(stage.executors) > 1 else "")
+        (s, r): f"stage {s}" + (f".{r}" if len(stage.parallelism.executors) > 1 else "")
         for s, stage in enumerate(pipeline.stages)
-        for r in range(len(stage.executors))
+        for r in range(len(stage.parallelism.executors))
     }
     lanes = {(*at, "", 0): name for at, name in names.items()}
     kinds, arrows = ("send_forward", "send_backward"), ("→", "←")
@@ -111,7 +111,7 @@ def _pipeline_events(
     for tid, (lane, name) in enumerate(_lanes(pipeline, priced).items()):
         threads[lane] = tid
         if not lane[2]:
-            name += f": {place(problem.cluster, pipeline.stages[lane[0]].executors[lane[1]])}"
+            name += f": {place(problem.cluster, pipeline.stages[lane[0]].parallelism.executors[lane[1]])}"
         yield meta_event("thread_name", index, tid, name=name)
         yield meta_event("thread_sort_index", index, tid, sort_index=tid)
     replicas = [tid for lane, tid in threads.items() if not lane[2]]

@@ -14,6 +14,7 @@ from hexiopt.exports.settings import StatedSettings, flat, script_notes
 from hexiopt.exports.stated_jobs import imported_plan
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES, preset_schedules
 from hexiopt.ledger import Vocabulary
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
@@ -64,7 +65,7 @@ def _write(problem: Problem, plan: Plan) -> Program:
     policies = set[str]()
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if stage.sequence or len(stage.replicas) > 1:
+            if isinstance(stage.parallelism, SequenceParallel) or len(stage.parallelism.replicas) > 1:
                 refuse(f"{stage_name(p, s)} has more than one TP group", "space.replicas=false space.sequence=false")
             if len(stage.layers) > 1:
                 refuse(f"{stage_name(p, s)} has several layer ranges", "workload.schedule=1f1b")

@@ -89,7 +89,7 @@ def _boxes(
 
 
 def _place(plan: Plan, row: PipelineRow, stage: int, replica: int) -> tuple[float, float]:
-    height = 0.72 * LANE / len(plan.pipelines[row.number].stages[stage].executors)
+    height = 0.72 * LANE / len(plan.pipelines[row.number].stages[stage].parallelism.executors)
     return stage * LANE + 0.12 * LANE + replica * height, height
 
 

@@ -105,13 +105,13 @@ def _draw_pipeline(
     pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
     boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, int, str, int]] = []
-    most = max(len(stage.executors) for stage in pipeline.stages)
+    most = max(len(stage.parallelism.executors) for stage in pipeline.stages)
     size = min(6.0, lane_inches * 72 * 0.45 / most)
     room = text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
 
     def place(stage: int, replica: int) -> tuple[float, float]:
         """The start and height of a replica's part of its stage's lane."""
-        height = 0.72 / len(pipeline.stages[stage].executors)
+        height = 0.72 / len(pipeline.stages[stage].parallelism.executors)
         return at[stage] + 0.12 + replica * height, height
 
     if num_operations(pipeline) <= _MAX_OPERATIONS:
