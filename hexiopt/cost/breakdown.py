@@ -118,11 +118,14 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
     within, given = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
     first, last = stage == 0, stage == len(within.stages) - 1
     priced = cost.pipelines[pipeline].stages[stage].executors[executor]
-    if given.sequence is not None:
+    if isinstance(given.parallelism, SequenceParallel):
         contention = contentions(plan, model.stages)[pipeline]
         size = within.micro_batch_size
-        return _sequence_busy(model, plan, given, given.sequence, size, contention, first, last, priced)
-    tp_group, size = model.stages.tp_group(given.executors[executor]), given.samples(within.micro_batch_size)[executor]
+        return _sequence_busy(model, plan, given, given.parallelism, size, contention, first, last, priced)
+    tp_group, size = (
+        model.stages.tp_group(given.parallelism.executors[executor]),
+        given.parallelism.samples(within.micro_batch_size)[executor],
+    )
     alone = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0)  # where collectives take no time on the links
     policies = Counter(policy for policies in given.policies() for policy in policies)
     plain_s = policies.total() * sum(model.stages.layer_s(alone, size, "none"))

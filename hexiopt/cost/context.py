@@ -45,7 +45,9 @@ def plan_context(
     """The context of each pipeline of `plan`; `groups` from `sharding_groups`."""
     sharding, count = plan.sharding, len(plan.pipelines)
     shared = contentions(plan, stages)
-    if sharding.stage and (sharding.groups != "all" or any(len(stage.parameter_copies) > 1 for stage in _stages(plan))):
+    if sharding.stage and (
+        sharding.groups != "all" or any(len(stage.parallelism.parameter_copies) > 1 for stage in _stages(plan))
+    ):
         each: Sequence[PipelineSharding] = state_sharding(plan, groups, model)
     else:
         each = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count
@@ -85,7 +87,7 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -
     members: list[list[tuple[int, ...]]] = [[] for _ in range(model.num_layers)]  # who holds a layer
     for stage in _stages(plan):
         for layer in _layers(stage, model):
-            members[layer] += stage.parameter_copies
+            members[layer] += stage.parallelism.parameter_copies
     distinct = set(map(tuple, members))
     counted = {own: _num_holders(own, groups) for own in distinct}
     of_layer = [counted[tuple(own)] for own in members]
@@ -95,7 +97,7 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -
             by_layer=tuple(
                 tuple(
                     tuple(of_layer[layer][devices] for layer in _layers(stage, model))
-                    for devices in stage.parameter_copies
+                    for devices in stage.parallelism.parameter_copies
                 )
                 for stage in pipeline.stages
             ),

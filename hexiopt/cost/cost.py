@@ -29,7 +29,7 @@ class StageCost(MemoryUse):
 
     @property
     def copies(self) -> tuple[ParameterCopy, ...]:
-        """All copies of the stage's parameters, in the order of `Stage.parameter_copies`."""
+        """All copies of the stage's parameters, in the order in which its parallelism lists them."""
         return tuple([copy for executor in self.executors for copy in executor.copies])
 
     @property
@@ -141,7 +141,7 @@ def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
     found: dict[int, float] = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, own in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, executor in zip(stage.executors, own.executors, strict=True):
+            for devices, executor in zip(stage.parallelism.executors, own.executors, strict=True):
                 seconds = sum(map(sum, executor.chunk_s))
                 found.update(dict.fromkeys(devices, seconds))
     return found
@@ -159,7 +159,7 @@ def memory_violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violatio
     beside = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
+            for devices, one in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True):
                 if one.excess_bytes > 0:
                     name = problem.cluster.device_name(devices[0])
                     found.append(

@@ -43,8 +43,8 @@ def message_pairs(pipeline: Pipeline, divided: bool = True) -> Counter[int]:
         return Counter()
     pairs = set[tuple[int, int]]()
     for one in messages(pipeline):
-        senders = stages[one.stage].token_layouts[one.sender]
-        receivers = stages[one.target(len(stages))].token_layouts[one.receiver]
+        senders = stages[one.stage].parallelism.token_layouts[one.sender]
+        receivers = stages[one.target(len(stages))].parallelism.token_layouts[one.receiver]
         pairs.update([(a, b) for a, b, _ in shared_tokens(senders, receivers, divided)])
     return Counter(chain.from_iterable(pairs))
 
@@ -70,7 +70,7 @@ def with_crowds(
 
 def _crowded(stage: Stage, cost: StageCost, sums: Counter[int], pairs: Counter[int], cluster: Cluster) -> StageCost:
     communicators = Communicators(cluster)
-    copies = iter(stage.parameter_copies)
+    copies = iter(stage.parallelism.parameter_copies)
 
     def of(copy: ParameterCopy) -> ParameterCopy:
         devices = next(copies)

@@ -76,7 +76,9 @@ def in_lockstep(
         members = [
             _Member(p, r, devices, executor.units)
             for p, (pipeline, own) in enumerate(zip(plan.pipelines, stages, strict=True))
-            for r, (devices, executor) in enumerate(zip(pipeline.stages[s].executors, own[s].executors, strict=True))
+            for r, (devices, executor) in enumerate(
+                zip(pipeline.stages[s].parallelism.executors, own[s].executors, strict=True)
+            )
         ]
         times: dict[tuple[int, int], Times] = {}
         for together in _classes(members, groups):

@@ -62,7 +62,7 @@ def pipeline_messages(
     pipeline: Pipeline, route_of: Callable[[TokenLayout, TokenLayout], Route], sample_bytes: float
 ) -> tuple[PlacedMessage, ...]:
     """As `placed_messages`, all of a pipeline of a plan."""
-    layouts = [stage.token_layouts for stage in pipeline.stages]
+    layouts = [stage.parallelism.token_layouts for stage in pipeline.stages]
     return placed_messages(messages_in(pipeline), layouts, route_of, sample_bytes)
 
 
@@ -122,16 +122,16 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
             if end > num_layers or begin < 0:
                 said = f"plan: stage {s} has layers {begin} to {end - 1}, the model has {num_layers}"
                 raise InputError(f"{said}; choose layers from 0 to {num_layers - 1}")
-        holders = sharding.holders(s, len(stage.parameter_copies))
+        holders = sharding.holders(s, len(stage.parallelism.parameter_copies))
         at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
         executors = stages.executors(stage, size, at, holders, contention)
         costs.append(StageCost(executors))
         for executor in executors:
             executor_stages.append(s)
             chunk_s.append(executor.chunk_s)
-    samples, wraps = tuple([stage.samples(size) for stage in own]), chunks > 1
+    samples, wraps = tuple([stage.parallelism.samples(size) for stage in own]), chunks > 1
     messages, links = messages_of(samples, wraps), executor_links(samples, wraps)
-    layouts = [stage.token_layouts for stage in own]
+    layouts = [stage.parallelism.token_layouts for stage in own]
     placed = placed_messages(messages, layouts, stages.routes.between, stages.routes.message_bytes(1))
     return PlacedPipeline(
         schedule,

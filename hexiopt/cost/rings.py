@@ -153,7 +153,12 @@ def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, c
     layers."""
     holders = parameter_holders(plan.pipelines, model)
     within, between = (holders, ParameterHolders((), ())) if groups is None else divided(holders, groups)
-    copies = [devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.parameter_copies]
+    copies = [
+        devices
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for devices in stage.parallelism.parameter_copies
+    ]
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
     return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)

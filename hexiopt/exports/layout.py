@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hexiopt.exports.formats import Refuse, stage_name
-from hexiopt.plan.parallelism import Replica, Replicated, StageParallelism, TensorParallel
+from hexiopt.plan.parallelism import Replica, Replicated, SequenceParallel, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_groups
@@ -141,28 +141,31 @@ def layout_of(plan: Plan, refuse: Refuse) -> JobLayout:
             refuse(f"{what} of {first.micro_batch_size}", "space.uneven_batch=false space.batch_remainder=false")
     stages = tuple(
         LayoutStage(
-            tuple(devices for pipeline in plan.pipelines for devices in pipeline.stages[s].executors),
+            tuple(devices for pipeline in plan.pipelines for devices in pipeline.stages[s].parallelism.executors),
             stage.layers,
             stage.recompute,
         )
         for s, stage in enumerate(first.stages)
     )
     size = first.micro_batch_size * len(plan.pipelines)
-    folded = any(len(stage.replicas) > 1 for stage in first.stages)
+    folded = any(len(stage.parallelism.replicas) > 1 for stage in first.stages)
     return JobLayout(stages, first.num_micro_batches, size, folded)
 
 
 def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
     """Refuse a stage whose replicas are unequal, or that differs from `first`, that of the first pipeline."""
-    if stage.sequence:
+    if isinstance(stage.parallelism, SequenceParallel):
         refuse(f"{name} has a sequence layout", "space.sequence=false")
-    if len({(len(replica.devices), replica.samples) for replica in stage.replicas}) > 1:
+    if len({(len(replica.devices), replica.samples) for replica in stage.parallelism.replicas}) > 1:
         refuse(f"{name} has replicas of unequal TP degree or samples", "space.replicas=false")
     if stage.layers != first.layers:
         refuse(f"{name} has other layers than that of pipeline 0", "space.uneven_structure=false")
-    if (stage.tp, len(stage.replicas)) != (first.tp, len(first.replicas)):
-        what = f"{name} has TP degree {stage.tp} and {len(stage.replicas)} replicas, that of pipeline 0"
-        refuse(f"{what} has {first.tp} and {len(first.replicas)}", "space.uneven_structure=false space.replicas=false")
+    if (stage.tp, len(stage.parallelism.replicas)) != (first.tp, len(first.parallelism.replicas)):
+        what = f"{name} has TP degree {stage.tp} and {len(stage.parallelism.replicas)} replicas, that of pipeline 0"
+        refuse(
+            f"{what} has {first.tp} and {len(first.parallelism.replicas)}",
+            "space.uneven_structure=false space.replicas=false",
+        )
     if stage.policies() != first.policies():
         refuse(f"{name} recomputes other layers than that of pipeline 0", "space.recompute_per_stage=false")
 

@@ -58,7 +58,7 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
         device: (p, s, r, t)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        for r, executor in enumerate(stage.executors)
+        for r, executor in enumerate(stage.parallelism.executors)
         for t, device in enumerate(executor)
     }
     assert sorted(devices) == sorted(place), "ranks and plan have the same devices"

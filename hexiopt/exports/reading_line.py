@@ -10,11 +10,13 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
     """The model, the degrees, the batch and the choices that an imported problem and its plan have."""
     model, workload, first = problem.model, problem.workload, plan.pipelines[0]
     degrees = {
-        "TP": [len(replica.devices) for p in plan.pipelines for stage in p.stages for replica in stage.replicas],
+        "TP": [
+            len(replica.devices) for p in plan.pipelines for stage in p.stages for replica in stage.parallelism.replicas
+        ],
         "PP": [len(pipeline.stages) for pipeline in plan.pipelines],
         "VP": [pipeline.num_chunks for pipeline in plan.pipelines],
-        "DP": [sum(len(pipeline.stages[0].replicas) for pipeline in plan.pipelines)],
-        "micro-batch": [stage.samples(p.micro_batch_size)[0] for p in plan.pipelines for stage in p.stages],
+        "DP": [sum(len(pipeline.stages[0].parallelism.replicas) for pipeline in plan.pipelines)],
+        "micro-batch": [stage.parallelism.samples(p.micro_batch_size)[0] for p in plan.pipelines for stage in p.stages],
     }
     shown = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
     layers = " + ".join(str(stage.num_layers) for stage in first.stages)

@@ -97,7 +97,7 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
     memory = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, copy in zip(stage.parameter_copies, stage_cost.copies, strict=True):
+            for devices, copy in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True):
                 parts = {part: getattr(copy.memory, part) / GIB for part in MEMORY_PARTS}
                 row = {"limit": copy.limit_bytes / GIB, "total": copy.memory.total / GIB} | parts
                 for device in devices:

@@ -51,7 +51,7 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
         return found
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            for replica in stage.replicas:
+            for replica in stage.parallelism.replicas:
                 machines = {int(cluster.machine_of[d]) for d in replica.devices}
                 if len(machines) > 1:
                     names = ", ".join(cluster.machines[m].name for m in sorted(machines))
@@ -170,25 +170,26 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     """What sequence layouts break: the switch, tokens, heads, orders."""
     found = []
     for s, stage in enumerate(pipeline.stages):
+        if not isinstance(stage.parallelism, SequenceParallel):
+            continue
         where = f"stage {s} of pipeline {p} has a sequence layout"
-        if stage.sequence and not problem.space.sequence:
+        if not problem.space.sequence:
             found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
-        elif stage.sequence:
-            wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
-            found += [Violation("sequence", f"{where}: {wrong}")] if wrong else []
+        elif wrong := misfit(stage.parallelism, problem.workload.seq_len, problem.model.num_heads):
+            found.append(Violation("sequence", f"{where}: {wrong}"))
     return found
 
 
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:
     space, found = problem.space, []
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    if not space.replicas and any(len(stage.replicas) > 1 for stage in stages):
+    if not space.replicas and any(len(stage.parallelism.replicas) > 1 for stage in stages):
         found.append(Violation("space.replicas", "a stage is replicated"))
     if not space.uneven_layers:
         for p, pipeline in enumerate(plan.pipelines):
             if _spread([stage.num_layers for stage in pipeline.stages]) > 1:
                 found.append(Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer"))
-    degrees = {len(replica.devices) for stage in stages for replica in stage.replicas}
+    degrees = {len(replica.devices) for stage in stages for replica in stage.parallelism.replicas}
     if not space.uneven_tp and len(degrees) > 1:
         found.append(Violation("space.uneven_tp", "stages differ in TP degree"))
     if not space.uneven_batch and _spread([p.num_sequences for p in plan.pipelines]) > max(
@@ -220,5 +221,5 @@ def _spread(values: list[int]) -> int:
 
 
 def _shape(stage: Stage) -> tuple[object, ...]:
-    sizes = tuple(len(devices) for devices in stage.executors)
+    sizes = tuple(len(devices) for devices in stage.parallelism.executors)
     return sizes, isinstance(stage.parallelism, SequenceParallel), stage.layers

@@ -68,7 +68,7 @@ def _copies(pipelines: Sequence[Pipeline]) -> tuple[list[tuple[int, ...]], _Hold
         rows_of = []
         for stage in pipeline.stages:
             start = len(table_rows)
-            table_rows += stage.parameter_copies
+            table_rows += stage.parallelism.parameter_copies
             rows_of.append(range(start, len(table_rows)))
         holds.append(
             [

@@ -19,7 +19,6 @@ from hexiopt.plan.parallelism import (
     SequenceParallel,
     StageParallelism,
     TensorParallel,
-    TokenLayout,
     make_tuple,
 )
 from hexiopt.problem.space import SHARDING_GROUPS
@@ -103,37 +102,10 @@ class Stage:
         return cls(Replicated(replicas), layers, recompute)
 
     @property
-    def replicas(self) -> tuple[Replica, ...]:
-        """Its TP groups and their samples; none with a sequence layout."""
-        return self.parallelism.replicas
-
-    @property
-    def sequence(self) -> SequenceParallel | None:
-        """Its sequence layout, if it has one."""
-        return self.parallelism if isinstance(self.parallelism, SequenceParallel) else None
-
-    @property
     def devices(self) -> tuple[int, ...]:
         """Every device of the stage, executor by executor."""
         executors = self.parallelism.executors
         return executors[0] if len(executors) == 1 else tuple(chain.from_iterable(executors))
-
-    @property
-    def token_layouts(self) -> tuple[TokenLayout, ...]:
-        """Who shares the tokens at the stage's boundary, per executor: the devices of a replica, or the sequence layout
-        (an executor is what runs operations of its own)."""
-        return self.parallelism.token_layouts
-
-    @property
-    def executors(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of each executor: of each replica, or of the sequence layout."""
-        return self.parallelism.executors
-
-    @property
-    def parameter_copies(self) -> tuple[tuple[int, ...], ...]:
-        """The devices that hold each copy of the stage's parameters: those of a replica, or each of a sequence layout
-        alone."""
-        return self.parallelism.parameter_copies
 
     @property
     def tp(self) -> int:
@@ -149,10 +121,6 @@ class Stage:
     def policy(self) -> str:
         """The recompute policy of a stage that has one for all layers."""
         return self.recompute[0]
-
-    def samples(self, micro_batch_size: int) -> tuple[int, ...]:
-        """Sequences of a micro-batch that come to each executor, in order."""
-        return self.parallelism.samples(micro_batch_size)
 
     def policies(self) -> tuple[tuple[str, ...], ...]:
         """The recompute policy of every layer, range by range."""
@@ -195,7 +163,7 @@ class Pipeline:
                 said = f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {chunks}"
                 raise InputError(f"{said}; give all stages equally many")
             if stage.parallelism.num_samples not in (None, size):
-                split = " + ".join(map(str, stage.samples(size)))
+                split = " + ".join(map(str, stage.parallelism.samples(size)))
                 said = f"stage {s} splits micro-batches of {size} sequences into {split}"
                 raise InputError(f"{said}; the samples of its replicas must sum to {size}")
         for chunk in range(chunks):
@@ -212,10 +180,10 @@ class Pipeline:
         stages, now = [], self.micro_batch_size
         for stage in self.stages:
             if isinstance(stage.parallelism, Replicated):
-                shares = [divmod(samples * size, now) for samples in stage.samples(now)]
+                shares = [divmod(samples * size, now) for samples in stage.parallelism.samples(now)]
                 if any(rest or not samples for samples, rest in shares):
                     return None
-                pairs = zip(stage.replicas, shares, strict=True)
+                pairs = zip(stage.parallelism.replicas, shares, strict=True)
                 replicas = tuple(replace(replica, samples=samples) for replica, (samples, _) in pairs)
                 stage = replace(stage, parallelism=Replicated(replicas))
             stages.append(stage)
@@ -291,7 +259,7 @@ class Sharding:
             if len({stage.layers for stage in stages}) > 1:
                 return f"ZeRO-{self.stage} over pipelines with unequal layers in stage {s}; give all the same"
             # Each device of a sequence layout holds whole layers, as with TP 1.
-            if len({len(devices) for stage in stages for devices in stage.parameter_copies}) > 1:
+            if len({len(devices) for stage in stages for devices in stage.parallelism.parameter_copies}) > 1:
                 return f"ZeRO-{self.stage} over pipelines with unequal TP degrees in stage {s}; give all the same"
         return None
 
@@ -335,7 +303,7 @@ class Plan:
     def has_tensor_parallelism(self) -> bool:
         """Whether a TP group has several devices."""
         stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
-        return any(len(replica.devices) > 1 for stage in stages for replica in stage.replicas)
+        return any(len(replica.devices) > 1 for stage in stages for replica in stage.parallelism.replicas)
 
     @property
     def joins_layers(self) -> bool:
@@ -363,7 +331,9 @@ def broken_rule(
         if pipeline.num_layers != num_layers:
             said = f"{pipeline.num_layers} layers, where the first pipeline has {num_layers}"
             return f"pipelines[{p}]", f"{said}; each holds all layers of the model"
-    executors = [devices for pipeline in pipelines for stage in pipeline.stages for devices in stage.executors]
+    executors = [
+        devices for pipeline in pipelines for stage in pipeline.stages for devices in stage.parallelism.executors
+    ]
     used = set().union(*executors)
     if len(used) != sum(map(len, executors)):
         device, times = Counter(chain.from_iterable(executors)).most_common(1)[0]
@@ -375,7 +345,7 @@ def broken_rule(
 def unpriced(pipeline: Pipeline) -> str | None:
     """What `pipeline` has that files and runs know but no price does, in words, with a remedy; None if nothing."""
     for s, stage in enumerate(pipeline.stages):
-        groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.replicas
+        groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.parallelism.replicas
         if any(group.heads is not None for group in groups):
             return f"stage {s} states the heads of a TP group, which are not priced yet; leave out `heads`"
     return None

@@ -378,8 +378,7 @@ class ModelSpec(Value):
     @property
     def layer_gemm_flops_per_token(self) -> int:
         """Forward FLOPs per token of one layer's weight matrices."""
-        layer = self.layer.on(largest_shard(self, 1))
-        return 2 * (layer.params - layer.vectors)
+        return 2 * sum(weights for _, weights in self.layer.on(largest_shard(self, 1)).products)
 
     def attention_flops_per_token(self, seq_len: int) -> int:
         """Forward FLOPs per token of one layer's scores and weighted values: 2·s·q, causal half of 4·s·q."""

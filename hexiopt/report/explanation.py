@@ -14,6 +14,7 @@ from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu, catalogue, fitted_efficiency
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem
@@ -92,15 +93,15 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
     rows: list[Row] = []
     for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, facts.cost.pipelines, strict=True)):
         for s, (stage, priced) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
-            samples = stage.samples(pipeline.micro_batch_size)
-            for e, (devices, cost) in enumerate(zip(stage.executors, priced.executors, strict=True)):
+            samples = stage.parallelism.samples(pipeline.micro_batch_size)
+            for e, (devices, cost) in enumerate(zip(stage.parallelism.executors, priced.executors, strict=True)):
                 alike: Hashable = (e, p, s)
-                if not stage.sequence:
+                if not isinstance(stage.parallelism, SequenceParallel):
                     alike = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
                 if alike in seen:
                     continue
                 seen.add(alike)
-                number = f".{e}" if len(stage.executors) > 1 else ""
+                number = f".{e}" if len(stage.parallelism.executors) > 1 else ""
                 name = f"{p}·{s}{number} {place(cluster, devices)}"
                 total_s, parts = cost.forward_s + cost.backward_s, _time_parts(facts, p, s, e)
                 time = ", ".join(f"{part} {percent(part_s / total_s)}" for part, part_s in parts)
@@ -115,9 +116,10 @@ def _time_parts(facts: PlanFacts, p: int, s: int, e: int) -> list[tuple[str, flo
     """The parts of an executor's forward and backward in seconds, largest first."""
     stage, busy = facts.plan.pipelines[p].stages[s], busy_time(facts.model, facts.plan, facts.cost, p, s, e)
     policies = ", ".join(sorted(set(stage.recompute)))
-    speed = "" if stage.sequence else f" at {rate(facts.model.tp_group(stage.executors[e]).bandwidth)} GB/s"
+    sequence, devices = isinstance(stage.parallelism, SequenceParallel), stage.parallelism.executors[e]
+    speed = "" if sequence else f" at {rate(facts.model.tp_group(devices).bandwidth)} GB/s"
     parts = [
-        ("outside attention" if stage.sequence else "compute of its layers", busy.layers_s),
+        ("outside attention" if sequence else "compute of its layers", busy.layers_s),
         ("attention", busy.attention_s),
         (f"recompute ({policies})", busy.recompute_s),
         (f"TP collectives{speed}", busy.tensor_parallel_s),
@@ -177,8 +179,8 @@ def measured_rows(facts: PlanFacts) -> Iterator[Row]:
     model, seen = facts.model, set()
     for pipeline in facts.plan.pipelines:
         for stage in pipeline.stages:
-            samples = stage.samples(pipeline.micro_batch_size) if stage.replicas else ()
-            for replica, number in zip(stage.replicas, samples, strict=True):
+            samples = stage.parallelism.samples(pipeline.micro_batch_size) if stage.parallelism.replicas else ()
+            for replica, number in zip(stage.parallelism.replicas, samples, strict=True):
                 tp_group = model.tp_group(replica.devices)
                 if (tp_group, number) in seen:
                     continue

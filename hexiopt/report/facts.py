@@ -271,7 +271,7 @@ class PlanFacts:
     def step(self) -> StepParts:
         """The parts of the step on the executor that ends last."""
         spent = breakdown(self.model, self.plan, self.cost)
-        several = len(self.plan.pipelines[spent.pipeline].stages[spent.stage].executors) > 1
+        several = len(self.plan.pipelines[spent.pipeline].stages[spent.stage].parallelism.executors) > 1
         return _step_parts(spent, self.cost.step_time_s, several)
 
     @cached_property

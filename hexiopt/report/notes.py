@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import clipped, listed, milliseconds, percent, rate
@@ -92,10 +93,10 @@ def _long_context(problem: Problem) -> list[str]:
 def _host(facts: PlanFacts) -> list[str]:
     """Of the slowest stage of the pipeline that ends last: layers so short that the host may not keep up."""
     stage, stages = facts.slowest.stage, facts.model.stages
-    if stage.sequence:
+    if isinstance(stage.parallelism, SequenceParallel):
         return []
-    samples = stage.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
-    each = [(stages.tp_group(devices), n) for devices, n in zip(stage.executors, samples, strict=True)]
+    samples = stage.parallelism.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
+    each = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]
     forward_s = max(stages.layer_s(*one, "none")[0] for one in each)
     if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*one) is not None for one in each):
         return []

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, StageFacts
@@ -76,18 +77,15 @@ def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], 
     machine_of: list[int] = cluster.machine_of.tolist()
 
     def stage_key(stage: Stage) -> Hashable:
-        parts = tuple(
+        parts: tuple[Hashable, ...] = tuple(
             (kinds[machine_of[replica.devices[0]]], len(replica.devices), replica.samples, replica.heads)
-            for replica in stage.replicas
+            for replica in stage.parallelism.replicas
         )
-        sequence = stage.sequence and (
-            stage.sequence.order,
-            tuple(
-                (group.tokens, group.heads, tuple(kinds[machine_of[d]] for d in group.devices))
-                for group in stage.sequence.groups
-            ),
-        )
-        return parts, sequence, stage.layers, stage.recompute
+        match stage.parallelism:
+            case SequenceParallel(groups, order):
+                shares = ((g.tokens, g.heads, tuple(kinds[machine_of[d]] for d in g.devices)) for g in groups)
+                parts += (order, *shares)
+        return parts, stage.layers, stage.recompute
 
     groups: dict[Hashable, list[int]] = {}
     for index, pipeline in enumerate(plan.pipelines):

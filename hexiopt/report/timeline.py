@@ -42,7 +42,7 @@ class Span:
 
 def num_operations(pipeline: Pipeline) -> int:
     """The number of forwards and backwards of one step, counted per executor and layer range."""
-    executors = sum(len(stage.executors) for stage in pipeline.stages)
+    executors = sum(len(stage.parallelism.executors) for stage in pipeline.stages)
     return 2 * pipeline.num_micro_batches * pipeline.num_chunks * executors
 
 

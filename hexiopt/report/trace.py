@@ -68,7 +68,7 @@ def timeline_events(facts: PlanFacts) -> dict[str, Any]:
 
 def _num_fixed(facts: PlanFacts, index: int) -> int:
     """The number of events that do not depend on the number of micro-batches."""
-    replicas = sum(len(stage.executors) for stage in facts.plan.pipelines[index].stages)
+    replicas = sum(len(stage.parallelism.executors) for stage in facts.plan.pipelines[index].stages)
     return 2 + 5 * replicas + 2 * len(facts.cost.pipelines[index].messages)
 
 
@@ -84,9 +84,9 @@ _Lane = tuple[int, int, str, int]  # stage, replica, and for messages also kind 
 def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
     """The threads of a pipeline in order, with their names without devices."""
     names = {
-        (s, r): f"stage {s}" + (f".{r}" if len(stage.executors) > 1 else "")
+        (s, r): f"stage {s}" + (f".{r}" if len(stage.parallelism.executors) > 1 else "")
         for s, stage in enumerate(pipeline.stages)
-        for r in range(len(stage.executors))
+        for r in range(len(stage.parallelism.executors))
     }
     lanes = {(*at, "", 0): name for at, name in names.items()}
     kinds = ("send_forward", "send_backward")
@@ -110,7 +110,7 @@ def _pipeline_events(facts: PlanFacts, index: int, alike: int, whole: bool) -> I
     for tid, (lane, name) in enumerate(_lanes(pipeline, facts.cost.pipelines[index]).items()):
         threads[lane] = tid
         if not lane[2]:
-            name += f": {place(facts.problem.cluster, pipeline.stages[lane[0]].executors[lane[1]])}"
+            name += f": {place(facts.problem.cluster, pipeline.stages[lane[0]].parallelism.executors[lane[1]])}"
         yield meta_event("thread_name", index, tid, name=name)
         yield meta_event("thread_sort_index", index, tid, sort_index=tid)
     number = pipeline.num_micro_batches

@@ -16,6 +16,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StaticShares
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import messages
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.simulation.engine import ExecutorId, SimulatedLink, Step, link_of
 
@@ -68,7 +69,9 @@ def takes_seconds(plan: Plan) -> bool:
 
 
 def _has_layouts(plan: Plan) -> bool:
-    return any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
+    return any(
+        isinstance(stage.parallelism, SequenceParallel) for pipeline in plan.pipelines for stage in pipeline.stages
+    )
 
 
 def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:

@@ -40,7 +40,9 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
         stage = plan.pipelines[executor.pipeline].stages[executor.stage]
         copies = cost.pipelines[executor.pipeline].stages[executor.stage].copies
         optimizer_s = next(
-            copy.optimizer_s for devices, copy in zip(stage.parameter_copies, copies, strict=True) if device in devices
+            copy.optimizer_s
+            for devices, copy in zip(stage.parallelism.parameter_copies, copies, strict=True)
+            if device in devices
         )
         found.append(
             Pace(
@@ -70,8 +72,8 @@ def _last_parts(
             sequence = model.stages.sequence_stage(layout, pipeline.micro_batch_size)
             (embedding, head), layer_s = sequence.ends_s, sequence.layer_s
         case _:
-            tp_group = model.tp_group(stage.executors[executor.replica])
-            samples = stage.samples(pipeline.micro_batch_size)[executor.replica]
+            tp_group = model.tp_group(stage.parallelism.executors[executor.replica])
+            samples = stage.parallelism.samples(pipeline.micro_batch_size)[executor.replica]
             embedding, head = model.stages.ends_s(tp_group, samples)
             layer_s = partial(model.stages.layer_s, tp_group, samples)
     found = []

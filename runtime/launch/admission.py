@@ -82,7 +82,7 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
         device: one.memory.tensors + copied * one.memory.optimizer
         for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
-        for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True)
+        for devices, one in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True)
         for device in devices
     }
     devices = layout_of(plan, problem.model).devices

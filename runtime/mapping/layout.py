@@ -235,10 +235,11 @@ def untrainable(
         return "workload.sequence_parallel: false cannot be trained; take true"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            wrong = stage.sequence and misfit(stage.sequence, workload.seq_len, model.num_heads)
-            if wrong:
+            if not isinstance(stage.parallelism, SequenceParallel):
+                continue
+            if wrong := misfit(stage.parallelism, workload.seq_len, model.num_heads):
                 return f"stage {s} of pipeline {p}: {wrong}"
-            if stage.sequence and document_masking:
+            if document_masking:
                 return (
                     f"train.document_masking: stage {s} of pipeline {p} has a sequence layout, whose attention "
                     "knows no documents; plan with space.sequence=false, or leave out the masking"

@@ -45,7 +45,7 @@ def _batch(pipeline: Pipeline) -> tuple[int, int]:
 
 
 def _degrees(stages: Iterable[Stage]) -> set[int]:
-    return {len(replica.devices) for stage in stages for replica in stage.replicas}
+    return {len(replica.devices) for stage in stages for replica in stage.parallelism.replicas}
 
 
 def divides_model(problem: Problem, tp: int) -> bool:
@@ -57,19 +57,20 @@ def divides_model(problem: Problem, tp: int) -> bool:
 PLAIN_STAGES = Rule(
     "one TP group",
     "a replicated or interleaved stage",
-    lambda _, plan: all(len(stage.replicas) == 1 == len(stage.layers) for stage in _stages(plan)),
+    lambda _, plan: all(len(stage.parallelism.replicas) == 1 == len(stage.layers) for stage in _stages(plan)),
 )
 INTERLEAVED_STAGES = Rule(
     "one TP group, interleaved",
     "a replicated stage, or one of unequal layer ranges",
     lambda _, plan: all(
-        len(stage.replicas) == 1 and _all_alike(end - first for first, end in stage.layers) for stage in _stages(plan)
+        len(stage.parallelism.replicas) == 1 and _all_alike(end - first for first, end in stage.layers)
+        for stage in _stages(plan)
     ),
 )
 REPLICATED_STAGES = Rule(
     "TP groups that share samples",
     "an interleaved stage",
-    lambda _, plan: all(stage.replicas and len(stage.layers) == 1 for stage in _stages(plan)),
+    lambda _, plan: all(stage.parallelism.replicas and len(stage.layers) == 1 for stage in _stages(plan)),
 )
 
 # How many stages a pipeline has, and whether pipelines are alike.

@@ -53,7 +53,8 @@ StageBlock = tuple[int, ...]  # devices of a stage
 
 
 def _layouts(plan: Plan) -> list[SequenceParallel | None]:
-    return [stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages]
+    ways = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
+    return [way if isinstance(way, SequenceParallel) else None for way in ways]
 
 
 def _are_symmetric(_: Problem, plan: Plan) -> bool:

@@ -95,16 +95,16 @@ def partition_of(plan: Plan) -> Partition | None:
     """
     alike: dict[Hashable, list[Pipeline]] = defaultdict(list)
     for pipeline in plan.pipelines:
-        if any(not stage.replicas for stage in pipeline.stages):
+        if any(not stage.parallelism.replicas for stage in pipeline.stages):
             return None
-        replicated = any(len(stage.replicas) > 1 for stage in pipeline.stages)
+        replicated = any(len(stage.parallelism.replicas) > 1 for stage in pipeline.stages)
         shape = tuple((stage.layers, stage.tp) for stage in pipeline.stages)
         alike[pipeline if replicated else (shape, pipeline.micro_batch_size)].append(pipeline)
     groups = []
     for first, *others in alike.values():
         columns = zip(*(one.stages for one in (first, *others)), strict=True)
-        stages = [tuple(r.devices for stage in column for r in stage.replicas) for column in columns]
-        replicated = any(len(stage.replicas) > 1 for stage in first.stages)
+        stages = [tuple(r.devices for stage in column for r in stage.parallelism.replicas) for column in columns]
+        replicated = any(len(stage.parallelism.replicas) > 1 for stage in first.stages)
         groups.append(PipelineGroup(tuple(stages), first.micro_batch_size, replicated))
     sharding = plan.sharding
     chunks = max(pipeline.num_chunks for pipeline in plan.pipelines)

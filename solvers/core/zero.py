@@ -22,7 +22,7 @@ def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
     price.
     """
     pipeline = plan.pipelines[0]
-    alone = len(plan.pipelines) == 1 and all(len(stage.parameter_copies) == 1 for stage in pipeline.stages)
+    alone = len(plan.pipelines) == 1 and all(len(stage.parallelism.parameter_copies) == 1 for stage in pipeline.stages)
     twice = problem.model.tied_embeddings and len(pipeline.stages) > 1  # first and last stage hold the vocabulary
     if plan.sharding.stage and alone and not twice and 0 in sharding_stages(problem.workload):
         return replace(plan, sharding=Sharding())
@@ -90,5 +90,5 @@ def holders_of(plan: Plan, machine_of: Sequence[int]) -> int:
     stages: dict[object, list[tuple[int, ...]]] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            stages.setdefault(stage.layers, []).extend(replica.devices for replica in stage.replicas)
+            stages.setdefault(stage.layers, []).extend(replica.devices for replica in stage.parallelism.replicas)
     return fewest_holders(stages.values(), machine_of)

@@ -167,7 +167,9 @@ def _closest_to_fitting(search: Search) -> str:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
     plan, cost = search.closest_to_fitting
     p, s = cost.binding_stage()
-    copies = zip(plan.pipelines[p].stages[s].parameter_copies, cost.pipelines[p].stages[s].copies, strict=True)
+    copies = zip(
+        plan.pipelines[p].stages[s].parallelism.parameter_copies, cost.pipelines[p].stages[s].copies, strict=True
+    )
     fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
     device = problem.cluster.device_name(fullest[0])
     return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"

@@ -73,7 +73,7 @@ def _layers_passed(problem: Problem, plan: Plan) -> float:
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             layers = sum((1 << end) - (1 << first) for first, end in stage.layers)
-            for replica in stage.replicas:
+            for replica in stage.parallelism.replicas:
                 m = int(cluster.machine_of[replica.devices[0]])
                 twice[m] |= held[m] & layers
                 held[m] |= layers

@@ -245,7 +245,7 @@ def estimate(tables: Tables, work: SearchWork, state: SearchState) -> float:
 
 def known_start(tables: Tables, work: SearchWork, plan: Plan, cluster: Cluster) -> tuple[SearchState, float] | None:
     """The candidate of a known plan and its objective; None where it has none."""
-    alone = all(len(stage.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    alone = all(len(stage.parallelism.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
     plain = plan.schedule in SIMULATED and plan.sharding.stage < 2
     sizes = {pipeline.micro_batch_size for pipeline in plan.pipelines} <= set(tables.sizes.tolist())
     state = new_state(tables)

@@ -41,7 +41,7 @@ def test_it_plans_with_its_parameters(hexiopt: Run, tmp_path: Path, max_tp: int)
     found = read_plan(tmp_path / "out" / "plan.json")
     assert check(found.problem, found.plan) == []
     stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
-    assert max(len(group) for stage in stages for group in stage.executors) <= max_tp
+    assert max(len(group) for stage in stages for group in stage.parallelism.executors) <= max_tp
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["solver"]["name"] == "mine"
 
 

@@ -55,7 +55,7 @@ def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
         (one.memory, one.limit_bytes)
         for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
-        for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True)
+        for devices, one in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True)
         for _ in devices
     ]
     return {

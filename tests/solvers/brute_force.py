@@ -328,7 +328,7 @@ def _on(line: PlacedDevices, pipeline: Pipeline) -> Pipeline:
     """The pipeline on the devices of a line."""
     stages = [
         Stage.of_replicas(
-            tuple(replace(own, devices=group) for own, group in zip(stage.replicas, replicas, strict=True)),
+            tuple(replace(own, devices=group) for own, group in zip(stage.parallelism.replicas, replicas, strict=True)),
             stage.layers,
             stage.recompute,
         )

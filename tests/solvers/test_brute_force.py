@@ -184,7 +184,7 @@ def test_replicas_can_be_best() -> None:
     problem = problems.TINY_PROBLEMS["three_gpus"]()
     plan, step_s = best_plan(problem)
     assert plan is not None
-    assert any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    assert any(len(stage.parallelism.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
     _, without_s = best_plan(replace(problem, space=replace(problem.space, replicas=False)))
     assert without_s > 1.04 * step_s
 

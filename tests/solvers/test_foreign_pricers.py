@@ -321,7 +321,7 @@ class NoReplicas(Foreign):
     """No price for what it says it prices."""
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
-        if any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
+        if any(len(stage.parallelism.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
             raise KeyError("replicas")
         return super().price(plan, pipelines)
 

@@ -14,6 +14,7 @@ from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, z
 from hexiopt.exports.settings import FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Vocabulary
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 
@@ -148,7 +149,7 @@ class FlashFlexFormat(Trainer):
         policies = set[str]()
         for p, pipeline in enumerate(plan.pipelines):
             for s, stage in enumerate(pipeline.stages):
-                if stage.sequence or len(stage.replicas) > 1:
+                if isinstance(stage.parallelism, SequenceParallel) or len(stage.parallelism.replicas) > 1:
                     refuse(
                         f"{stage_name(p, s)} has more than one TP group", "space.replicas=false space.sequence=false"
                     )

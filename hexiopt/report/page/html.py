@@ -235,7 +235,7 @@ def _boxes(facts: PlanFacts, row: PipelineRow, axis: TimeAxis, whole: bool) -> I
     names = {**_SPAN_NAMES, "micro_batches": f"{row.batch} micro-batches", "optimizer": facts.last_phase}
     colours = {"gradient_sync": style.SYNC_COLOUR, "optimizer": style.OPTIMIZER_COLOUR}
     for span in pipeline_spans(facts, row.number, whole):
-        height = 0.72 * _LANE / len(pipeline.stages[span.stage].executors)
+        height = 0.72 * _LANE / len(pipeline.stages[span.stage].parallelism.executors)
         y, colour = span.stage * _LANE + 0.12 * _LANE + span.executor * height, colours.get(span.kind, "")
         if span.is_message:
             y, height = (span.stage + (0.86 if span.kind == "send_forward" else 0.0)) * _LANE, 0.11 * _LANE

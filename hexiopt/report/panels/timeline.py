@@ -72,12 +72,12 @@ def _draw_pipeline(
     pipeline, per_second = facts.plan.pipelines[row.number], canvas.inches(ax)[0] / axis.width
     boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, int, str, int]] = []
-    size = min(6.0, lane_inches * 72 * 0.45 / max(len(stage.executors) for stage in pipeline.stages))
+    size = min(6.0, lane_inches * 72 * 0.45 / max(len(stage.parallelism.executors) for stage in pipeline.stages))
     room = canvas.text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
 
     def place(stage: int, executor: int) -> tuple[float, float]:
         """The start and height of an executor's part of its stage's lane."""
-        height = 0.72 / len(pipeline.stages[stage].executors)
+        height = 0.72 / len(pipeline.stages[stage].parallelism.executors)
         return at[stage] + 0.12 + executor * height, height
 
     for span in pipeline_spans(facts, row.number, num_operations(pipeline) <= MOST_OPERATIONS):

@@ -10,7 +10,7 @@ from math import gcd
 
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.parallelism import Replica, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies
@@ -137,7 +137,7 @@ def _without_lost(
 ) -> Pipeline | None:
     """A pipeline without lost devices, with less memory where `leaner` says, and with one range of layers a stage if so
     asked; None where nothing is left of it, or it divides tokens."""
-    if any(stage.sequence is not None for stage in pipeline.stages):
+    if any(isinstance(stage.parallelism, SequenceParallel) for stage in pipeline.stages):
         whole = all(device in left for stage in pipeline.stages for device in stage.devices)
         return pipeline if whole else None
     machines, machine_of = problem.cluster.machines, problem.cluster.machine_of
@@ -170,7 +170,7 @@ def _replicas_left(
 ) -> tuple[Replica, ...]:
     """The replicas of a stage with the devices that are left; samples of those that end go to the others in turn."""
     found, lost = [], 0
-    for replica in stage.replicas:
+    for replica in stage.parallelism.replicas:
         devices = tuple(device for device in replica.devices if device in left)
         if not devices:
             lost += replica.samples or 0

@@ -139,7 +139,7 @@ def _holdings(problem: Problem, plan: Plan) -> dict[Key, list[Interval]]:
             units += [num_layers] * (s == 0) + [num_layers + 1] * (s == len(pipeline.stages) - 1)
             own = [
                 (device, rank / len(devices), (rank + 1) / len(devices))
-                for devices in stage.parameter_copies
+                for devices in stage.parallelism.parameter_copies
                 for rank, device in enumerate(devices)
             ]
             for unit in units:

@@ -289,7 +289,7 @@ def _weights(plan: Plan) -> dict[int, _Weights]:
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             layers = frozenset(layer for first, end in stage.layers for layer in range(first, end))
-            for devices in stage.parameter_copies:
+            for devices in stage.parallelism.parameter_copies:
                 for rank, device in enumerate(devices):
                     found[device] = (layers, rank / len(devices), (rank + 1) / len(devices))
     return found

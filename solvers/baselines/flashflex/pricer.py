@@ -280,7 +280,7 @@ class FlashFlexPricer:
         if before is not None and before.pipeline is pipeline:
             return before
         feature = unpriced(pipeline)
-        if any(len(stage.replicas) > 1 for stage in pipeline.stages):
+        if any(len(stage.parallelism.replicas) > 1 for stage in pipeline.stages):
             feature = "a replicated stage has no price in FlashFlex's formulas"
         if feature is not None:
             raise ValueError(feature)

@@ -62,7 +62,9 @@ def _slower(estimates: GridEstimates, pipelines: Sequence[Pipeline], stage: int,
         max(
             layer_s(replica.devices, samples)
             for replica, samples in zip(
-                pipeline.stages[stage].replicas, pipeline.stages[stage].samples(pipeline.micro_batch_size), strict=True
+                pipeline.stages[stage].parallelism.replicas,
+                pipeline.stages[stage].parallelism.samples(pipeline.micro_batch_size),
+                strict=True,
             )
         )
         for pipeline in pipelines

@@ -132,10 +132,10 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     held = in_flight(plan.schedule, at)
     holders = holders_of(plan, near.machine_of)
     if plan.sharding.groups == "all":
-        holders += len(stage.replicas) - 1
+        holders += len(stage.parallelism.replicas) - 1
     shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
-    works = works_of(map(near.pricer.tp_group, stage.executors), stage.samples(size), size)
+    works = works_of(map(near.pricer.tp_group, stage.parallelism.executors), stage.parallelism.samples(size), size)
     splitter = near.completer.splitter(stage.policy)
     options = splitter.options(works, s == 0, s == count - 1, size, held, shards)
     if len(options.times) < stage.num_layers:
@@ -182,12 +182,12 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
         (p, s)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        if len(stage.replicas) > 1
+        if len(stage.parallelism.replicas) > 1
     ]
     p, s = rng.choice(places)
     pipeline = plan.pipelines[p]
-    replicas = list(pipeline.stages[s].replicas)
-    given = list(pipeline.stages[s].samples(pipeline.micro_batch_size))
+    replicas = list(pipeline.stages[s].parallelism.replicas)
+    given = list(pipeline.stages[s].parallelism.samples(pipeline.micro_batch_size))
     a, b = rng.sample(range(len(replicas)), 2)
     if given[a] == 1:
         return None
@@ -267,7 +267,7 @@ def _several_groups(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
 
 
 def _replicated(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
-    return any(len(stage.replicas) > 1 for pipeline in priced.plan.pipelines for stage in pipeline.stages)
+    return any(len(stage.parallelism.replicas) > 1 for pipeline in priced.plan.pipelines for stage in pipeline.stages)
 
 
 def _shared_states(near: PlanNeighbourhood, priced: PricedPlan) -> bool:

@@ -50,7 +50,7 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
     assert cost.optimizer_s > 0.0
     assert cost.pipeline_s == max(p.end_s for p in cost.pipelines)
     assert cost.pipeline_s + cost.gradient_sync_s + cost.optimizer_s == pytest.approx(cost.step_time_s, rel=1e-12)
-    copies = max(sum(len(stage.replicas) for stage in p.stages) - len(p.stages) for p in plan.pipelines)
+    copies = max(sum(len(stage.parallelism.replicas) for stage in p.stages) - len(p.stages) for p in plan.pipelines)
     if len(plan.pipelines) == 1 and not problem.model.tied_embeddings and not copies:
         assert cost.gradient_sync_s == 0.0
     work, model, cluster = problem.workload, problem.model, problem.cluster
@@ -63,7 +63,7 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
         assert len(priced.stages) == len(pipeline.stages)
         assert len(priced.send_forward_s) == len(priced.send_backward_s) == len(pipeline.stages) - 1
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            limits = [cluster.gpu_of(replica.devices[0]).usable_memory_bytes for replica in stage.replicas]
+            limits = [cluster.gpu_of(replica.devices[0]).usable_memory_bytes for replica in stage.parallelism.replicas]
             assert [one.limit_bytes for one in stage_cost.executors] == limits
             assert stage_cost.limit_bytes in limits
     excess = [one.memory.total - one.limit_bytes for p in cost.pipelines for s in p.stages for one in s.executors]
@@ -230,7 +230,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
-            for replica, one in zip(stage.replicas, stage_cost.executors, strict=True):
+            for replica, one in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
                 memory = model.stages.memory_model(model.tp_group(replica.devices), 1)
                 held = [layer for first, end in stage.layers for layer in range(first, end)]
                 expected = sum(memory.layer_params / num_holders(plan, layer) for layer in held)
@@ -243,7 +243,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
 def num_holders(plan: Plan, layer: int) -> int:
     """Replicas of all pipelines that hold a layer."""
     return sum(
-        len(stage.replicas)
+        len(stage.parallelism.replicas)
         for pipeline in plan.pipelines
         for stage in pipeline.stages
         if any(first <= layer < end for first, end in stage.layers)
@@ -252,7 +252,11 @@ def num_holders(plan: Plan, layer: int) -> int:
 
 @given(plan=format_plans(CLUSTER, max_layers=MODEL.num_layers))
 def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
-    assume(not any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages))  # of other lengths
+    assume(
+        not any(
+            isinstance(stage.parallelism, SequenceParallel) for pipeline in plan.pipelines for stage in pipeline.stages
+        )
+    )  # of other lengths
     features = [feature for pipeline in plan.pipelines if (feature := unpriced(pipeline))]
     if features:
         with pytest.raises(InputError, match="not priced yet; leave out") as caught:

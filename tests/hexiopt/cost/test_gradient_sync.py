@@ -46,13 +46,13 @@ def found(groups: ParameterHolders) -> dict[Holders, float]:
 def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holders, float]:
     """Parameters by holders: for small equal parts of every tensor, which rank of each replica holds them."""
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    parts = int(np.lcm.reduce([len(replica.devices) for stage in stages for replica in stage.replicas]))
+    parts = int(np.lcm.reduce([len(replica.devices) for stage in stages for replica in stage.parallelism.replicas]))
     out: Counter[Holders] = Counter()
 
     def add(members: list[Stage], params: float) -> None:
         for k in range(parts):
             middle = Fraction(2 * k + 1, 2 * parts)
-            replicas = [replica.devices for stage in members for replica in stage.replicas]
+            replicas = [replica.devices for stage in members for replica in stage.parallelism.replicas]
             holders = sorted(devices[int(middle * len(devices))] for devices in replicas)
             if len(holders) > 1:
                 out[tuple(holders)] += params / parts  # type: ignore[assignment]

@@ -56,7 +56,7 @@ def test_the_simulation_ends_when_the_cost_says_and_nothing_beats_the_bound(pair
     assert 0.0 < lower_bound_s(model, 1.0) <= cost.pipeline_s <= cost.step_time_s
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            assert len(stage.parameter_copies) == len(stage_cost.copies)
+            assert len(stage.parallelism.parameter_copies) == len(stage_cost.copies)
             assert stage_cost.excess_bytes == max(one.excess_bytes for one in stage_cost.copies)
     memory = prediction_to_dict(problem, plan, cost)["memory_gib"]
     assert set(memory) == {problem.cluster.device_name(d) for d in plan.devices()}

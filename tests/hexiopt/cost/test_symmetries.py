@@ -60,7 +60,7 @@ def last_first(stage: Stage) -> Stage:
 
 def mirrored(pipeline: Pipeline, cost: PipelineCost) -> PipelineCost:
     """The price of a pipeline whose samples go to the replicas of every stage in the opposite order."""
-    counts, size = [len(stage.executors) for stage in pipeline.stages], pipeline.micro_batch_size
+    counts, size = [len(stage.parallelism.executors) for stage in pipeline.stages], pipeline.micro_batch_size
 
     def of(one: Message) -> Message:
         target = counts[one.target(len(counts))]

@@ -45,7 +45,9 @@ def canonical(plan: Plan) -> tuple[object, ...]:
         )
         for pipeline in plan.pipelines
     )
-    alone = len(plan.pipelines) == 1 and all(len(stage.executors) == 1 for stage in plan.pipelines[0].stages)
+    alone = len(plan.pipelines) == 1 and all(
+        len(stage.parallelism.executors) == 1 for stage in plan.pipelines[0].stages
+    )
     return pipelines, plan.schedule if plan.pipelines[0].num_chunks > 1 else None, None if alone else plan.sharding
 
 

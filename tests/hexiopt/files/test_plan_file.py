@@ -78,7 +78,7 @@ def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: py
     memory = json.loads(path.read_text())["prediction"]["memory_gib"]
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for replica, one in zip(stage.replicas, stage_cost.executors, strict=True):
+            for replica, one in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
                 rows = [memory.pop(problem.cluster.device_name(device)) for device in replica.devices]
                 assert [row["total"] * 2**30 for row in rows] == pytest.approx([one.memory.total] * len(rows))
     assert not memory

@@ -120,7 +120,7 @@ def test_its_price_is_made_of_its_parts(kinds: tuple[type, type], zero: int) -> 
     assert sum(seconds for _, seconds in shown.parts) == pytest.approx(cost.step_time_s, rel=1e-9)
     assert min(shown.compute_s, shown.messages_s, shown.bubble_s) > 0.0
     for s, (stage, of_stage) in enumerate(zip(plan.pipelines[0].stages, cost.pipelines[0].stages, strict=True)):
-        assert len(of_stage.executors) == len(stage.executors)
+        assert len(of_stage.executors) == len(stage.parallelism.executors)
         for r, executor in enumerate(of_stage.executors):
             taken_s = executor.forward_s + executor.backward_s
             assert busy_time(pricer, plan, cost, 0, s, r).total_s == pytest.approx(taken_s, rel=1e-9)
@@ -132,7 +132,7 @@ def test_copies_of_its_parameters_are_synchronised(kinds: tuple[type, type]) -> 
     """By rings over the devices that hold the same, of every layer of a stage that has copies, and no other."""
     plan, model = plan_of(kinds), PROBLEM.model
     found = parameter_holders(plan.pipelines, model)
-    copied = [stage for stage in plan.pipelines[0].stages if len(stage.parameter_copies) > 1]
+    copied = [stage for stage in plan.pipelines[0].stages if len(stage.parallelism.parameter_copies) > 1]
     groups = [tuple(row) for rows in found.holders for row in rows.tolist()]
     assert sorted(groups) == [stage.devices for stage in copied]
     first, last = plan.pipelines[0].stages
@@ -149,7 +149,7 @@ def test_its_memory_is_that_of_every_copy(kind: type) -> None:
     for stage, of_stage, less in zip(plan.pipelines[0].stages, whole, spread, strict=True):
         gpu = PROBLEM.cluster.gpu_of(stage.devices[0])
         copies = [copy for executor in of_stage.executors for copy in executor.copies]
-        assert len(copies) == len(stage.parameter_copies)
+        assert len(copies) == len(stage.parallelism.parameter_copies)
         assert all(copy.limit_bytes == gpu.usable_memory_bytes and copy.memory.activations > 0 for copy in copies)
         factor = 1 / len(copies)
         assert less.memory.optimizer == pytest.approx(factor * of_stage.memory.optimizer, rel=1e-9)
@@ -213,7 +213,7 @@ def test_its_timeline_has_every_executor_to_the_end_of_the_step(kinds: tuple[typ
     end_s = 1e-6 * max(event["ts"] + event["dur"] for event in slices)
     assert end_s == pytest.approx(cost.step_time_s, rel=1e-9)
     working = {event["tid"] for event in slices if event["cat"] in ("forward", "backward")}
-    assert len(working) == sum(len(stage.executors) for stage in plan.pipelines[0].stages)
+    assert len(working) == sum(len(stage.parallelism.executors) for stage in plan.pipelines[0].stages)
 
 
 def test_tables_tell_types_apart() -> None:
@@ -241,9 +241,11 @@ def test_the_runtime_lays_it_out_as_it_is_priced(kinds: tuple[type, type]) -> No
     assert sum(prod(part.local_shape) for held in layout.held for part in held.parts) == model.num_params
     [line] = layout.lines
     for stage, executors in zip(plan.pipelines[0].stages, line.stages, strict=True):
-        assert [tuple(sorted(devices)) for devices in stage.executors] == [one.ranks for one in executors]
-        assert tuple(end - first for first, end in (one.samples for one in executors)) == stage.samples(SIZE)
+        assert [tuple(sorted(devices)) for devices in stage.parallelism.executors] == [one.ranks for one in executors]
+        assert tuple(end - first for first, end in (one.samples for one in executors)) == stage.parallelism.samples(
+            SIZE
+        )
     for held in layout.held:
         [stage] = [stage for stage in plan.pipelines[0].stages if held.ranks[0] in stage.devices]
         norms = all(part.name.endswith("norm.weight") for part in held.parts)
-        assert len(held.ranks) == (len(stage.devices) if norms else len(stage.parameter_copies))
+        assert len(held.ranks) == (len(stage.devices) if norms else len(stage.parallelism.parameter_copies))

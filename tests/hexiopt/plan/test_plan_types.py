@@ -264,5 +264,5 @@ def test_replicas_share_micro_batches_of_another_size_in_proportion(size: int, s
     else:
         assert resized is not None
         assert (resized.micro_batch_size, resized.num_micro_batches) == (size, 3)
-        assert [replica.samples for replica in resized.stages[0].replicas] == samples
+        assert [replica.samples for replica in resized.stages[0].parallelism.replicas] == samples
         assert resized.stages[1] == pipeline.stages[1]

@@ -115,7 +115,9 @@ class Case:
 
     def simulated(self) -> list[float]:
         """The same in the event simulation."""
-        ends = {(s, r): 0.0 for s, stage in enumerate(self.pipeline.stages) for r in range(len(stage.replicas))}
+        ends = {
+            (s, r): 0.0 for s, stage in enumerate(self.pipeline.stages) for r in range(len(stage.parallelism.replicas))
+        }
         messages = tuple(Message(*link[:4], samples=1) for link in self.links)
         priced = PipelineCost(self.stages, messages, tuple(link.seconds for link in self.links), (), 0.0)
         for event in simulate_pipeline(0, self.pipeline, priced, self.schedule):

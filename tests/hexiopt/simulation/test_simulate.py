@@ -25,7 +25,9 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
             ends[at] = max(ends[at], event.end_s)
     assert max(ends.values()) == pytest.approx(cost.pipeline_s, rel=1e-9)
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        found = [[ends[p, s, r] for r in range(len(stage.replicas))] for s, stage in enumerate(pipeline.stages)]
+        found = [
+            [ends[p, s, r] for r in range(len(stage.parallelism.replicas))] for s, stage in enumerate(pipeline.stages)
+        ]
         assert list(priced.executor_end_s) == pytest.approx([end for stage in found for end in stage], rel=1e-9)
         assert list(priced.stage_end_s) == pytest.approx(list(map(max, found)), rel=1e-9)
         assert priced.end_s == max(priced.stage_end_s)
@@ -62,7 +64,7 @@ def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan
 
 def samples(pipeline: Pipeline, stage: int, replica: int) -> set[int]:
     """The samples of every micro-batch that a replica takes."""
-    sizes = [r.samples or pipeline.micro_batch_size for r in pipeline.stages[stage].replicas]
+    sizes = [r.samples or pipeline.micro_batch_size for r in pipeline.stages[stage].parallelism.replicas]
     return set(range(sum(sizes[:replica]), sum(sizes[: replica + 1])))
 
 
@@ -70,8 +72,8 @@ def pairs(pipeline: Pipeline, stage: int, other: int) -> list[tuple[int, int]]:
     """Replicas of two stages that have samples in common."""
     return [
         (a, b)
-        for a in range(len(pipeline.stages[stage].replicas))
-        for b in range(len(pipeline.stages[other].replicas))
+        for a in range(len(pipeline.stages[stage].parallelism.replicas))
+        for b in range(len(pipeline.stages[other].parallelism.replicas))
         if samples(pipeline, stage, a) & samples(pipeline, other, b)
     ]
 
@@ -79,7 +81,7 @@ def pairs(pipeline: Pipeline, stage: int, other: int) -> list[tuple[int, int]]:
 def num_events(pipeline: Pipeline) -> int:
     """Operations and messages of a pipeline, from its virtual stages."""
     count, chunks = len(pipeline.stages), len(pipeline.stages[0].layers)
-    operations = chunks * sum(len(stage.replicas) for stage in pipeline.stages)
+    operations = chunks * sum(len(stage.parallelism.replicas) for stage in pipeline.stages)
     boundaries = [(q % count, (q + 1) % count) for q in range(count * chunks - 1)]
     messages = sum(len(pairs(pipeline, s, t)) for s, t in boundaries)
     return pipeline.num_micro_batches * 2 * (operations + messages)

@@ -120,7 +120,9 @@ def test_channels_are_those_of_the_memory_model() -> None:
         inside = {ranks for executor in layout.executor_of for ranks in executor.groups()}
         assert set(channels.groups) == set(layout.groups()) - inside
         number = Counter(layout.devices[rank] for ranks in channels.groups for rank in ranks)
-        uncut = all(len(one) == 1 for line in plan.pipelines for s in line.stages for one in s.parameter_copies)
+        uncut = all(
+            len(one) == 1 for line in plan.pipelines for s in line.stages for one in s.parallelism.parameter_copies
+        )
         for device, counted in gradient_groups(plan, gradient_rings(plan, None, model, CLUSTER)).items():
             found = number[device]
             assert counted == found if uncut else 0.4 * found <= counted <= found + 2

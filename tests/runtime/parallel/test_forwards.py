@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
@@ -79,5 +80,5 @@ def test_the_quick_ones_have_what_matters() -> None:
     stages = [stage for plan in plans for pipeline in plan.pipelines for stage in pipeline.stages]
     assert {plan.sharding.stage for plan in plans} >= {3}
     assert any(pipeline.num_chunks > 1 for plan in plans for pipeline in plan.pipelines)
-    assert any(stage.sequence for stage in stages)
-    assert any(len(replica.devices) > 1 for stage in stages for replica in stage.replicas)
+    assert any(isinstance(stage.parallelism, SequenceParallel) for stage in stages)
+    assert any(len(replica.devices) > 1 for stage in stages for replica in stage.parallelism.replicas)

@@ -108,7 +108,9 @@ def plan_of(schedule: Schedule, num_stages: int, num_chunks: int, num_micro_batc
     cuts = [MODEL.num_layers * k // (num_stages * num_chunks) for k in range(num_stages * num_chunks + 1)]
     ranges = list(pairwise(cuts))
     stages = [
-        Stage.of_replicas(Stage.of((s,), 0, 1).replicas, own, ("none",) * sum(end - first for first, end in own))
+        Stage.of_replicas(
+            Stage.of((s,), 0, 1).parallelism.replicas, own, ("none",) * sum(end - first for first, end in own)
+        )
         for s in range(num_stages)
         for own in [tuple(ranges[s::num_stages])]
     ]

@@ -64,7 +64,13 @@ def compute(case: Case, kind: str, dtype: torch.dtype, end: Connection) -> None:
     join_world(device, 0, 1, TIMEOUT_S, address=f"127.0.0.1:{free_port()}")
     layers = (0, case.model.num_layers)
     own = Trainee(
-        Plan((Pipeline((Stage.of_replicas(Stage.of((0,), *layers).replicas, (layers,), case.policies),), 2, 2),)),
+        Plan(
+            (
+                Pipeline(
+                    (Stage.of_replicas(Stage.of((0,), *layers).parallelism.replicas, (layers,), case.policies),), 2, 2
+                ),
+            )
+        ),
         case.model,
         SEQ_LEN,
         BATCH,

@@ -104,17 +104,28 @@ def sequence_features(plan: Plan, model: ModelSpec) -> set[str]:
         for stage in pipeline.stages:
             found |= _of_stage(stage, model)
         for before, after in pairwise(pipeline.stages):
-            kinds = ["a sequence layout" if s.sequence else f"TP {len(s.replicas[0].devices)}" for s in (before, after)]
+            kinds = [
+                "a sequence layout"
+                if isinstance(s.parallelism, SequenceParallel)
+                else f"TP {len(s.parallelism.replicas[0].devices)}"
+                for s in (before, after)
+            ]
             found.add(f"{kinds[1]} after " + ("another" if kinds[0] == kinds[1] else kinds[0]))
-        found.add("a first sequence layout" if pipeline.stages[0].sequence else "no first one")
-        found.add("a last sequence layout" if pipeline.stages[-1].sequence else "no last one")
+        found.add(
+            "a first sequence layout"
+            if isinstance(pipeline.stages[0].parallelism, SequenceParallel)
+            else "no first one"
+        )
+        found.add(
+            "a last sequence layout" if isinstance(pipeline.stages[-1].parallelism, SequenceParallel) else "no last one"
+        )
     return found
 
 
 def _of_stage(stage: Stage, model: ModelSpec) -> set[str]:
-    if stage.sequence is None:
+    if not isinstance(stage.parallelism, SequenceParallel):
         return set()
-    layout = stage.sequence
+    layout = stage.parallelism
     sizes = [len(group.devices) for group in layout.groups]
     found = {f"{min(len(sizes), 3)} groups", f"a group of {max(sizes)}", f"{layout.order} over {min(len(sizes), 2)}"}
     found |= {f"{policy} in a sequence layout" for policies in stage.policies() for policy in policies}

@@ -144,7 +144,7 @@ def features(plan: Plan, model: ModelSpec) -> set[str]:
     """What of asymmetric training a plan is an example of."""
     pipelines, sharding = plan.pipelines, plan.sharding
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    replicas = [replica for stage in stages for replica in stage.replicas]
+    replicas = [replica for stage in stages for replica in stage.parallelism.replicas]
     kind = sharding.groups if isinstance(sharding.groups, str) else "stated"
     found = {plan.schedule.name, model.architecture}
     found |= {f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
@@ -152,8 +152,10 @@ def features(plan: Plan, model: ModelSpec) -> set[str]:
     found |= {f"TP {len(replica.devices)}" for replica in replicas}
     found |= {policy for stage in stages for policies in stage.policies() for policy in policies}
     found |= {"uneven heads" for replica in replicas if replica.heads and len(set(replica.heads)) > 1}
-    found |= {"replicas" for stage in stages if len(stage.replicas) > 1}
-    found |= {"unequal samples" for stage in stages if len({replica.samples for replica in stage.replicas}) > 1}
+    found |= {"replicas" for stage in stages if len(stage.parallelism.replicas) > 1}
+    found |= {
+        "unequal samples" for stage in stages if len({replica.samples for replica in stage.parallelism.replicas}) > 1
+    }
     found |= {"layer ranges" for pipeline in pipelines if pipeline.num_chunks > 1}
     found |= {"fewer micro-batches than stages" for p in pipelines if p.num_micro_batches < len(p.stages)}
     found |= {"unequal micro-batches"} if len({pipeline.num_micro_batches for pipeline in pipelines}) > 1 else set()

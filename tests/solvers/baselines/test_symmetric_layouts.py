@@ -118,8 +118,8 @@ def test_what_is_foreign_is_said(name: str) -> None:
     plan = own.solve(problem, Budget(3600.0)).plan
     assert plan is not None
     stage = plan.pipelines[0].stages[0]
-    layout = stage.sequence
-    assert layout is not None
+    layout = stage.parallelism
+    assert isinstance(layout, SequenceParallel)
     first = layout.groups[0]
     uneven = replace(first, tokens=(first.tokens[0] + 8, *first.tokens[1:]))
     broken = {
@@ -164,4 +164,4 @@ def test_of_equal_compute_the_smallest_groups_are_estimated_first(name: str) -> 
     plan = next(RIVALS[name]().candidates(search, random.Random(0))).make()
     assert plan is not None
     assert len(plan.pipelines) == 8
-    assert all(len(stage.executors[0]) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    assert all(len(stage.parallelism.executors[0]) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -209,8 +210,8 @@ def test_a_freedom_taken_away_is_not_used(switch: str) -> None:
     free = make_solver("hexiseq").solve(problem, Budget(3600.0, 60))
     bound = make_solver("hexiseq", **{switch: False}).solve(problem, Budget(3600.0, 60))
     assert bound.plan is not None
-    layout = bound.plan.pipelines[0].stages[0].sequence
-    assert layout is not None
+    layout = bound.plan.pipelines[0].stages[0].parallelism
+    assert isinstance(layout, SequenceParallel)
     if switch == "uneven_tokens":
         tokens = [n for group in layout.groups for n in group.tokens]
         assert max(tokens) - min(tokens) <= 1
@@ -244,4 +245,8 @@ def test_the_portfolio_plans_jointly_only_where_layouts_are_allowed() -> None:
     assert violations(problem, with_layouts.plan, with_layouts.cost) == []
     assert with_layouts.objective <= without.objective
     if without.plan is not None:
-        assert all(stage.sequence is None for line in without.plan.pipelines for stage in line.stages)
+        assert all(
+            not isinstance(stage.parallelism, SequenceParallel)
+            for line in without.plan.pipelines
+            for stage in line.stages
+        )

@@ -104,7 +104,7 @@ def test_unequal_degrees_become_replicas() -> None:
                 for split in planner.splits(order, choice)[:1]:
                     plan = plan_of(problem, order, choice, split)
                     assert check(problem, plan) == []
-                    assert any(len(stage.replicas) > 1 for stage in plan.pipelines[0].stages)
+                    assert any(len(stage.parallelism.replicas) > 1 for stage in plan.pipelines[0].stages)
                     assert Galvatron.space.first_violation(problem, plan) is None
                     seen += 1
     assert seen

@@ -90,7 +90,7 @@ def test_samples_by_speed() -> None:
     result = make_solver("metis_atc24").solve(problem, Budget(3600.0))
     assert result.plan is not None
     (pipeline,) = result.plan.pipelines
-    samples = {r.devices[0]: r.samples for stage in pipeline.stages for r in stage.replicas}
+    samples = {r.devices[0]: r.samples for stage in pipeline.stages for r in stage.parallelism.replicas}
     assert len(pipeline.stages) == 1
     assert samples[0] > samples[1] > 0
 
@@ -165,7 +165,9 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
                     (replica.devices, samples)
                     for pipeline in plan.pipelines
                     for replica, samples in zip(
-                        pipeline.stages[s].replicas, pipeline.stages[s].samples(pipeline.micro_batch_size), strict=True
+                        pipeline.stages[s].parallelism.replicas,
+                        pipeline.stages[s].parallelism.samples(pipeline.micro_batch_size),
+                        strict=True,
                     )
                 }
                 assert held == {share for shares in group.pipelines() for share in shares}

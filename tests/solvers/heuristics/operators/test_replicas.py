@@ -48,7 +48,7 @@ def test_faster_replicas_take_more_samples() -> None:
     problem = replace(problem, workload=replace(problem.workload, global_batch=16), space=Space())
     plan = built(problem, lone(((1,), (0,), (2,)), size=16))
     (stage,) = plan.pipelines[0].stages
-    slow, fast, other = stage.samples(16)
+    slow, fast, other = stage.parallelism.samples(16)
     assert slow == other < fast
     assert slow + fast + other == 16
 
@@ -57,7 +57,7 @@ def test_a_stage_of_one_replica_is_plain() -> None:
     plan = built(problems.three_gpus(), lone(((0,),), ((1,), (2,)), size=2))
     first, second = plan.pipelines[0].stages
     assert isinstance(first.parallelism, TensorParallel)
-    assert second.samples(2) == (1, 1)
+    assert second.parallelism.samples(2) == (1, 1)
     assert not PipelineGroup.pipeline([((0,),), ((1,),)], 1).replicated
 
 
@@ -103,7 +103,9 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
             continue
         plan = priced.plan
         assert violations(problem, plan, priced.cost) == []
-        replicated += any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+        replicated += any(
+            len(stage.parallelism.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages
+        )
     assert replicated > 100
 
 
@@ -133,7 +135,7 @@ def test_polishing_shifts_samples() -> None:
     assert search.best_s < before_s
     assert search.plan is not None
     (stage,) = search.plan.pipelines[0].stages
-    assert max(stage.samples(16)) < 13
+    assert max(stage.parallelism.samples(16)) < 13
 
 
 @pytest.mark.parametrize("name", ["local_search", "portfolio"])
@@ -143,6 +145,6 @@ def test_searches_find_replicas_where_they_are_best_and_allowed(name: str) -> No
     found, without = (make_solver(name).solve(p, Budget(3600.0, 3000)) for p in (problem, plain))
     assert found.plan is not None
     assert without.plan is not None
-    assert any(len(stage.replicas) > 1 for pipeline in found.plan.pipelines for stage in pipeline.stages)
-    assert all(len(stage.replicas) == 1 for pipeline in without.plan.pipelines for stage in pipeline.stages)
+    assert any(len(stage.parallelism.replicas) > 1 for pipeline in found.plan.pipelines for stage in pipeline.stages)
+    assert all(len(stage.parallelism.replicas) == 1 for pipeline in without.plan.pipelines for stage in pipeline.stages)
     assert found.objective < without.objective
