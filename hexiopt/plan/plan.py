@@ -219,13 +219,13 @@ class Sharding:
         if isinstance(self.groups, str):
             word_in(self.groups, "sharding: groups", SHARDING_GROUPS)
         else:
-            said = f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices"
+            rule = f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices"
             try:
                 object.__setattr__(self, "groups", tuple([tuple(group) for group in self.groups]))
             except TypeError:
-                raise InputError(said) from None
+                raise InputError(rule) from None
             if any(type(device) is not int for group in self.groups for device in group):
-                raise InputError(f"{said} by their numbers in the cluster")
+                raise InputError(f"{rule} by their numbers in the cluster")
 
     @property
     def gathers_weights(self) -> bool:

@@ -174,7 +174,7 @@ def test_replans_with_slow_devices_and_more_machines(hexiopt: Run, tmp_path: Pat
         ("slow={x: 0.5}", "slow: 'x' is not a machine"),
         ("slow=nowhere", "nowhere: the file does not exist"),
         ("added=nothing.yaml", "nothing.yaml: the file does not exist"),
-        ("added=[{name: more}]", "gpu: is missing"),
+        ("added=[{name: more}]", "num_gpus: is missing"),
     ):
         ran = hexiopt("replan", plan, change, "hydra.run.dir=third")
         assert (ran.code, said in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err

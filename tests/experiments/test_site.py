@@ -50,7 +50,7 @@ def test_links_lead_to_pages(page: str) -> None:
 
 
 def test_links_are_moved_with_their_pages() -> None:
-    text = "[a](docs/planning.md#sweeps) ![b](docs/validation.png) [`c`](hexiopt/solving.py) [d](https://e.org/f.md)"
+    text = "[a](docs/planning.md#sweeps) ![b](docs/validation.png) [`c`](hexiopt/solving/solver.py) [d](https://e.org/f.md)"
     assert site.linked(text, "index.md") == ("[a](planning.md#sweeps) ![b](validation.png) `c` [d](https://e.org/f.md)")
     assert site.linked("[a](../README.md)", "python.md") == "[a](index.md)"
     assert site.linked("[a](../../docs/results/index.md)", "notebooks/01_first_plan.md") == "[a](../results/index.md)"

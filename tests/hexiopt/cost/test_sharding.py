@@ -377,7 +377,7 @@ def test_the_interleaved_schedule_is_out_of_step() -> None:
         (((0, 1, 2),), "device 4 is in 0 sharding groups"),
         (((0, 1), (1, 2, 4)), "device 1 is in 2 sharding groups"),
         ((), "device 0 is in 0 sharding groups"),
-        ("rack", "'rack'; choose all, machine"),
+        ("rack", "'rack' is not known; known: all, machine"),
     ],
 )
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
