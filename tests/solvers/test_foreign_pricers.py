@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import hexiopt as hx
-from hexiopt import bounds, solving
+from hexiopt import bounds
 from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.plan import Plan
 from hexiopt.simulation.network import FairShares
-from hexiopt.solving import Pricer
+from hexiopt.solving import Pricer, solver
 from hexiopt.solving.referee import InvalidPlanError
 from hexiopt.solving.result import OPTIMALITY_TOLERANCE, Status
 from hexiopt.testing import check_pricer
@@ -154,7 +154,7 @@ def test_the_oracle_finds_false_certificates_where_what_a_pricer_says_is_believe
         found: PlanPricer = getattr(pricer, "_own", pricer)
         return found
 
-    for module in (bounds, search, solving):
+    for module in (bounds, search, solver):
         monkeypatch.setattr(module, "our_model", believed)
     cluster = hx.Cluster.of({"rtx_4090": 2, "rtx_3090": 2}, inter_gb_per_s=2.0, gpus_per_machine=1)
     workload = hx.Workload(global_batch=8, seq_len=256, precision="fp16", schedule="1f1b", optimizer_sharding="0")
