@@ -312,7 +312,7 @@ def _features_hold(pricer: Pricer) -> str:
     assert isinstance(features, PricerFeatures), f"features are {features!r}, no hexiopt.cost.pricer.PricerFeatures"
     devices = problem.usable_devices
     if (stages := features.stages) is not None:
-        limits = MemoryLimits(stages, features.num_sums)
+        limits = MemoryLimits(stages)
         for ends in ((devices[0],), (devices[-1],), devices[:2]):
             ours, own, shards = stages.tp_group(ends), pricer.tp_group(ends), StateSharding(1, 2)
             for policy, size in itertools.product(pricer.policies(), (1, 4)):

@@ -79,11 +79,6 @@ class PipelineCost:
         return tuple([tuple([next(ends) for _ in stage.executors]) for stage in self.stages])
 
     @property
-    def stage_end_s(self) -> tuple[float, ...]:
-        """When the last executor of each stage ends [stages]."""
-        return tuple(map(max, self.replica_end_s))
-
-    @property
     def send_forward_s(self) -> tuple[float, ...]:
         """The longest message from each stage to the next [stages - 1]."""
         return longest_s(self.messages, self.message_s, len(self.stages))[0]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.crowded import with_crowds
-from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
@@ -45,15 +44,13 @@ class PricerFeatures:
     it for recompute policies layer by layer, and share the network among messages.
     `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage's messages to
     the next take its own time, rather than overlap. `bound_s`: a step time in seconds below which it prices no plan of
-    its problem, 0 where it knows none. `num_sums`: for how many groups that sum gradients on a device searches leave
-    room (`hexiopt.cost.executors.limits`).
+    its problem, 0 where it knows none.
     """
 
     stages: StageModel | None = None
     replicas: bool = False
     sends_occupy_stages: bool = False
     bound_s: float = 0.0
-    num_sums: int = RESERVED_GROUPS
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.bound_s < math.inf:
@@ -82,12 +79,12 @@ class PlanPricer:
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
         # What searches ask any pricer about stages, the stage model answers.
         self.tp_group, self.message_s = self.stages.tp_groups.of, self.stages.routes.message_s
-        self._limits, self._num_sums = MemoryLimits(self.stages), RESERVED_GROUPS
+        self._limits = MemoryLimits(self.stages)
 
     @property
     def features(self) -> PricerFeatures:
         """As of `Pricer`."""
-        return PricerFeatures(stages=self.stages, replicas=True, num_sums=self._num_sums)
+        return PricerFeatures(stages=self.stages, replicas=True)
 
     def policies(self) -> tuple[str, ...]:
         """The recompute policies that the workload allows."""
@@ -150,13 +147,6 @@ class PlanPricer:
         """The same pricer over another network model; what is known of stages and pipelines they share."""
         other = copy(self)
         other.network = network
-        return other
-
-    def with_room_for(self, num_sums: int) -> "PlanPricer":
-        """The same pricer, of whose plans searches leave room for so many groups that sum gradients on each device;
-        no price changes, and what is known of stages and pipelines they share."""
-        other = copy(self)
-        other._limits, other._num_sums = MemoryLimits(self.stages, num_sums), num_sums
         return other
 
     def forget_plans(self) -> None:

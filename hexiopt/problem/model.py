@@ -315,11 +315,6 @@ class ModelSpec(Value):
         """Width of all query heads together."""
         return self.num_heads * self.head_dim
 
-    @property
-    def kv_size(self) -> int:
-        """Width of all key heads together, equal to that of all value heads."""
-        return self.num_kv_heads * self.head_dim
-
     # Parameters
 
     @cached_property
@@ -327,11 +322,6 @@ class ModelSpec(Value):
         """The operators of one decoder layer."""
         sizes = (getattr(self, name) for name in LayerSizes._fields)
         return decoder_layer(self.decoder_form, LayerSizes(*sizes))
-
-    @property
-    def replicated_layer_params(self) -> int:
-        """Parameters of one layer's norms, output biases and activation, whole on every tensor-parallel rank."""
-        return self.layer.vectors.whole
 
     @cached_property
     def layer_params(self) -> int:

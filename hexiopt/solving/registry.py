@@ -6,7 +6,7 @@ imports no package of solvers.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import entry_points
@@ -28,6 +28,7 @@ GROUP = "hexiopt.solvers"
 TABLE_GROUP = "hexiopt.solver_table"
 PRICERS = "hexiopt.pricers"
 OWN_DISTRIBUTION = "hexiopt"
+_OF_SOLVERS = ("name", "capabilities", "solve")  # what every solver has
 # Old names of solvers, and solvers that are gone, kept for one release.
 ALIASES: Mapping[str, str] = {"metis": "hexiscale", "shapes": "portfolio", "columns": "portfolio"}
 
@@ -91,11 +92,15 @@ def _complete(stated: Pricer | PricerMaker, problem: Problem) -> Pricer:
     if isinstance(stated, type) or not hasattr(stated, "price"):
         made = stated(problem)
     asked = ("problem", *(name for name in vars(Pricer) if not name.startswith("_")))
-    missing = [name for name in asked if not hasattr(made, name)]
-    if missing:
-        lacks = f"{pricer_name(made)} has no {' and no '.join(missing)}"
-        raise InputError(f"pricer: {lacks}; a cost model is as in hexiopt/solving/solver.py")
+    if lacks := _lacks(made, asked):
+        raise InputError(f"pricer: {pricer_name(made)} {lacks}; a cost model is as in hexiopt/solving/solver.py")
     return cast(Pricer, made)
+
+
+def _lacks(value: Any, names: Iterable[str]) -> str:
+    """`has no price and no problem`: which of the attributes `names` are missing from `value`; empty where none is."""
+    missing = [name for name in names if not hasattr(value, name)]
+    return f"has no {' and no '.join(missing)}" if missing else ""
 
 
 def import_class(name: str, target: str) -> SolverClass:
@@ -103,13 +108,10 @@ def import_class(name: str, target: str) -> SolverClass:
 
     Raises InputError where it cannot be imported or is no solver.
     """
-    found = _resolved("solver", name, target)
-    missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
-    if missing:
-        raise InputError(
-            f"solver: {name}: {target} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving/solver.py"
-        )
-    return cast(SolverClass, found)
+    made = _resolved("solver", name, target)
+    if lacks := _lacks(made, _OF_SOLVERS):
+        raise InputError(f"solver: {name}: {target} {lacks}; a solver is as in hexiopt/solving/solver.py")
+    return cast(SolverClass, made)
 
 
 def _resolved(kind: str, name: str, target: str) -> Any:
@@ -234,10 +236,8 @@ def make_solver(
     pricer_of = None if pricer is None else pricer_maker(pricer)
     if isinstance(solver, str):
         return make_refereed(solver_class(current_name(solver, 4), solver_targets()), pricer_of, **options)
-    missing = [name for name in ("name", "capabilities", "solve") if not hasattr(solver, name)]
-    if missing:
-        what = f"solver: {solver!r} is not a name and has no {' and no '.join(missing)}"
-        raise InputError(f"{what}; a solver is as in hexiopt/solving/solver.py")
+    if lacks := _lacks(solver, _OF_SOLVERS):
+        raise InputError(f"solver: {solver!r} is not a name and {lacks}; a solver is as in hexiopt/solving/solver.py")
     if isinstance(solver, type):
         return make_refereed(solver, pricer_of, **options)  # type: ignore[arg-type]
     if options:

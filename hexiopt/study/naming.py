@@ -18,8 +18,7 @@ def name_in_order(plan: Plan, cost: Cost, pricer: Pricer) -> tuple[Plan, Cost]:
 
     A search that takes GPUs 2-3 and 6-7 of eight like ones for its first stage means any four of them; here they are
     0-3. GPUs of a machine differ where links or network interfaces do, so the plan is renumbered only where the price
-    by `pricer` and the free memory stay the same: on all machines, or else on
-    those whose GPUs are all alike.
+    by `pricer` and the free memory stay the same: on all machines, or else on those whose GPUs are all alike.
     """
     for alike_only in (False, True):
         numbers = _numbers(pricer.problem, plan, alike_only)

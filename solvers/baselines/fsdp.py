@@ -157,7 +157,7 @@ class FsdpTrial:
         stages = pricer.features.stages
         if not _mixes(self.problem) or stages is None:
             return
-        limits = MemoryLimits(stages, pricer.features.num_sums)
+        limits = MemoryLimits(stages)
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(

@@ -162,7 +162,7 @@ class ExecutorTables:
         self._policies, self._pricer = policies, pricer
         features = pricer.features
         self._stages = features.stages if per_layer else None
-        self._limits = None if self._stages is None else MemoryLimits(self._stages, features.num_sums)
+        self._limits = None if self._stages is None else MemoryLimits(self._stages)
         self._num_layers = pricer.problem.model.num_layers
         self._times: Memo[tuple[Works, bool, bool, int], list[tuple[str, list[float]]]] = Memo(
             lambda key: self._by_speed(*key)

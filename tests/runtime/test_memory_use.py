@@ -216,7 +216,7 @@ def test_states_that_more_ranks_share_than_pipelines_are_fewer_than_predicted(na
     """Norms are spread over TP groups too, and a tied matrix over both ends: exactly that is predicted too much."""
     model = MODELS[name]
     plan = even_plan(model, stages=stages, tp=tp, pipelines=2, batches=2, zero=1)
-    shared = model.num_layers * model.replicated_layer_params + model.final_norm_params
+    shared = model.num_layers * model.layer.vectors.whole + model.final_norm_params
     if stages == 2:
         shared = model.vocabulary_params
     for one in compared(plan, model, Workload(4, SEQ_LEN)):
@@ -257,7 +257,7 @@ def test_units_whole_beside_shards(
 @pytest.mark.slow
 def test_units_whole_beside_shards_with_tensor_parallelism() -> None:
     """Norms are spread over TP groups too, as under ZeRO-1."""
-    shared = LLAMA.replicated_layer_params * 2
+    shared = LLAMA.layer.vectors.whole * 2
     for one in compared(even_plan(LLAMA, tp=2, pipelines=2, batches=2, zero=3), LLAMA, Workload(4, SEQ_LEN)):
         assert (one.predicted.weights, one.predicted.gradients) == (one.measured.weights, one.measured.gradients)
         norms = shared + one.stage * LLAMA.final_norm_params

@@ -254,7 +254,7 @@ def test_ours_is_known(sequence_parallel: bool) -> None:
     problem = problem.replace(workload=replace(problem.workload, sequence_parallel=sequence_parallel))
     ours = PlanPricer(problem)
     again = hx.Problem(problem.cluster, problem.model, problem.workload, problem.space)
-    for one in (ours, ours.with_room_for(4), copy(ours)):
+    for one in (ours, copy(ours)):
         one.price(hx.solve(problem, "random", LONG_S, max_steps=3, progress=False).found())
         assert our_model(one, problem) is our_model(one, again) is one
     assert bound_under_s(ours, problem) == lower_bound_s(ours) > 0

@@ -13,8 +13,7 @@ memory. A device of a plan is in
   four.
 
 So a device with eight groups of either kind, or fewer, holds no more than is reserved on every device: searches and
-bounds count that. The price of a plan adds what it has beyond (`hexiopt/cost/crowded.py`), for which searches that
-expect many pipelines leave room.
+bounds count that. The price of a plan adds what it has beyond (`hexiopt/cost/crowded.py`).
 """
 
 from collections import Counter

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from hexiopt.cost.executors.communicators import RESERVED_GROUPS
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
@@ -21,11 +20,11 @@ class _Query(NamedTuple):
 
 
 class MemoryLimits:
-    """Layers that fit the stages of a model, with room on each device for `num_sums` groups that sum gradients."""
+    """Layers that fit the stages of a model, beside the communicators that are reserved on every device."""
 
-    def __init__(self, stages: StageModel, num_sums: int = RESERVED_GROUPS) -> None:
-        self._stages, self._num_sums = stages, num_sums
-        self._most_layers, self._limit_bytes = Memo(self._count_layers), Memo(self._usable_bytes)
+    def __init__(self, stages: StageModel) -> None:
+        self._stages = stages
+        self._most_layers = Memo(self._count_layers)
 
     def max_layers(
         self,
@@ -43,7 +42,7 @@ class MemoryLimits:
     def _count_layers(self, query: _Query) -> int:
         tp_group, first, last, micro_batch_size, policy, held, shards = query
         memory = self._stages.memory_model(tp_group, micro_batch_size)
-        return memory.max_layers(self._limit_bytes[tp_group], first, last, policy, held, shards)
+        return memory.max_layers(tp_group.gpu.usable_memory_bytes, first, last, policy, held, shards)
 
     def least_recomputed(
         self,
@@ -58,9 +57,5 @@ class MemoryLimits:
         shards: StateSharding,
     ) -> list[int]:
         """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
-        memory, limit = self._stages.memory_model(tp_group, micro_batch_size), self._limit_bytes[tp_group]
-        return memory.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
-
-    def _usable_bytes(self, tp_group: TpGroup) -> float:
-        gpu, held = tp_group.gpu, self._stages.communicators.held
-        return gpu.usable_memory_bytes - (held(gpu, 0.0, self._num_sums) - held(gpu, 0.0))
+        memory, limit_bytes = self._stages.memory_model(tp_group, micro_batch_size), tp_group.gpu.usable_memory_bytes
+        return memory.least_recomputed(limit_bytes, counts, first, last, smaller, faster, held, shards)

@@ -7,15 +7,12 @@ import pytest
 
 from hexiopt.cost.crowded import gradient_groups, message_pairs
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
-from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
 from tests.models import TOY
 
 MODEL = replace(TOY, num_layers=24)
@@ -79,19 +76,6 @@ def test_pairs_of_unequal_tp_groups() -> None:
     assert (found[8], found[9], found[0]) == (16, 16, 4)
     assert not message_pairs(pipeline([12, 24], [(0, 1), (2, 3)]))
     assert not message_pairs(pipeline([24], [(0, 1)]))
-
-
-def test_room_for_more_groups_changes_no_price_and_leaves_fewer_layers(pricer: PlanPricer) -> None:
-    roomy, found, gpu = pricer.with_room_for(3 * RESERVED_GROUPS), Communicators(CLUSTER), CLUSTER.gpu_of(0)
-    assert roomy.price(plan()) == pricer.price(plan())
-    group, shards = pricer.tp_group((0,)), StateSharding(0, 4)
-    held = in_flight(ONE_F_ONE_B, StagePosition(0, 8, 8))
-    most, fewer = (own.max_layers(group, True, False, 64, "none", held, shards) for own in (pricer, roomy))
-    assert 0 < fewer < most
-    memory = pricer.stages.memory_model(group, 64).stage
-    room = gpu.usable_memory_bytes - found.held(gpu, 0.0, 3 * RESERVED_GROUPS) + found.held(gpu, 0.0)
-    assert memory(fewer, True, False, "none", held, shards).total <= room
-    assert memory(fewer + 1, True, False, "none", held, shards).total > room
 
 
 def test_pairs_beyond_the_reserved_ones_are_counted(pricer: PlanPricer) -> None:

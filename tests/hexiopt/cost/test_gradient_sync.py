@@ -219,7 +219,7 @@ def test_late_stages_synchronise_while_early_ones_compute() -> None:
     model = PlanPricer(problem, AFTER)
     plan = Plan(pipelines)
     cost = model.price(plan)
-    first, last = cost.pipelines[0].stage_end_s
+    [first], [last] = cost.pipelines[0].replica_end_s
     assert first > last
     sync = model.rings(plan).within_group
     seconds = dict(zip(map(tuple, sync.groups.holders[0].tolist()), sync.ring_pass_s(2)[0], strict=True))

@@ -233,7 +233,7 @@ def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) 
     assert (stage.forward_s, stage.backward_s) == pytest.approx(expected, rel=1e-9)
     for one in stage.copies:
         assert one.memory.optimizer == pytest.approx(8 * spec.num_params / n)
-        whole = 2 * (spec.layer_params - spec.replicated_layer_params)  # of these three layers, embedding and head
+        whole = 2 * (spec.layer_params - spec.layer.vectors.whole)  # of these three layers, embedding and head
         assert one.memory.weights == one.memory.gradients < 2 * (spec.num_params / n + 1.01 * whole)
     assert violations(PROBLEM, plan, model.price(plan)) == []
 

@@ -153,7 +153,7 @@ def test_parts_sum_to_the_layer_and_layers_to_the_model(model: ModelSpec) -> Non
 @given(specs())
 def test_layer_equals_its_tensors(model: ModelSpec) -> None:
     """The count again, from a list of tensors as a checkpoint has them."""
-    h, q, kv, f = model.hidden_size, model.q_size, model.kv_size, model.ffn_size
+    h, q, kv, f = model.hidden_size, model.q_size, model.num_kv_heads * model.head_dim, model.ffn_size
     matrices = {"q": (h, q), "k": (h, kv), "v": (h, kv), "out": (q, h), "up": (h, f), "down": (f, h)}
     if model.gated_mlp:
         matrices["gate"] = (h, f)
