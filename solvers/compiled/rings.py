@@ -8,7 +8,14 @@ every machine, and one between machines.
 from typing import Any
 
 from solvers.compiled.kernels import kernel
-from solvers.compiled.messages import crossing_load, fullest_interface, interface_of, latency_s, load_interfaces
+from solvers.compiled.messages import (
+    crossing_load,
+    fullest_interface,
+    interface_of,
+    latency_s,
+    load_interfaces,
+    rank_device,
+)
 
 
 @kernel
@@ -235,9 +242,52 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
 
 
 @kernel
-def load_run(machine: Any, members: Any, times: Any, load: Any, network: Any, ring: Any, bounds: Any) -> None:
-    """Load ports and interfaces with what goes through members of a ring that are of one machine. `network`:
-    `s_per_byte`, and the number of transmitting resources; `bounds`: first, end, parameters over each edge."""
+def edge_s_per_byte(machine: Any, rates: Any, sender: Any, receiver: Any) -> Any:
+    """Seconds per byte of what the busiest device of a member sends to a member of its machine. `rates`:
+    `pair_s_per_byte` of the tables."""
+    if machine.uneven < 0:
+        return machine.port_s_per_byte / sender.degree
+    slices, slowest = max(sender.degree, receiver.degree), 0.0
+    for rank in range(sender.degree):
+        i, port = rank_device(sender.mask, rank), 0.0
+        for part in range(rank * slices // sender.degree, (rank + 1) * slices // sender.degree):
+            j = rank_device(receiver.mask, part * receiver.degree // slices)
+            port += rates[machine.uneven, i, j]
+        slowest = max(slowest, port)
+    return slowest / slices
+
+
+@kernel
+def edge_latency_s(machine: Any, latencies: Any, sender: Any, receiver: Any) -> Any:
+    """The largest latency of messages from a member to a member of its machine. `latencies`: `pair_latency_s`."""
+    if machine.uneven < 0:
+        return machine.port_latency_s
+    slices, latency = max(sender.degree, receiver.degree), 0.0
+    for part in range(slices):
+        i = rank_device(sender.mask, part * sender.degree // slices)
+        j = rank_device(receiver.mask, part * receiver.degree // slices)
+        latency = max(latency, latencies[machine.uneven, i, j])
+    return latency
+
+
+@kernel
+def load_ports(machine: Any, links: Any, members: Any, times: Any, ring: Any, bounds: Any) -> Any:
+    """Load ports with what members of one machine send to each other in a pass of a ring; the largest latency.
+    `links`: `pair_s_per_byte` and `pair_latency_s` of the tables; `bounds`: first, end, parameters over each edge."""
+    first, end, carried = bounds
+    latency = 0.0
+    for k in range(first, end - 1 if ring.lanes else end):
+        sender, receiver = members[k], members[k + 1 if k + 1 < end else first]
+        seconds = carried * edge_s_per_byte(machine, links[0], sender, receiver)
+        times[sender.pipeline, sender.stage].port += seconds
+        latency = max(latency, edge_latency_s(machine, links[1], sender, receiver))
+    return latency
+
+
+@kernel
+def load_run(machine: Any, members: Any, load: Any, network: Any, ring: Any, bounds: Any) -> None:
+    """Load interfaces with what goes through members of a ring that are of one machine. `network`: `s_per_byte`, and
+    the number of transmitting resources; `bounds`: first, end, parameters over each edge."""
     s_per_byte, base = network
     first, end, carried = bounds
     if ring.between:
@@ -246,9 +296,6 @@ def load_run(machine: Any, members: Any, times: Any, load: Any, network: Any, ri
             load_interfaces(machine, members[k].mask, 0, part, load, s_per_byte)
             load_interfaces(machine, members[k].mask, base, part, load, s_per_byte)
         return
-    for k in range(first, end - 1 if ring.lanes else end):
-        member = members[k]
-        times[member.pipeline, member.stage].port += carried / member.degree * machine.port_s_per_byte
     if ring.lanes == 0:
         return
     if machine.num_interfaces == 1:
@@ -321,17 +368,17 @@ def note_turns(members: Any, stages: Any, times: Any, ring: Any, latency: float)
 @kernel
 def load_ring(machines: Any, members: Any, stages: Any, times: Any, load: Any, network: Any, ring: Any) -> None:
     """Load ports and network with a pass of a ring; note its latency. `network`: `s_per_byte`, the number of
-    transmitting resources, `extra` and `extra_latency_s`."""
-    s_per_byte, base, extra, extra_latency_s = network
+    transmitting resources, `extra`, `extra_latency_s`, and links as of `load_ports`."""
+    s_per_byte, base, extra, extra_latency_s, links = network
     length = ring.machines if ring.between else ring.end - ring.first
     carried, latency = ring.params * (length - 1) / length, 0.0
     before, i = members[ring.end - 1].machine, ring.first
     while i < ring.end:
         j, number = end_of_run(members, i, ring.end), members[i].machine
         machine = machines[number]
-        load_run(machine, members, times, load, (s_per_byte, base), ring, (i, j, carried))
-        if j - i > 1 and not ring.between:
-            latency = max(latency, machine.port_latency_s)
+        load_run(machine, members, load, (s_per_byte, base), ring, (i, j, carried))
+        if not ring.between:
+            latency = max(latency, load_ports(machine, links, members, times, ring, (i, j, carried)))
         if before != number:
             load_crossing(extra, s_per_byte, load, machines[before].place, machine.place, carried)
             latency = max(latency, latency_s(machines, extra_latency_s, before, number))
@@ -404,7 +451,8 @@ def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         tables.problem[0].num_interfaces,
         tables.extra,
     )
-    network = tables.s_per_byte, base, extra, tables.extra_latency_s
+    links = tables.pair_s_per_byte, tables.pair_latency_s
+    network = tables.s_per_byte, base, extra, tables.extra_latency_s, links
     for r in range(num):
         load_ring(machines, members, stages, times, load, network, work.rings[r])
     for r in range(num):

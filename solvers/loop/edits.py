@@ -5,6 +5,7 @@ from typing import Any
 
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.state import touch
+from solvers.loop.dice import roll
 
 
 @entry
@@ -39,6 +40,21 @@ def lowest(mask: int, count: int) -> int:
         picked |= low
         rest ^= low
     return picked
+
+
+@entry
+def draw(dice: Any, free: int, degree: int) -> int:
+    """The mask of any `degree` devices of `free`; 0 where it has fewer."""
+    drawn, rest = 0, free
+    for _ in range(degree):
+        if rest == 0:
+            return 0
+        left = rest
+        for _ in range(roll(dice, count_devices(rest))):
+            left &= left - 1
+        drawn |= left & -left
+        rest ^= left & -left
+    return drawn
 
 
 @entry

@@ -8,6 +8,7 @@ from solvers.compiled.state import touch
 from solvers.loop.dice import roll
 from solvers.loop.edits import (
     count_devices,
+    draw,
     drop,
     insert,
     is_group,
@@ -50,12 +51,13 @@ def move_stage(tables: Any, work: Any, state: Any, kit: Any) -> bool:
 @kernel
 def swap_stages(tables: Any, work: Any, state: Any, kit: Any) -> bool:
     """Two stages on unlike devices change places."""
-    pipelines, stages, dice = state.pipelines, state.stages, kit.dice
+    pipelines, stages, machines, dice = state.pipelines, state.stages, tables.machines, kit.dice
     count = state.plan[0].num_pipelines
     p, q = roll(dice, count), roll(dice, count)
     s, t = roll(dice, pipelines[p].num_stages), roll(dice, pipelines[q].num_stages)
     one, other = stages[p, s], stages[q, t]
-    if one.machine == other.machine and count_devices(one.mask) == count_devices(other.mask):
+    uneven = machines[one.machine].uneven >= 0 and one.mask != other.mask
+    if one.machine == other.machine and count_devices(one.mask) == count_devices(other.mask) and not uneven:
         return False
     swap(work, state, p, s, q, t)
     return True
@@ -77,6 +79,27 @@ def swap_machines_of_stages(tables: Any, work: Any, state: Any, kit: Any) -> boo
         if other != m and machines[other].kind == machines[m].kind:
             swap(work, state, p, s, q, t)
             return True
+    return False
+
+
+@kernel
+def swap_for_idle(tables: Any, work: Any, state: Any, kit: Any) -> bool:
+    """A stage goes to equally many free devices: of its machine, where their links differ, or of another."""
+    stages, machines, free, dice = state.stages, tables.machines, state.free, kit.dice
+    p = roll(dice, state.plan[0].num_pipelines)
+    s = roll(dice, state.pipelines[p].num_stages)
+    here, mask = stages[p, s].machine, stages[p, s].mask
+    degree, start = count_devices(mask), roll(dice, len(free))
+    for k in range(len(free)):
+        m = (start + k) % len(free)
+        uneven = machines[m].uneven >= 0
+        if free[m] and (m != here or uneven):
+            other = draw(dice, free[m], degree) if uneven else pick(free[m], degree)
+            if other and is_group(tables, m, other):
+                free[here] |= mask
+                free[m] &= ~other
+                put(work, stages, p, s, m, other)
+                return True
     return False
 
 

@@ -23,6 +23,7 @@ MOVES = (
     ("leave_idle", 2),
     ("swap_machines_of_stages", 4),
     ("swap_machines", 3),
+    ("swap_for_idle", 3),
     ("leave_machines", 1),
     ("resize_micro_batches", 3),
     ("change_sharding", 1),
@@ -82,35 +83,37 @@ def propose_stage_move(tables: Any, work: Any, state: Any, kit: Any, move: int) 
         return stage_moves.swap_machines_of_stages(tables, work, state, kit)
     if move == 9:
         return stage_moves.swap_machines(tables, work, state, kit)
+    if move == 10:
+        return stage_moves.swap_for_idle(tables, work, state, kit)
     return stage_moves.leave_machines(tables, work, state, kit)
 
 
 @kernel
 def propose(tables: Any, work: Any, state: Any, kit: Any, move: int) -> Any:
     """Change the candidate by a move; False where it does not apply."""
-    if move < 11:
+    if move < 12:
         return propose_stage_move(tables, work, state, kit, move)
-    if move == 11:
-        return pipeline_moves.resize_micro_batches(tables, work, state, kit)
     if move == 12:
-        return pipeline_moves.change_sharding(tables, work, state, kit)
+        return pipeline_moves.resize_micro_batches(tables, work, state, kit)
     if move == 13:
-        return pipeline_moves.cut_pipeline(tables, work, state, kit)
+        return pipeline_moves.change_sharding(tables, work, state, kit)
     if move == 14:
-        return pipeline_moves.join_pipelines(tables, work, state, kit)
+        return pipeline_moves.cut_pipeline(tables, work, state, kit)
     if move == 15:
-        return pipeline_moves.reorder_alike(tables, work, state, kit)
+        return pipeline_moves.join_pipelines(tables, work, state, kit)
     if move == 16:
-        return pipeline_moves.recut_alike(tables, work, state, kit)
+        return pipeline_moves.reorder_alike(tables, work, state, kit)
     if move == 17:
-        return pipeline_moves.swap_alike(tables, work, state, kit)
+        return pipeline_moves.recut_alike(tables, work, state, kit)
     if move == 18:
-        return pipeline_moves.move_alike(tables, work, state, kit)
+        return pipeline_moves.swap_alike(tables, work, state, kit)
     if move == 19:
-        return rebuild.copy_pipelines(tables, work, state, kit)
+        return pipeline_moves.move_alike(tables, work, state, kit)
     if move == 20:
-        return rebuild.deal_again(tables, work, state, kit)
+        return rebuild.copy_pipelines(tables, work, state, kit)
     if move == 21:
+        return rebuild.deal_again(tables, work, state, kit)
+    if move == 22:
         return rebuild.build_anew(tables, work, state, kit)
     return rebuild.convert_alike(tables, work, state, kit)
 
@@ -132,7 +135,7 @@ def walk(tables: Any, work: Any, states: Any, kit: Any, count: int, heat: float,
         tally, yields = kit.tally[move], kit.yields[move]
         tally[PROPOSED] += 1
         changed = False
-        if trial.plan[0].num_pipelines > 0 or move >= 20:
+        if trial.plan[0].num_pipelines > 0 or move >= 21:
             changed = propose(tables, work, trial, kit, move)
         yields[WORK] += 1.0
         if changed:

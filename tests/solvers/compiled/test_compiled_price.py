@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hexiopt
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers.frameworks import frameworks
@@ -27,6 +28,7 @@ from tests.solvers.drawn import drawn_problem
 ROUNDING = 1e-9
 INTERLEAVED = 1e-5  # TP groups whose devices interleave: the rings of their slices pass a machine in unlike orders
 UNALIKE = 0.01  # sharded inside machines, pipelines that hold unlike layers: rings between machines are merged by stage
+UNLIKE = 0.03  # both where links inside a machine differ: slices then cross unlike links
 STALE = 0.03  # messages within 1.2 % of a period, micro-batches within 12 % of those that a pipeline was timed with
 MAKERS: tuple[Callable[..., SearchState], ...] = (random_state, random_state, random_state, like_state)
 
@@ -64,13 +66,20 @@ def interleave(problem: Problem, plan: Plan) -> bool:
     return any(low <= high for ranges in runs for (_, high), (low, _) in pairwise(ranges))
 
 
-def check(problem: Problem, number: int, count: int = 24, pricer: PlanPricer | None = None) -> int:
+def check(
+    problem: Problem,
+    number: int,
+    count: int = 24,
+    pricer: PlanPricer | None = None,
+    interleaved: float = INTERLEAVED,
+    unalike: float = UNALIKE,
+) -> int:
     """All candidates cost what the pricer says and fit; how many there were."""
     found = candidates(problem, number, count, pricer)
     for plan, cost, error in found:
         inside = plan.sharding.groups == "machine"
-        near = INTERLEAVED if interleave(problem, plan) else ROUNDING
-        assert error < (UNALIKE if inside else near), plan
+        near = interleaved if interleave(problem, plan) else ROUNDING
+        assert error < (unalike if inside else near), plan
         assert cost.fits or inside, plan
     return len(found)
 
@@ -148,6 +157,28 @@ def test_so_they_do_on_named_clusters(name: str) -> None:
     assert model.tied_embeddings
     problem = Problem(named_cluster(name), model, Workload(64, 1024))
     assert check(problem, 0, 40)
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_so_they_do_on_unlike_links_inside_machines(machines: int) -> None:
+    """Two bridges between GPUs of a machine, and a slow GPU in it: rings take the links that they cross."""
+    bridged = {
+        "gpu": "rtx_3090",
+        "num_gpus": 6,
+        "intra_bandwidth_gb_per_s": 12,
+        "intra_links": [{"between": [0, 1], "bandwidth_gb_per_s": 50}, {"between": [3, 4], "bandwidth_gb_per_s": 50}],
+    }
+    cluster = hexiopt.cluster(
+        {
+            "name": "bridged",
+            "inter_machine": {"bandwidth_gb_per_s": 1.25, "latency_us": 50},
+            "slow": {"m0:5": 0.8},
+            "machines": [{"name": f"m{k}", **bridged} for k in range(machines)],
+        }
+    )
+    for tied in (False, True):
+        model = replace(named_model("gpt2_345m"), num_layers=12, tied_embeddings=tied)
+        assert check(Problem(cluster, model, Workload(64, 512)), 0, 60, None, UNLIKE, UNLIKE) > 20
 
 
 @pytest.mark.parametrize("number", range(6))
