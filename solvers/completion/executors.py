@@ -144,14 +144,24 @@ class StageExecutors:
         )
 
 
+class PolicyMix(NamedTuple):
+    """How the first `num_smaller` layers of a stage recompute, and how the others do."""
+
+    smaller: str
+    num_smaller: int
+    faster: str
+
+
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """The options of a stage: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that achieve
-    it.
-    """
+    """The options of a stage: `times[n-1]` is the least time of n layers, `mixes[n-1]` the policies that achieve it."""
 
     times: list[float]
-    recompute: list[Recompute]
+    mixes: list[PolicyMix]
+
+    def recompute(self, num_layers: int) -> Recompute:
+        """The policies of `num_layers` layers, which must fit."""
+        return recompute_first(*self.mixes[num_layers - 1], num_layers)
 
 
 class ExecutorTables:
@@ -202,23 +212,23 @@ class ExecutorTables:
             for policy, _ in tables
         ]
         times: list[float] = []
-        recompute: list[Recompute] = []
+        mixes: list[PolicyMix] = []
         # Fastest policy first: each one serves the numbers of layers that no faster one can fit.
         for layer_limit, (policy, seconds) in zip(layer_limits, tables, strict=True):
             more = seconds[len(times) : max(len(times), layer_limit)]
             times += more
-            recompute += [(policy,)] * len(more)
-        found = StageOptions(times, recompute)
+            mixes += [PolicyMix(policy, 0, policy)] * len(more)
+        options = StageOptions(times, mixes)
         if self._stages is not None:
             for (layer_limit, (faster, _)), (_, (smaller, _)) in combinations(
                 zip(layer_limits, tables, strict=True), 2
             ):
-                self._mix(found, max(0, layer_limit), smaller, faster, shares, first, last, held, shards)
-        return found
+                self._mix(options, max(0, layer_limit), smaller, faster, shares, first, last, held, shards)
+        return options
 
     def _mix(
         self,
-        found: StageOptions,
+        options: StageOptions,
         layer_limit: int,
         smaller: str,
         faster: str,
@@ -228,7 +238,7 @@ class ExecutorTables:
         held: InFlight,
         shards: StateSharding,
     ) -> None:
-        """Improve the options `found` for more than `layer_limit` layers by mixing two policies.
+        """Improve `options` for more than `layer_limit` layers by mixing two policies.
 
         As few layers as memory requires recompute under `smaller`, the others under `faster`.
         """
@@ -239,7 +249,7 @@ class ExecutorTables:
         for tp_group, samples in shares:
             none_s = sum(stages.stage_s(tp_group, 0, first, last, samples, (smaller,)))
             rates.append((none_s, *(sum(stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
-        counts = range(layer_limit + 1, len(found.times) + 1)
+        counts = range(layer_limit + 1, len(options.times) + 1)
         each = [
             limits.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
@@ -251,8 +261,8 @@ class ExecutorTables:
         ]
         times = by_share[0] if len(by_share) == 1 else map(max, *by_share)
         for n, num_smaller, seconds in zip(counts, needed, times, strict=True):
-            if num_smaller < n and seconds < found.times[n - 1]:
-                found.times[n - 1], found.recompute[n - 1] = seconds, recompute_first(smaller, num_smaller, faster, n)
+            if num_smaller < n and seconds < options.times[n - 1]:
+                options.times[n - 1], options.mixes[n - 1] = seconds, PolicyMix(smaller, num_smaller, faster)
 
     def _by_speed(self, works: Works, first: bool, last: bool, micro_batch_size: int) -> list[tuple[str, list[float]]]:
         """For each policy, fastest first, the times of 1, 2, ... layers on the slowest of `works`."""

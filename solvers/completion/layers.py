@@ -96,7 +96,7 @@ class LayerSplitter:
             counts = least_bottleneck(times, layers, added_s, least)
             if round_trip_s:
                 counts = least_period(times, round_trip_s, counts)
-        return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
+        return tuple((n, o.recompute(n)) for n, o in zip(counts, options, strict=True))
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
         """Equally many layers everywhere; the remainder goes to the stages where it costs least."""

@@ -203,7 +203,7 @@ def _mean_devices(pipeline: ShapePipeline) -> float:
 def _built(allocated: Sequence[tuple[int, StageOption]]) -> _Built:
     stages, seconds, at = [], [], 0
     for n, option in allocated:
-        stages.append(_stage(option.layout, at, at + n, option.options.recompute[n - 1]))
+        stages.append(_stage(option.layout, at, at + n, option.options.recompute(n)))
         seconds.append(option.seconds(n))
         at += n
     return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))

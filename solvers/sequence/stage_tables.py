@@ -15,11 +15,10 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.token_layout import Floats, Ints
-from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import holding
 from solvers.completion import allocation
 from solvers.completion.allocation import least_bottleneck
-from solvers.completion.executors import StageOptions
+from solvers.completion.executors import PolicyMix, StageOptions
 
 _EXACT = 1e-9  # of the limit, for rounding
 
@@ -74,15 +73,12 @@ class RecomputeTable:
     def options(self) -> StageOptions:
         """The times and policies of the numbers of layers that fit."""
         most = int(np.isfinite(self.seconds).sum())
-        return StageOptions(self.seconds[:most].tolist(), [self._recompute(n) for n in range(1, most + 1)])
+        return StageOptions(self.seconds[:most].tolist(), [self._mix(n) for n in range(1, most + 1)])
 
-    def _recompute(self, num_layers: int) -> Recompute:
-        at = num_layers - 1
-        faster, smaller = self._policies[self._faster[at]], self._policies[self._smaller[at]]
-        num_faster = int(self._num_faster[at])
-        if num_faster == num_layers:
-            return (faster,)
-        return recompute_first(smaller, num_layers - num_faster, faster, num_layers)
+    def _mix(self, num_layers: int) -> PolicyMix:
+        at, policies = num_layers - 1, self._policies
+        num_smaller = num_layers - int(self._num_faster[at])
+        return PolicyMix(policies[self._smaller[at]], num_smaller, policies[self._faster[at]])
 
 
 @dataclass(frozen=True, slots=True)

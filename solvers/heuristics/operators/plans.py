@@ -140,7 +140,7 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     options = splitter.options(works, s == 0, s == count - 1, size, held, shards)
     if len(options.times) < stage.num_layers:
         return None
-    return replace(stage, recompute=options.recompute[stage.num_layers - 1])
+    return replace(stage, recompute=options.recompute(stage.num_layers))
 
 
 def change_recompute(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:

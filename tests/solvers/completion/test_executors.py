@@ -56,7 +56,7 @@ def test_replicas_share_samples_by_speed_and_their_options_are_those_of_the_slow
         for works in (executor.works(6), *(frozenset([work]) for work in executor.works(6)))
     )
     assert both.times == list(map(max, *(own.times for own in each)))
-    assert both.times[2] == executor_s(pricer, 3, both.recompute[2])
+    assert both.times[2] == executor_s(pricer, 3, both.recompute(3))
 
 
 def executor_s(pricer: PlanPricer, num_layers: int, recompute: tuple[str, ...]) -> float:

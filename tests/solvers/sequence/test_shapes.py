@@ -140,7 +140,7 @@ def test_mixtures_of_two_policies_are_the_best_that_fit(
         if fitting:
             assert ours <= min(fitting) * (1 + 1e-9)
         if np.isfinite(ours):
-            policies = found.options().recompute[n - 1]
+            policies = found.options().recompute(n)
             assert len(policies) in (1, n)
             whole = policies * n if len(policies) == 1 else policies
             x = whole.count("0")
