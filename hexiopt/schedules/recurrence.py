@@ -56,16 +56,35 @@ class PipelineGraph:
         """
         from hexiopt.schedules.kernel import ends_s  # only here, as numba takes a second to start
 
-        num_chunks = len(self.chunk_s[0])
         seconds = [s for chunks in self.chunk_s for chunk in chunks for s in chunk]
-        order = _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
-        wiring = _wiring(self.schedule.kinds, self.num_stages, num_chunks, self.stages, self.links)
-        found: list[float] = ends_s(np.array([*seconds, *message_s]), order, wiring).tolist()
+        found: list[float] = ends_s(np.array([*seconds, *message_s]), self._order, self._wiring).tolist()
         if isnan(found[0]):
             raise InputError(
                 f"schedule {self.schedule}: operations wait for each other for ever; run what they wait for before"
             )
         return tuple(found)
+
+    @property
+    def _order(self) -> Ints:
+        num_chunks = len(self.chunk_s[0])
+        return _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
+
+    @property
+    def _wiring(self) -> Ints:
+        return _wiring(self.schedule.kinds, self.num_stages, len(self.chunk_s[0]), self.stages, self.links)
+
+    def order(self) -> tuple[Ints, Ints, Ints]:
+        """`first`, `blocks` and `turns` of `kernel.Order`."""
+        order = self._order
+        end = 2 + order[0]
+        return order[2:end], order[end : end + 3 * order[1]].reshape(-1, 3), order[end + 3 * order[1] :]
+
+    def wiring(self) -> tuple[int, Ints, Ints, Ints]:
+        """The number of queues, and `at`, `takes` and `sends` of `kernel.Wiring`."""
+        wiring = self._wiring
+        at = 3 + 4 * wiring[1]
+        taken = at + wiring[2]
+        return int(wiring[0]), wiring[3:at].reshape(-1, 4), wiring[at:taken], wiring[taken:].reshape(-1, 2)
 
 
 @lru_cache(maxsize=65_536)

@@ -1,0 +1,150 @@
+"""A network whose resources are shared by the messages that are under way at once, by max-min fairness."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf, isnan
+from typing import Any
+
+import numpy as np
+
+from hexiopt.cost.clock.folding import Lane, components, fold
+from hexiopt.cost.cost import PipelineCost
+from hexiopt.cost.place import PlacedPipeline
+from hexiopt.cost.sharing import StaticShares
+from hexiopt.errors import InputError
+from hexiopt.memo import Memo
+from hexiopt.schedules.recurrence import PipelineGraph
+
+_KEPT = 20_000  # sets of pipelines with their ends
+
+_Set = tuple[tuple[PipelineGraph, tuple[Lane, ...], tuple[tuple[int, ...], ...]], ...]  # graph, lanes, flows of each
+
+
+class Clock:
+    """A `NetworkModel`: pipelines end when their operations and messages, one by one, have gone."""
+
+    def __init__(self) -> None:
+        self._static = StaticShares()
+        self._ends = Memo(_ends_s, _KEPT)
+
+    def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
+        """As of `NetworkModel`; `message_s` are those of static shares. Raises InputError where operations wait for
+        each other for ever."""
+        graphs, lanes = [pipeline.graph for pipeline in placed], [lanes_of(pipeline) for pipeline in placed]
+        folding = fold(graphs, lanes)
+        representatives = [folding.class_of.index(number) for number in range(len(folding.lanes))]
+        ends: dict[int, tuple[float, ...]] = {}
+        for together in components(folding.lanes):
+            number: dict[int, int] = {}  # of resources, in the order in which they come: equal sets have equal keys
+            key = tuple(
+                [
+                    (
+                        graphs[representatives[c]],
+                        tuple(
+                            [
+                                lane._replace(
+                                    needs=tuple([(number.setdefault(r, len(number)), s) for r, s in lane.needs])
+                                )
+                                for lane in folding.lanes[c]
+                            ]
+                        ),
+                        folding.flows[c],
+                    )
+                    for c in together
+                ]
+            )
+            ends |= zip(together, self._ends[key], strict=True)
+        costs = self._static(placed)
+        each = [ends[c] for c in folding.class_of]
+        return tuple(
+            [replace(cost, executor_end_s=own, end_s=max(own)) for cost, own in zip(costs, each, strict=True)]
+        )
+
+    def forget(self) -> None:
+        """As of `NetworkModel`."""
+        self._static.forget()
+        self._ends.clear()
+
+
+def lanes_of(pipeline: PlacedPipeline) -> tuple[Lane, ...]:
+    """The lane of each message of a pipeline; inside machines nothing is shared."""
+    lanes = []
+    for _, route, num_bytes in pipeline.messages:
+        port_s = route.port_s_per_byte * num_bytes
+        needs = tuple([(resource, s_per_byte * num_bytes) for resource, s_per_byte in route.shared])
+        if needs:
+            lanes.append(Lane(route.latency_s, 1.0 / port_s if port_s else inf, needs))
+        else:
+            lanes.append(Lane(route.latency_s + port_s, inf, needs))
+    return tuple(lanes)
+
+
+def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
+    """When the executors of each of a set of pipelines end."""
+    from hexiopt.cost.clock.kernel import ends_s  # only here, as numba takes a second to start
+
+    graphs = [graph for graph, _, _ in key]
+    programmes, num_queues = _programmes(graphs)
+    lanes, num_resources = _lanes(key)
+    ends = ends_s(programmes, lanes, num_queues, num_resources, inf).tolist()
+    if any(map(isnan, ends)):
+        raise InputError(
+            f"schedule {graphs[0].schedule}: operations wait for each other for ever; run what they wait for before"
+        )
+    found, at = [], 0
+    for graph in graphs:
+        found.append(tuple(ends[at : at + len(graph.stages)]))
+        at += len(graph.stages)
+    return tuple(found)
+
+
+def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
+    """The programmes of pipelines after one another, and how many queues they have."""
+    from hexiopt.cost.clock.kernel import Programmes
+
+    parts: list[list[Any]] = [[] for _ in Programmes._fields]
+    num_blocks = num_turns = num_operations = num_takes = num_sends = num_queues = num_links = 0
+    for graph in graphs:
+        first, blocks, turns = graph.order()
+        queues, at, takes, sends = graph.wiring()
+        each = len(at) // len(graph.stages)
+        row = (
+            first[:-1] + num_blocks,
+            blocks + (num_turns, 0, 0),
+            turns,
+            num_operations + each * np.arange(len(graph.stages)),
+            np.array([s for chunks in graph.chunk_s for chunk in chunks for s in chunk]),
+            at + (num_takes, num_takes, num_sends, num_sends),
+            takes + num_queues,
+            sends + (num_links, num_queues),
+        )
+        for part, array in zip(parts, row, strict=True):
+            part.append(array)
+        num_blocks, num_turns, num_operations = num_blocks + len(blocks), num_turns + len(turns), num_operations + len(at)
+        num_takes, num_sends = num_takes + len(takes), num_sends + len(sends)
+        num_queues, num_links = num_queues + queues, num_links + len(graph.links)
+    parts[0].append(np.array([num_blocks]))
+    return Programmes(*map(np.concatenate, parts)), num_queues
+
+
+def _lanes(key: _Set) -> tuple[Any, int]:
+    """The lanes of pipelines after one another, and how many resources they cross."""
+    from hexiopt.cost.clock.kernel import Lanes
+
+    receivers, num_executors = [], 0
+    for graph, _, _ in key:
+        receivers += [num_executors + receiver for _, _, receiver in graph.links]
+        num_executors += len(graph.stages)
+    lanes = [lane for _, own, _ in key for lane in own]
+    needs = [need for lane in lanes for need in lane.needs]
+    flows = [flow for _, _, own in key for lane in own for flow in lane]
+    num_resources = max([resource for resource, _ in needs], default=-1) + 1
+    return Lanes(
+        np.array(receivers, np.int64),
+        np.array([lane.fixed_s for lane in lanes]),
+        np.array([lane.most for lane in lanes]),
+        np.cumsum([0, *[len(lane.needs) for lane in lanes]]),
+        np.array([resource for resource, _ in needs], np.int64),
+        np.array([s for _, s in needs]),
+        np.array(flows, np.float64),
+    ), num_resources

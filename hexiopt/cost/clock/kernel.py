@@ -1,0 +1,262 @@
+"""The clock, compiled: operations and messages of some pipelines, event by event, messages by max-min fairness.
+
+An executor runs its programme, each operation when the executor is free and all its messages have come. A link sends
+one message after another: a latency first, and then, where it crosses shared resources, at the rate that it gets beside
+the messages that are under way then. `hexiopt/simulation/engine.py` has the same rules, one object for each message.
+"""
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_RING = 8  # messages that may wait on a link at first
+
+
+class Programmes(NamedTuple):
+    """What executors run.
+
+    Executor e runs blocks `first[e]` to `first[e + 1]`; block k is `turns[start : start + length]`, `repeats` times:
+    `blocks[k]` has the three. Operation `operation[e] + turn` takes `seconds`, a message from each of the queues
+    `takes[at[0] : at[1]]`, and sends one over each link to each queue `sends[at[2] : at[3]]` [(link, queue)].
+    """
+
+    first: Ints
+    blocks: Ints
+    turns: Ints
+    operation: Ints
+    seconds: Floats
+    at: Ints
+    takes: Ints
+    sends: Ints
+
+
+class Lanes(NamedTuple):
+    """What links are: `receiver` executor, `fixed_s` of each message, and `most` messages a second.
+
+    Link k crosses `resources[first[k] : first[k + 1]]`; a message alone needs each for `need_s`, and `flows` messages
+    like it, with their links in other pipelines, cross it at once.
+    """
+
+    receiver: Ints
+    fixed_s: Floats
+    most: Floats
+    first: Ints
+    resources: Ints
+    need_s: Floats
+    flows: Floats
+
+
+class Agenda(NamedTuple):
+    """A binary heap of events: when, and what: executor e ends an operation, or (executors + l) link l's latency ends.
+
+    `size` [1].
+    """
+
+    time_s: Floats
+    what: Ints
+    size: Ints
+
+
+@numba.njit(cache=True, nogil=True)
+def _push(agenda: Agenda, time_s: float, what: int) -> None:
+    k = agenda.size[0]
+    agenda.size[0] = k + 1
+    while k > 0:
+        above = (k - 1) >> 1
+        if agenda.time_s[above] <= time_s:
+            break
+        agenda.time_s[k], agenda.what[k] = agenda.time_s[above], agenda.what[above]
+        k = above
+    agenda.time_s[k], agenda.what[k] = time_s, what
+
+
+@numba.njit(cache=True, nogil=True)
+def _pop(agenda: Agenda) -> Any:
+    what, last = agenda.what[0], agenda.size[0] - 1
+    agenda.size[0] = last
+    time_s, moved = agenda.time_s[last], agenda.what[last]
+    k = 0
+    while True:
+        below = 2 * k + 1
+        if below >= last:
+            break
+        if below + 1 < last and agenda.time_s[below + 1] < agenda.time_s[below]:
+            below += 1
+        if agenda.time_s[below] >= time_s:
+            break
+        agenda.time_s[k], agenda.what[k] = agenda.time_s[below], agenda.what[below]
+        k = below
+    agenda.time_s[k], agenda.what[k] = time_s, moved
+    return what
+
+
+@numba.njit(cache=True, nogil=True)
+def _share(lanes: Lanes, longest_s: Floats, moving: Ints, count: int, left: Floats, load: Floats, rate: Floats) -> None:
+    """Set the `rate` of the links `moving[:count]`, in messages a second: as `hexiopt/simulation/fair_shares.py`.
+
+    `left`, `load` [resources] are scratch.
+    """
+    first, resources = lanes.first, lanes.resources
+    rising = moving[:count].copy()
+    for k in rising:
+        for j in range(first[k], first[k + 1]):
+            left[resources[j]] = 1.0
+    rest, level = count, 0.0
+    while rest:
+        top = np.inf
+        for k in rising[:rest]:
+            for j in range(first[k], first[k + 1]):
+                load[resources[j]] = 0.0
+        for k in rising[:rest]:
+            top = min(top, lanes.most[k] * longest_s[k])
+            for j in range(first[k], first[k + 1]):
+                load[resources[j]] += lanes.flows[j] * lanes.need_s[j] / longest_s[k]
+        full, lowest = -1, np.inf
+        for k in rising[:rest]:
+            for j in range(first[k], first[k + 1]):
+                r = resources[j]
+                if load[r] > 0.0 and left[r] / load[r] < lowest:
+                    full, lowest = r, left[r] / load[r]
+        level = max(level, min(lowest, top))  # rounding aside, it only rises
+        still = 0
+        for n in range(rest):
+            k = rising[n]
+            done = lowest > top and lanes.most[k] * longest_s[k] <= top
+            for j in range(first[k], first[k + 1]):
+                done = done or (lowest <= top and resources[j] == full)
+            if done:
+                rate[k] = level / longest_s[k]
+                for j in range(first[k], first[k + 1]):
+                    left[resources[j]] -= lanes.flows[j] * rate[k] * lanes.need_s[j]
+            else:
+                rising[still] = k
+                still += 1
+        rest = still
+
+
+@numba.njit(cache=True, nogil=True)
+def _begin(programmes: Programmes, place: Ints, came: Ints, agenda: Agenda, e: int, now_s: float) -> None:
+    """Start executor e's next operation if the executor is free and its messages are there. `place[e]`: block, turn
+    and round, and whether it runs."""
+    block = place[e, 0]
+    if place[e, 3] or block == programmes.first[e + 1]:
+        return
+    operation = programmes.operation[e] + programmes.turns[programmes.blocks[block, 0] + place[e, 1]]
+    begin, end = programmes.at[operation, 0], programmes.at[operation, 1]
+    for j in range(begin, end):
+        if came[programmes.takes[j]] == 0:
+            return
+    for j in range(begin, end):
+        came[programmes.takes[j]] -= 1
+    place[e, 3] = 1
+    _push(agenda, now_s + programmes.seconds[operation], e)
+
+
+@numba.njit(cache=True, nogil=True)
+def _step(programmes: Programmes, place: Ints, e: int) -> Any:
+    """End executor e's operation, whose number is returned; the next one is up."""
+    block, turn = place[e, 0], place[e, 1]
+    operation = programmes.operation[e] + programmes.turns[programmes.blocks[block, 0] + turn]
+    place[e, 1], place[e, 3] = turn + 1, 0
+    if turn + 1 == programmes.blocks[block, 1]:
+        place[e, 1] = 0
+        place[e, 2] += 1
+        if place[e, 2] == programmes.blocks[block, 2]:
+            place[e, 0] += 1
+            place[e, 2] = 0
+    return operation
+
+
+@numba.njit(cache=True, nogil=True)
+def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
+    """Put a message for `queue` behind those on a link; the ring of messages, larger if it was full. `waiting[link]`:
+    where the first is in its ring, and how many there are."""
+    size = ring.shape[1]
+    if waiting[link, 1] == size:
+        larger = np.empty((len(ring), 2 * size), np.int64)
+        for l in range(len(ring)):
+            for k in range(waiting[l, 1]):
+                larger[l, k] = ring[l, (waiting[l, 0] + k) % size]
+            waiting[l, 0] = 0
+        ring, size = larger, 2 * size
+    ring[link, (waiting[link, 0] + waiting[link, 1]) % size] = queue
+    waiting[link, 1] += 1
+    return ring
+
+
+@numba.njit(cache=True, nogil=True)
+def ends_s(programmes: Programmes, lanes: Lanes, num_queues: int, num_resources: int, limit_s: float) -> Any:
+    """When each executor ends [executors], in seconds from the step's start.
+
+    NaN where executors wait for each other for ever; infinite for all where one ends after `limit_s`.
+    """
+    executors, links = len(programmes.first) - 1, len(lanes.receiver)
+    place, came = np.zeros((executors, 4), np.int64), np.zeros(num_queues, np.int64)
+    ended_s, now_s = np.zeros(executors), 0.0
+    agenda = Agenda(np.empty(executors + links), np.empty(executors + links, np.int64), np.zeros(1, np.int64))
+    ring, waiting = np.empty((links, _RING), np.int64), np.zeros((links, 2), np.int64)
+    moving, count = np.zeros(links, np.int64), 0
+    share, rate, longest_s = np.zeros(links), np.zeros(links), np.zeros(links)
+    left, load = np.zeros(num_resources), np.zeros(num_resources)
+    for k in range(links):
+        for j in range(lanes.first[k], lanes.first[k + 1]):
+            longest_s[k] = max(longest_s[k], lanes.need_s[j])
+    for e in range(executors):
+        place[e, 0] = programmes.first[e]
+        _begin(programmes, place, came, agenda, e, now_s)
+    while agenda.size[0] or count:
+        soonest_s, arrived = np.inf, -1
+        for n in range(count):
+            k = moving[n]
+            at_s = now_s + max(0.0, share[k]) / rate[k]
+            if at_s < soonest_s:
+                soonest_s, arrived = at_s, k
+        if agenda.size[0] and agenda.time_s[0] < soonest_s:
+            soonest_s, arrived = agenda.time_s[0], -1
+        if soonest_s > limit_s:
+            ended_s[:] = np.inf
+            return ended_s
+        for n in range(count):
+            share[moving[n]] -= rate[moving[n]] * (soonest_s - now_s)
+        now_s = soonest_s
+        if arrived >= 0:
+            still = 0
+            for n in range(count):
+                if moving[n] != arrived:
+                    moving[still] = moving[n]
+                    still += 1
+            count = still
+            _share(lanes, longest_s, moving, count, left, load, rate)
+        else:
+            what = _pop(agenda)
+            if what < executors:
+                ended_s[what] = now_s
+                operation = _step(programmes, place, what)
+                for j in range(programmes.at[operation, 2], programmes.at[operation, 3]):
+                    link = programmes.sends[j, 0]
+                    ring = _wait(ring, waiting, link, programmes.sends[j, 1])
+                    if waiting[link, 1] == 1:
+                        _push(agenda, now_s + lanes.fixed_s[link], executors + link)
+                _begin(programmes, place, came, agenda, what, now_s)
+                continue
+            arrived = what - executors
+            if lanes.first[arrived + 1] > lanes.first[arrived]:
+                share[arrived] = 1.0
+                moving[count] = arrived
+                count += 1
+                _share(lanes, longest_s, moving, count, left, load, rate)
+                continue
+        came[ring[arrived, waiting[arrived, 0]]] += 1
+        waiting[arrived, 0] = (waiting[arrived, 0] + 1) % ring.shape[1]
+        waiting[arrived, 1] -= 1
+        if waiting[arrived, 1]:
+            _push(agenda, now_s + lanes.fixed_s[arrived], executors + arrived)
+        _begin(programmes, place, came, agenda, lanes.receiver[arrived], now_s)
+    for e in range(executors):
+        if place[e, 0] < programmes.first[e + 1]:
+            ended_s[e] = np.nan
+    return ended_s
