@@ -21,7 +21,7 @@ from itertools import combinations, islice, product
 from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.rings import gradient_rings
-from hexiopt.plan.holders import sharding_groups
+from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
