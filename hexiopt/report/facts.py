@@ -337,8 +337,8 @@ def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepPart
     """
     unit_s, decimals, unit = style.seconds_scale(step_time_s)
     steps = 10**decimals
-    durations = _rounded_to_sum([value for _, value in spent.parts], round(step_time_s / unit_s * steps))
-    shown = [(*part, duration) for part, duration in zip(spent.parts, durations, strict=True) if duration]
+    durations = _rounded_to_sum(list(spent.parts.values()), round(step_time_s / unit_s * steps))
+    shown = [(*part, duration) for part, duration in zip(spent.parts.items(), durations, strict=True) if duration]
     permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
     replica = f"replica {spent.executor} of " if several else ""
     return StepParts(
