@@ -59,6 +59,9 @@ def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
     return widths, ranks
 
 
+_ONE = range(1)
+
+
 class GroupCopies(NamedTuple):
     """A group of parameters and the copies that hold it, of all `units`: layers, or the one that is no layer."""
 
@@ -67,8 +70,7 @@ class GroupCopies(NamedTuple):
     copies: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Holdings:
+class Holdings(NamedTuple):
     """Who holds what of pipelines that all hold the same layers, as those of a plan do.
 
     `copies`: the devices of every copy of a stage's parameters, in the order of the plan; a copy's number is its place
@@ -111,13 +113,15 @@ class Holdings:
 
     def groups(self, model: ModelSpec) -> Iterator[GroupCopies]:
         """Who holds each group of the model's parameters, groups without parameters left out."""
-        first, last = ([m for stages in self.stages for m in stages[end]] for end in (0, -1))
-        ends = {"first": first, "last": last, "ends": sorted({*first, *last})}
         for group in model.parameter_groups:
             if group.holder == "layer":
-                yield from (GroupCopies(group, units, members) for units, members in self.layers)
+                for units, members in self.layers:
+                    yield GroupCopies(group, units, members)
             elif group.params:
-                yield GroupCopies(group, range(1), ends[group.holder])
+                ends = {"first": (0,), "last": (-1,), "ends": (0, -1)}[group.holder]
+                yield GroupCopies(
+                    group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
+                )
 
 
 Interval = tuple[int, float, float]  # device; the part of a parameter that it holds, [start, end) within [0, 1)
@@ -139,14 +143,15 @@ def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
 
 def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
     """Who sums the gradients of which parameters together."""
+    shared = [group for group in held.groups(model) if len(group.copies) > 1]
+    if not shared:
+        return ParameterHolders((), ())
     degree = [len(devices) for devices in held.copies]
     table = np.zeros((len(degree), max(degree)), np.int64)
     for row, devices in enumerate(held.copies):
         table[row, : len(devices)] = devices
     rows: dict[int, dict[bytes, list[float]]] = {}
-    for group, units, members in held.groups(model):
-        if len(members) == 1:
-            continue
+    for group, units, members in shared:
         params = float(group.params)
         last = 0.0 if group.holder == "last" else params  # a backward begins with the head
         widths, ranks = slices(tuple([degree[m] for m in members]))

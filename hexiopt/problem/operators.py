@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from hexiopt.numbers import coefficients as c
 from hexiopt.problem.form import Form
@@ -48,6 +48,7 @@ _NONE = Split()
 
 Holder = Literal["layer", "ends", "first", "last"]
 """Which stages hold parameters: those with the layer, the first and the last one, or one of these."""
+HOLDERS: tuple[Holder, ...] = get_args(Holder)
 
 
 class ParameterGroup(NamedTuple):

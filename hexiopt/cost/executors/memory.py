@@ -19,7 +19,7 @@ from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.model import ModelSpec, largest_shard
-from hexiopt.problem.operators import Holder
+from hexiopt.problem.operators import HOLDERS
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
@@ -106,19 +106,15 @@ class MemoryModel:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size * workload.seq_len
-
-        def params(*holders: Holder) -> tuple[float, float]:
-            """Parameters on the rank, and of these norms and biases, that ZeRO-2 and 3 leave to ZeRO-1."""
-            groups = [group for group in model.parameter_groups if group.holder in holders]
-            return float(sum(own.split.on(shard) for own in groups)), float(
-                sum(own.vectors.on(shard) for own in groups)
-            )
-
+        params, vectors = dict.fromkeys(HOLDERS, 0), dict.fromkeys(HOLDERS, 0)
+        for group in model.parameter_groups:
+            params[group.holder] += group.split.on(shard)
+            vectors[group.holder] += group.vectors.on(shard)
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
-        self.layer_params, self._layer_vector_params = params("layer")
-        self.embedding_params, _ = params("first", "ends")
-        self._head_params_alone, self._final_norm_params = params("last", "ends")
-        self._head_params_beside_embedding, _ = params("last")
+        tied = params["ends"]
+        self.layer_params, self._layer_vector_params = float(params["layer"]), float(vectors["layer"])
+        self.embedding_params, self._head_params_alone = float(params["first"] + tied), float(params["last"] + tied)
+        self._head_params_beside_embedding, self._final_norm_params = float(params["last"]), float(vectors["last"])
         between = float(
             micro_batch_size * (ceil(workload.seq_len / tp) if workload.sequence_parallel else workload.seq_len)
         )
