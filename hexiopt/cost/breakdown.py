@@ -1,18 +1,22 @@
 """Where the seconds of a step go: those of the executor that ends last, by what it does and what it waits for."""
 
 from collections import Counter
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from hexiopt.cost.context import contentions
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.executors.executor import ExecutorCost
-from hexiopt.cost.executors.stage_model import Contention
+from hexiopt.cost.executors.compute import ComputeTimes
+from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceParallel
-from hexiopt.plan.plan import Plan, Stage
+from hexiopt.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,150 +48,104 @@ class BusyTime:
         return float(sum(astuple(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
-    """The seconds of a step, by the executor that ends last in the slowest pipeline; its parts add up to the step.
-
-    `messages_s` is by how much the executor would end earlier if no message took time; `bubble_s` is what it then
-    still waits. `optimizer_s` is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage
-    shards weights, is `weight_gather_s`.
-    """
+class Breakdown(NamedTuple):
+    """The seconds of a step, of the executor that ends last in the slowest pipeline: parts that add up to the step."""
 
     pipeline: int
     stage: int
     executor: int  # of the stage
-    compute_s: float
-    recompute_s: float
-    tensor_parallel_s: float
-    sequence_s: float  # all-to-alls, and waiting for keys and other devices
-    lockstep_s: float
-    messages_s: float
-    bubble_s: float
-    gradient_sync_s: float
-    optimizer_s: float
-    weight_gather_s: float
-
-    @property
-    def parts(self) -> tuple[tuple[str, float], ...]:
-        """(name, seconds) of every part."""
-        return (
-            ("compute", self.compute_s),
-            ("recompute", self.recompute_s),
-            ("TP collectives", self.tensor_parallel_s),
-            ("sequence collectives and waiting", self.sequence_s),
-            ("gathers, scatters and slower holders", self.lockstep_s),
-            ("messages", self.messages_s),
-            ("bubble", self.bubble_s),
-            ("gradient sync", self.gradient_sync_s),
-            ("optimizer", self.optimizer_s),
-            ("weight all-gather", self.weight_gather_s),
-        )
+    parts: Mapping[str, float]
 
 
 def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
-    """Where the step of `plan` goes, which `model` has priced as `cost`."""
+    """Where the step of `plan` goes, which `model` has priced as `cost`.
+
+    Messages are by how much the executor would end earlier if none took time, the bubble what it then still waits. The
+    optimizer is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage shards weights, is
+    their all-gather.
+    """
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
-    pipeline, priced = plan.pipelines[p], cost.pipelines[p]
+    priced, count = cost.pipelines[p], plan.pipelines[p].num_micro_batches
     number = max(range(len(priced.executor_end_s)), key=priced.executor_end_s.__getitem__)
-    places = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))]
-    (s, r), count = places[number], pipeline.num_micro_batches
+    s, r = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))][number]
     busy = busy_time(model, plan, cost, p, s, r)
-    graph = model.placed(plan)[p].graph
-    silent_s = graph.ends_s([0.0] * len(priced.messages))[number]
+    silent_s = model.placed(plan)[p].graph.ends_s([0.0] * len(priced.messages))[number]
     optimizer_s = cost.optimizer_s
     if plan.sharding.gathers_weights:
-        executors = (own for one in cost.pipelines for at in one.stages for own in at.executors)
-        optimizer_s = min(optimizer_s, max(copy.optimizer_s for own in executors for copy in own.copies))
-    return Breakdown(
-        *(p, s, r),
-        compute_s=count * busy.compute_s,
-        recompute_s=count * busy.recompute_s,
-        tensor_parallel_s=count * busy.tensor_parallel_s,
-        sequence_s=count * (busy.all_to_all_s + busy.sequence_waiting_s),
-        lockstep_s=count * busy.lockstep_s,
-        messages_s=cost.pipeline_s - silent_s,
-        bubble_s=silent_s - count * busy.total_s,
-        gradient_sync_s=cost.gradient_sync_s,
-        optimizer_s=optimizer_s,
-        weight_gather_s=cost.optimizer_s - optimizer_s,
-    )
+        copies = (copy for one in cost.pipelines for at in one.stages for copy in at.copies)
+        optimizer_s = min(optimizer_s, max(copy.optimizer_s for copy in copies))
+    parts = {
+        "compute": count * busy.compute_s,
+        "recompute": count * busy.recompute_s,
+        "TP collectives": count * busy.tensor_parallel_s,
+        "sequence collectives and waiting": count * (busy.all_to_all_s + busy.sequence_waiting_s),
+        "gathers, scatters and slower holders": count * busy.lockstep_s,
+        "messages": cost.pipeline_s - silent_s,
+        "bubble": silent_s - count * busy.total_s,
+        "gradient sync": cost.gradient_sync_s,
+        "optimizer": optimizer_s,
+        "weight all-gather": cost.optimizer_s - optimizer_s,
+    }
+    return Breakdown(p, s, r, parts)
 
 
 def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: int, executor: int) -> BusyTime:
     """What an executor of a stage does for one micro-batch, in seconds."""
     within, given = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
-    first, last = stage == 0, stage == len(within.stages) - 1
+    stages, size, ends = model.stages, within.micro_batch_size, (stage == 0, stage == len(within.stages) - 1)
+    policies = list(chain.from_iterable(given.policies()))
+    match given.parallelism:
+        case SequenceParallel() as layout:
+            times = stages.sequence_stage(layout, size, contentions(plan, stages)[pipeline])
+            busy = _of_layout(times, policies, ends)
+        case groups:
+            tp_group = stages.tp_group(groups.executors[executor])
+            busy = _of_group(stages, tp_group, groups.samples(size)[executor], policies, ends)
+    if plan.sharding.stage < 2:
+        return busy
     priced = cost.pipelines[pipeline].stages[stage].executors[executor]
-    if isinstance(given.parallelism, SequenceParallel):
-        contention = contentions(plan, model.stages)[pipeline]
-        size = within.micro_batch_size
-        return _sequence_busy(model, plan, given, given.parallelism, size, contention, first, last, priced)
-    tp_group, size = (
-        model.stages.tp_group(given.parallelism.executors[executor]),
-        given.parallelism.samples(within.micro_batch_size)[executor],
-    )
+    return replace(busy, lockstep_s=priced.forward_s + priced.backward_s - busy.total_s)
+
+
+def _of_group(
+    stages: StageModel, tp_group: TpGroup, size: int, policies: Sequence[str], ends: tuple[bool, bool]
+) -> BusyTime:
     alone = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0)  # where collectives take no time on the links
-    policies = Counter(policy for policies in given.policies() for policy in policies)
-    plain_s = policies.total() * sum(model.stages.layer_s(alone, size, "none"))
-    computed_s = sum(n * sum(model.stages.layer_s(alone, size, policy)) for policy, n in policies.items())
-    whole_s = sum(n * sum(model.stages.layer_s(tp_group, size, policy)) for policy, n in policies.items())
-    held = first, last
-    ends_s = [
-        [own * (end.forward_s + end.backward_s) for end, own in zip(model.stages.ends_s(at, size), held, strict=True)]
-        for at in (alone, tp_group)
-    ]
-    own_s = whole_s + sum(ends_s[1])
+    counts, held = Counter(policies), [stages.ends_s(group, size) for group in (alone, tp_group)]
+    computed_s, whole_s = (
+        sum(count * sum(stages.layer_s(group, size, policy)) for policy, count in counts.items())
+        for group in (alone, tp_group)
+    )
+    plain_s = len(policies) * sum(stages.layer_s(alone, size, "none"))
+    embedding_s, head_s = _ends_s(held[0], ends)
     return BusyTime(
         layers_s=plain_s,
-        embedding_s=ends_s[0][0],
-        head_s=ends_s[0][1],
+        embedding_s=embedding_s,
+        head_s=head_s,
         recompute_s=computed_s - plain_s,
-        tensor_parallel_s=own_s - computed_s - sum(ends_s[0]),
-        lockstep_s=_lockstep_s(plan, priced, own_s),
+        tensor_parallel_s=whole_s + sum(_ends_s(held[1], ends)) - computed_s - embedding_s - head_s,
     )
 
 
-def _sequence_busy(
-    model: PlanPricer,
-    plan: Plan,
-    stage: Stage,
-    layout: SequenceParallel,
-    size: int,
-    contention: Contention,
-    first: bool,
-    last: bool,
-    priced: ExecutorCost,
-) -> BusyTime:
-    times = model.stages.sequence_stage(layout, size, contention)
-    (policies,) = stage.policies()
+def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, bool]) -> BusyTime:
     counts = Counter(policies)
     each = {policy: times.parts_s(policy) for policy in {*counts, "none"}}
     device = int(np.argmax(sum(n * sum(each[policy].values()) for policy, n in counts.items())))
-
-    def spent_s(part: str, policy: str) -> float:
-        return float(each[policy][part][device])
-
-    layers_s, attention_s = (len(policies) * spent_s(part, "none") for part in ("outside attention", "attention"))
-    computed_s = sum(
-        n * (spent_s("outside attention", policy) + spent_s("attention", policy)) for policy, n in counts.items()
-    )
-    all_to_all_s = sum(n * spent_s("all-to-all", policy) for policy, n in counts.items())
-    embedding_s, head_s = (
-        held * (end.forward_s + end.backward_s) for end, held in zip(times.ends_s, (first, last), strict=True)
-    )
-    own_s = sum(times.stage_s(policies, first, last))
+    plain_s = {part: len(policies) * float(seconds[device]) for part, seconds in each["none"].items()}
+    spent_s = {part: sum(n * float(each[policy][part][device]) for policy, n in counts.items()) for part in plain_s}
+    computed_s = spent_s["outside attention"] + spent_s["attention"]
+    embedding_s, head_s = _ends_s(times.ends_s, ends)
+    whole_s = sum(times.stage_s(policies, *ends))
     return BusyTime(
-        layers_s,
-        attention_s,
+        plain_s["outside attention"],
+        plain_s["attention"],
         embedding_s,
         head_s,
-        recompute_s=computed_s - layers_s - attention_s,
-        all_to_all_s=all_to_all_s,
-        sequence_waiting_s=own_s - computed_s - all_to_all_s - embedding_s - head_s,
-        lockstep_s=_lockstep_s(plan, priced, own_s),
+        recompute_s=computed_s - plain_s["outside attention"] - plain_s["attention"],
+        all_to_all_s=spent_s["all-to-all"],
+        sequence_waiting_s=whole_s - computed_s - spent_s["all-to-all"] - embedding_s - head_s,
     )
 
 
-def _lockstep_s(plan: Plan, priced: ExecutorCost, own_s: float) -> float:
-    """What an executor that takes `own_s` by itself waits in lockstep."""
-    return priced.forward_s + priced.backward_s - own_s if plan.sharding.stage >= 2 else 0.0
+def _ends_s(times: Sequence[ComputeTimes], ends: tuple[bool, bool]) -> list[float]:
+    return [held * (end.forward_s + end.backward_s) for end, held in zip(times, ends, strict=True)]

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hexiopt.cost.executors.stage_model import Contention, StageModel
-from hexiopt.plan.holders import slices
+from hexiopt.plan.holdings import Holdings, slices
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
-from hexiopt.problem.model import ModelSpec
 
 Holders = tuple[float, ...]  # devices over which a copy's states are spread: one number for all layers, or one each
 
@@ -39,16 +38,14 @@ class PipelineContext(NamedTuple):
     contention: Contention
 
 
-def plan_context(
-    plan: Plan, groups: Sequence[int] | None, model: ModelSpec, stages: StageModel
-) -> Sequence[PipelineContext]:
+def plan_context(plan: Plan, groups: Sequence[int] | None, stages: StageModel) -> Sequence[PipelineContext]:
     """The context of each pipeline of `plan`; `groups` from `sharding_groups`."""
     sharding, count = plan.sharding, len(plan.pipelines)
     shared = contentions(plan, stages)
     if sharding.stage and (
         sharding.groups != "all" or any(len(stage.parallelism.parameter_copies) > 1 for stage in _stages(plan))
     ):
-        each: Sequence[PipelineSharding] = state_sharding(plan, groups, model)
+        each: Sequence[PipelineSharding] = state_sharding(plan, groups)
     else:
         each = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count
         if not any(shared):
@@ -79,53 +76,44 @@ def contentions(plan: Plan, stages: StageModel) -> Sequence[Contention]:
     ]
 
 
-def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -> list[PipelineSharding]:
-    """How the states of each pipeline are sharded, layer by layer; `groups` from `sharding_groups`.
-
-    Layers that the model does not have are left out.
-    """
-    members: list[list[tuple[int, ...]]] = [[] for _ in range(model.num_layers)]  # who holds a layer
-    for stage in _stages(plan):
-        for layer in _layers(stage, model):
-            members[layer] += stage.parallelism.parameter_copies
-    distinct = set(map(tuple, members))
-    counted = {own: _num_holders(own, groups) for own in distinct}
-    of_layer = [counted[tuple(own)] for own in members]
+def state_sharding(plan: Plan, groups: Sequence[int] | None) -> list[PipelineSharding]:
+    """How the states of each pipeline are sharded, layer by layer; `groups` from `sharding_groups`."""
+    held = Holdings.of(plan.pipelines)
+    spread: list[dict[int, float]] = []  # of each layer, by the number of the copy
+    for layers, members in held.layers:
+        spread += [_num_holders([held.copies[m] for m in members], members, groups)] * len(layers)
     return [
         PipelineSharding(
             plan.sharding.stage,
             by_layer=tuple(
                 tuple(
-                    tuple(of_layer[layer][devices] for layer in _layers(stage, model))
-                    for devices in stage.parallelism.parameter_copies
+                    tuple(spread[n][copy] for first, end in stage.layers for n in range(first, end)) for copy in copies
                 )
-                for stage in pipeline.stages
+                for stage, copies in zip(pipeline.stages, numbers, strict=True)
             ),
         )
-        for pipeline in plan.pipelines
+        for pipeline, numbers in zip(plan.pipelines, held.stages, strict=True)
     ]
 
 
-def _layers(stage: Stage, model: ModelSpec) -> Iterator[int]:
-    return (layer for first, end in stage.layers for layer in range(max(first, 0), min(end, model.num_layers)))
-
-
-def _num_holders(copies: tuple[tuple[int, ...], ...], groups: Sequence[int] | None) -> dict[tuple[int, ...], float]:
-    """Over how many devices the states of each copy of a layer are spread, at its fullest rank."""
+def _num_holders(
+    copies: Sequence[tuple[int, ...]], numbers: Sequence[int], groups: Sequence[int] | None
+) -> dict[int, float]:
+    """By the number of a copy, over how many devices its states of a layer are spread, at its fullest rank."""
     if groups is None:
-        return dict.fromkeys(copies, len(copies))
+        return dict.fromkeys(numbers, len(copies))
     widths, ranks = slices(tuple(map(len, copies)))
-    found: dict[tuple[int, ...], float] = {}
+    found: dict[int, float] = {}
     sharers = []  # per slice and copy, devices in the group of the one that holds the slice
     for row in ranks.tolist():
         own = [groups[devices[rank]] for devices, rank in zip(copies, row, strict=True)]
         counted = Counter(own)
         sharers.append([counted[group] for group in own])
-    for k, devices in enumerate(copies):
+    for k, (number, devices) in enumerate(zip(numbers, copies, strict=True)):
         counts: list[list[tuple[float, int]]] = [[] for _ in devices]
         for width, row, shared in zip(widths, ranks.tolist(), sharers, strict=True):
             counts[row[k]].append((width, shared[k]))
-        found[devices] = min(map(_mean, counts))
+        found[number] = min(map(_mean, counts))
     return found
 
 

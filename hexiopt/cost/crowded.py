@@ -13,7 +13,7 @@ from hexiopt.cost.executors.executor import ParameterCopy
 from hexiopt.cost.executors.routes import shared_tokens
 from hexiopt.cost.rings import GradientRings, divided, grouped
 from hexiopt.numbers.gpus import Gpu
-from hexiopt.plan.holders import vector_holders
+from hexiopt.plan.holdings import vector_holders
 from hexiopt.plan.messages import messages
 from hexiopt.plan.parallelism import SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage

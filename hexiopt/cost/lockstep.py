@@ -22,7 +22,7 @@ from hexiopt.cost.executors.executor import Unit
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.rings import GradientRings, RingTimes
 from hexiopt.numbers.frameworks import Framework
-from hexiopt.plan.holders import Floats
+from hexiopt.plan.holdings import Floats
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.workload import Workload
 

@@ -25,7 +25,7 @@ from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers.frameworks import Framework
-from hexiopt.plan.holders import sharding_groups
+from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
@@ -126,7 +126,7 @@ class PlanPricer:
         return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
 
     def _placed_in(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
-        contexts = plan_context(plan, groups, self.problem.model, self.stages)
+        contexts = plan_context(plan, groups, self.stages)
         schedule, known = plan.schedule, self._placed
         placed = [known[own, schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
         if plan.sharding.stage < 2:

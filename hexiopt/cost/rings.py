@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hexiopt.cost.executors.collectives import tree_depth
-from hexiopt.plan.holders import Floats, Ints, ParameterHolders, parameter_holders, slices
+from hexiopt.plan.holdings import Floats, Holdings, Ints, ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -151,14 +151,9 @@ class GradientRings:
 def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster) -> GradientRings:
     """The rings of `plan`; `groups` from `sharding_groups`. Raises InputError where its pipelines do not hold the same
     layers."""
-    holders = parameter_holders(plan.pipelines, model)
+    held = Holdings.of(plan.pipelines)
+    holders, copies = parameter_holders(held, model), held.copies
     within, between = (holders, ParameterHolders((), ())) if groups is None else divided(holders, groups)
-    copies = [
-        devices
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for devices in stage.parallelism.parameter_copies
-    ]
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
     return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)

@@ -8,7 +8,7 @@ from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.rings import GradientRings, RingTimes
 from hexiopt.numbers.coefficients import LAST_BUCKET
 from hexiopt.numbers.frameworks import Framework
-from hexiopt.plan.holders import Floats, Ints
+from hexiopt.plan.holdings import Floats, Ints
 from hexiopt.problem.problem import Problem
 
 

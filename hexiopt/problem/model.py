@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from hexiopt.checks import is_number, is_whole
 from hexiopt.errors import InputError
 from hexiopt.problem.form import GPT, LLAMA, Form
-from hexiopt.problem.operators import Layer, LayerSizes, Shard, decoder_layer
+from hexiopt.problem.operators import Holder, Layer, LayerSizes, ParameterGroup, Shard, Split, decoder_layer
 from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -324,9 +324,29 @@ class ModelSpec(Value):
         return decoder_layer(self.decoder_form, LayerSizes(*sizes))
 
     @cached_property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """All parameters by who holds them: those of each layer, a tied matrix, what else embedding and head have."""
+        form, hidden, matrix = self.decoder_form, self.hidden_size, Split(vocab=self.embedding_size)
+        tied, untied = (matrix, Split()) if self.tied_embeddings else (Split(), matrix)
+        embedding = (self.learned_positions + form.embedding_norm * form.norm_vectors) * hidden + self._projection
+        head = self.final_norm_params + self._projection + form.head_bias * self.vocab_size
+        rows: tuple[tuple[Holder, Split, Split], ...] = (
+            ("layer", self.layer.params, self.layer.vectors),
+            ("ends", tied, Split()),
+            ("first", untied._replace(whole=embedding), Split()),
+            ("last", untied._replace(whole=head), Split(self.final_norm_params)),
+        )
+        whole = largest_shard(self, 1)
+        return tuple(ParameterGroup(holder, split.on(whole), split, vectors) for holder, split, vectors in rows)
+
+    def params_of(self, *holders: Holder) -> int:
+        """Parameters of all groups that any of `holders` holds."""
+        return sum(group.params for group in self.parameter_groups if group.holder in holders)
+
+    @cached_property
     def layer_params(self) -> int:
         """Parameters of one decoder layer."""
-        return self.layer.on(largest_shard(self, 1)).params
+        return self.params_of("layer")
 
     @cached_property
     def vocabulary_params(self) -> int:
@@ -336,28 +356,22 @@ class ModelSpec(Value):
     @cached_property
     def embedding_params(self) -> int:
         """Parameters of token embedding, its norm, learned positions and the projection to hidden_size."""
-        beside = self.learned_positions * self.hidden_size + self.decoder_form.embedding_norm * self._norm_params
-        return self.vocabulary_params + beside + self._projection
+        return self.params_of("first", "ends")
 
     @property
     def final_norm_params(self) -> int:
         """The norm after the last layer."""
-        return self._norm_params if self.final_norm else 0
+        return self.hidden_size * self.decoder_form.norm_vectors if self.final_norm else 0
 
     @cached_property
     def head_params(self) -> int:
         """Parameters of the final norm, the projection from hidden_size, the LM head's bias and, if untied, matrix."""
-        matrix = 0 if self.tied_embeddings else self.vocabulary_params
-        return self.final_norm_params + self._projection + matrix + self.decoder_form.head_bias * self.vocab_size
+        return self.params_of("last")
 
     @property
     def num_params(self) -> int:
         """All parameters, a tied matrix counted once, as in published counts."""
         return self.embedding_params + self.num_layers * self.layer_params + self.head_params
-
-    @property
-    def _norm_params(self) -> int:
-        return self.hidden_size * self.decoder_form.norm_vectors
 
     @property
     def _projection(self) -> int:

@@ -1,5 +1,6 @@
 """A decoder layer as data: one row for each operator. Parameters, FLOPs, memory traffic and stored activations are sums
-over these rows, so that another kind of layer is other rows.
+over these rows, so that another kind of layer is other rows. Parameters of a whole model are rows too, by who holds
+them (`ParameterGroup`).
 
 What a row states is for one token (weights aside), by what tensor parallelism splits it along (`Split`).
 """
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from hexiopt.numbers import coefficients as c
 from hexiopt.problem.form import Form
@@ -28,20 +29,39 @@ class Shard(NamedTuple):
 
 
 class Split(NamedTuple):
-    """An amount: what every rank of a TP group has whole, and what there is for each query head, key-value head and
-    MLP column, which the ranks share."""
+    """An amount: what every rank of a TP group has whole, and what there is for each query head, key-value head, MLP
+    column and row of the vocabulary, which the ranks share."""
 
     whole: int = 0
     heads: int = 0
     kv_heads: int = 0
     ffn: int = 0
+    vocab: int = 0
 
     def on(self, shard: Shard) -> int:
         """The amount on a rank that holds `shard`."""
-        return self.whole + self.heads * shard.heads + self.kv_heads * shard.kv_heads + self.ffn * shard.ffn
+        layer = self.whole + self.heads * shard.heads + self.kv_heads * shard.kv_heads + self.ffn * shard.ffn
+        return layer + self.vocab * shard.vocab
 
 
 _NONE = Split()
+
+Holder = Literal["layer", "ends", "first", "last"]
+"""Which stages hold parameters: those with the layer, the first and the last one, or one of these."""
+HOLDERS: tuple[Holder, ...] = get_args(Holder)
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters that the same devices hold: so many of the whole model, of one layer where each layer has such.
+
+    `split` says by what a TP group divides them; of these, `vectors` are norms and biases, which ZeRO-2 and 3 spread no
+    more than ZeRO-1 does.
+    """
+
+    holder: Holder
+    params: int
+    split: Split
+    vectors: Split = _NONE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +100,9 @@ class ElementwiseShare(NamedTuple):
 
 
 class LayerShare(NamedTuple):
-    """What a rank of a TP group has of a layer: parameters, of these norms and biases, the weights of each matrix
-    product with whether it stands after attention, and the sums of all else."""
+    """What a rank of a TP group has of a layer: the weights of each matrix product with whether it stands after
+    attention, and the sums of all but parameters."""
 
-    params: int
-    vectors: int
     products: tuple[tuple[bool, int], ...]
     elementwise: tuple[ElementwiseShare, ...]
 
@@ -100,6 +118,11 @@ class Layer:
     def vectors(self) -> Split:
         """Parameters of all norms and biases."""
         return _sum(operator.vectors for operator in self.operators)
+
+    @cached_property
+    def params(self) -> Split:
+        """All parameters."""
+        return _sum((self.vectors, *(operator.weights for operator in self.operators)))
 
     @cached_property
     def _shares(self) -> dict[Shard, LayerShare]:
@@ -119,9 +142,7 @@ class Layer:
             rows = [row for row in self.operators if (row.after, row.divided) == (after, divided)]
             sums = (_sum(map(attrgetter(name), rows)).on(shard) for name in ElementwiseShare._fields[2:])
             elementwise.append(ElementwiseShare(after, divided, *sums))
-        vectors = self.vectors.on(shard)
-        params = vectors + sum(weights for _, weights in products)
-        return LayerShare(params, vectors, tuple(products), tuple(elementwise))
+        return LayerShare(tuple(products), tuple(elementwise))
 
 
 def _sum(amounts: Iterable[Split]) -> Split:

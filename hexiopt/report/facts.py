@@ -13,7 +13,7 @@ from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.holders import parameter_holders
+from hexiopt.plan.holdings import Holdings, parameter_holders
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.cluster import Cluster
@@ -278,7 +278,7 @@ class PlanFacts:
     def has_gradient_sync(self) -> bool:
         """Whether any gradient has more than one holder: in several pipelines, in a replicated stage or, with tied
         embeddings, in the first and the last stage."""
-        return parameter_holders(self.plan.pipelines, self.problem.model).count > 0
+        return parameter_holders(Holdings.of(self.plan.pipelines), self.problem.model).count > 0
 
     @property
     def last_phase(self) -> str:
@@ -337,8 +337,8 @@ def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepPart
     """
     unit_s, decimals, unit = style.seconds_scale(step_time_s)
     steps = 10**decimals
-    durations = _rounded_to_sum([value for _, value in spent.parts], round(step_time_s / unit_s * steps))
-    shown = [(*part, duration) for part, duration in zip(spent.parts, durations, strict=True) if duration]
+    durations = _rounded_to_sum(list(spent.parts.values()), round(step_time_s / unit_s * steps))
+    shown = [(*part, duration) for part, duration in zip(spent.parts.items(), durations, strict=True) if duration]
     permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
     replica = f"replica {spent.executor} of " if several else ""
     return StepParts(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hexiopt.schedules.schedule import Schedule, StagePosition
+from hexiopt.schedules.schedule import Schedule, StagePosition, positions
 
 Counts = tuple[int, ...]  # micro-batches in flight, by layer range
 InFlight = tuple[Counts, ...]  # at every moment when it may be most
@@ -57,8 +57,7 @@ def stages_in_flight(
 def _stages_in_flight(
     schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
 ) -> tuple[InFlight, ...]:
-    positions = [StagePosition(s, num_stages, num_micro_batches, num_chunks) for s in range(num_stages)]
-    return tuple([in_flight(schedule, at) for at in positions])
+    return tuple([in_flight(schedule, at) for at in positions(num_stages, num_micro_batches, num_chunks)])
 
 
 def most_in_flight(schedule: Schedule, at: StagePosition) -> int:
@@ -70,7 +69,7 @@ def most_in_flight(schedule: Schedule, at: StagePosition) -> int:
 def room(schedule: Schedule, num_after: int, num_micro_batches: int) -> int:
     """The most micro-batches in flight in any stage that has `num_after` stages behind it and holds one layer range:
     that of the shortest such pipeline, whose first stage it is."""
-    return most_in_flight(schedule, StagePosition(0, num_after + 1, num_micro_batches))
+    return most_in_flight(schedule, positions(num_after + 1, num_micro_batches)[0])
 
 
 def _within(one: Counts, other: Counts) -> bool:

@@ -43,6 +43,12 @@ class StagePosition(NamedTuple):
         return self.num_stages - 1 - self.stage
 
 
+@lru_cache(maxsize=4096)
+def positions(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> tuple[StagePosition, ...]:
+    """The positions of all stages of a pipeline, in order; `num_chunks` layer ranges in every stage."""
+    return tuple([StagePosition(stage, num_stages, num_micro_batches, num_chunks) for stage in range(num_stages)])
+
+
 class BoundTerms(NamedTuple):
     """What holds for a stage in every pipeline of a class, whatever its times: the law that lower bounds rest on.
 
@@ -225,9 +231,7 @@ def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> floa
     With many micro-batches: one in 1F1B, two in interleaved 1F1B, no limit in GPipe.
     """
     enough = 4 * num_stages * num_chunks
-    run = [
-        forwards_before_backward(schedule, StagePosition(s, num_stages, enough, num_chunks)) for s in range(num_stages)
-    ]
+    run = [forwards_before_backward(schedule, at) for at in positions(num_stages, enough, num_chunks)]
     return math.inf if run[-1] >= enough else max([1, *(a - b for a, b in pairwise(run))])
 
 

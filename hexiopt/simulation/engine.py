@@ -14,7 +14,7 @@ from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.schedules.operation import Operation, OperationKind, next_place
-from hexiopt.schedules.schedule import Schedule, StagePosition, operations
+from hexiopt.schedules.schedule import Schedule, operations, positions
 from hexiopt.simulation.fair_shares import fair_rates
 
 
@@ -84,9 +84,9 @@ class Step:
         self._todo: dict[ExecutorId, list[Operation]] = {}
         for p, (batches, stages) in pipelines.items():
             chunks = len(stages[0].executors[0].chunk_s)
-            for s, stage in enumerate(stages):
-                order = operations(schedule, StagePosition(s, len(stages), batches, chunks))
-                self._todo |= {(p, s, r): order[::-1] for r in range(len(stage.executors))}
+            for at, stage in zip(positions(len(stages), batches, chunks), stages, strict=True):
+                order = operations(schedule, at)
+                self._todo |= {(p, at.stage, r): order[::-1] for r in range(len(stage.executors))}
 
     def events(self) -> Iterator[Event]:
         """All events in the order in which they end."""

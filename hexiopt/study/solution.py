@@ -61,7 +61,9 @@ class PlanCost(Cost, Value):
             raise InputError("cost: only our own cost model has a breakdown; use hexiopt.price(problem, plan)")
         spent = breakdown(pricer, self.plan, self)
         least_s = 1e-12 * self.step_time_s  # less is rounding
-        rows = [(name, part_s, part_s / self.step_time_s) for name, part_s in spent.parts if abs(part_s) > least_s]
+        rows = [
+            (name, part_s, part_s / self.step_time_s) for name, part_s in spent.parts.items() if abs(part_s) > least_s
+        ]
         where = f"stage {spent.stage} of pipeline {spent.pipeline}, which ends last"
         title = f"Where the {seconds(self.step_time_s)} of a step go: {where}"
         return Frame(("part", "seconds", "share"), tuple(rows), title=title)

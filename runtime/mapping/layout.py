@@ -13,7 +13,7 @@ from math import lcm
 from typing import assert_never
 
 from hexiopt.cost.executors.communicators import Channels
-from hexiopt.plan.holders import sharding_groups, slices
+from hexiopt.plan.holdings import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan, Stage

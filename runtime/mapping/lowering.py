@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from hexiopt.errors import InputError
 from hexiopt.schedules.operation import OperationKind
-from hexiopt.schedules.schedule import Schedule, StagePosition, operations
+from hexiopt.schedules.schedule import Schedule, operations, positions
 
 
 class ActionKind(Enum):
@@ -215,8 +215,8 @@ class _Crew:
 
 def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[Action]:
     found = deque[Action]()
-    at = StagePosition(stage, shape.num_stages, shape.num_micro_batches, shape.num_chunks)
-    for kind, chunk, micro_batch in operations(shape.schedule, at):
+    each = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks)
+    for kind, chunk, micro_batch in operations(shape.schedule, each[stage]):
         action = Action(chunk * shape.num_stages + stage, _KIND_OF[kind], micro_batch)
         parts = shape.last_parts[stage][chunk]
         if lockstep is None:

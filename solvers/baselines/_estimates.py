@@ -17,7 +17,7 @@ from hexiopt.cost.executors.routes import NetworkLoad, Route, route
 from hexiopt.memo import Memo
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight, in_flight
-from hexiopt.schedules.schedule import StagePosition, largest_cycle_mean_s
+from hexiopt.schedules.schedule import largest_cycle_mean_s, positions
 from hexiopt.solving import Pricer
 from solvers.baselines._grids import StageGrid
 from solvers.baselines._plans import RUNS_1F1B, shift_layers
@@ -135,9 +135,8 @@ class GridEstimates:
     ) -> list[int]:
         """The most layers that fit on each stage under 1F1B, in `chunks` equal ranges. With `block`, only so many first
         layers of each range have `policy`, and the others recompute nothing."""
-        most, count = [], len(tp_groups)
-        for s, groups in enumerate(tp_groups):
-            at = StagePosition(s, count, num_micro_batches, chunks)
+        most = []
+        for groups, at in zip(tp_groups, positions(len(tp_groups), num_micro_batches, chunks), strict=True):
             key, held = (groups, at.first, at.last, size), in_flight(RUNS_1F1B[-1], at)
             if block is None:
                 most.append(self._max_layers[*key, policy, held, shards])
@@ -171,8 +170,7 @@ class GridEstimates:
     ) -> list[list[float]]:
         """The seconds of 1, 2, ... layers on each stage under 1F1B, as many as fit (`completion/layers.py`)."""
         splitter, spread, tables = self._splitters[policy], StateSharding(1, shards), []
-        for s, groups in enumerate(tp_groups):
-            at = StagePosition(s, len(tp_groups), num_micro_batches)
+        for groups, at in zip(tp_groups, positions(len(tp_groups), num_micro_batches), strict=True):
             held = in_flight(RUNS_1F1B[-1], at)
             tables.append(splitter.options(groups, at.first, at.last, size, held, spread).times)
         return tables

@@ -9,7 +9,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule, StagePosition
+from hexiopt.schedules.schedule import Schedule, positions
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import DeviceGroup
 
@@ -26,7 +26,7 @@ STAGE_SCHEDULES = (GPIPE, *RUNS_1F1B)
 
 def in_flight_of_1f1b(stage: int, num_stages: int, num_micro_batches: int) -> InFlight:
     """What a stage with one layer range has in flight."""
-    return in_flight(RUNS_1F1B[0], StagePosition(stage, num_stages, num_micro_batches))
+    return in_flight(RUNS_1F1B[0], positions(num_stages, num_micro_batches)[stage])
 
 
 def one_f_one_b(problem: Problem) -> Schedule | None:

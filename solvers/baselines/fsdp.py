@@ -21,12 +21,12 @@ from itertools import combinations, islice, product
 from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.rings import gradient_rings
-from hexiopt.plan.holders import sharding_groups
+from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.schedules.schedule import positions
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import GridEstimates, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate
@@ -139,7 +139,7 @@ class FsdpTrial:
         if sharding.groups == "machine":
             fewest = min(sum(machine_of[d] == m for d in devices) for m in {int(machine_of[d]) for d in devices})
         self._spread = StateSharding(sharding.stage, fewest)
-        self._held = in_flight(default_schedule(self.problem.workload), StagePosition(0, 1, self.count))
+        self._held = in_flight(default_schedule(self.problem.workload), positions(1, self.count)[0])
 
     def recomputes(self) -> Iterator[Recompute]:
         """Single policies that fit, then pairs in which the leaner one takes as few layers as memory allows."""

@@ -36,7 +36,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SHARDING_STAGES
 from hexiopt.schedules.in_flight import most_in_flight
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.schedules.schedule import positions
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import StageGrid, lay_out
@@ -229,7 +229,7 @@ class _Estimate:
         layers = -(-problem.model.num_layers // num_stages)
         spread = StateSharding(max(sharding_stages(problem.workload)), len(problem.usable_devices))
         batches = problem.workload.global_batch // (num_lines * size)
-        held = most_in_flight(self._schedule, StagePosition(0, num_stages, batches))
+        held = most_in_flight(self._schedule, positions(num_stages, batches)[0])
         tokens = problem.workload.seq_len // num_devices
         inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
         return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
@@ -262,8 +262,8 @@ class _Estimate:
         """Seconds of a pipeline; None if it does not fit."""
         last = len(stages) - 1
         policies = [(policy,) * count for count in _layers(self._problem, last + 1)]
-        for s, stage in enumerate(stages):
-            held = most_in_flight(self._schedule, StagePosition(s, last + 1, count))
+        for s, (stage, at) in enumerate(zip(stages, positions(last + 1, count), strict=True)):
+            held = most_in_flight(self._schedule, at)
             shards = StateSharding(sharding.stage, self._holders(grid, s, line[s], sharding))
             parts = stage.memory.stage((policies[s],), s == 0, s == last, (held,), shards)
             if (parts.sum(axis=0) > stage.limit_bytes).any():

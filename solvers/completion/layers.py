@@ -11,7 +11,7 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
 from hexiopt.problem.space import Recompute
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.schedule import Schedule, StagePosition
+from hexiopt.schedules.schedule import Schedule, positions
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
 from solvers.completion.executors import ExecutorTables, StageOptions, Works
@@ -72,10 +72,9 @@ class LayerSplitter:
     ) -> tuple[StageLayers, ...] | int:
         p = len(works)
         spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
-        positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
         options = [
             self.options(own, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
-            for own, at in zip(works, positions, strict=True)
+            for own, at in zip(works, positions(p, batches, chunks), strict=True)
         ]
         return self._solve(options, added_s or (0.0,) * p, chunks, round_trip_s)
 

@@ -14,7 +14,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import gradient_rings
 from hexiopt.cost.step import step_cost
-from hexiopt.plan.holders import parameter_holders, sharding_groups
+from hexiopt.plan.holdings import Holdings, parameter_holders, sharding_groups
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -60,7 +60,7 @@ class Names:
         """The machines on which a parameter that others hold too has two holders or more; with states sharded within
         machines, if this is so on two machines."""
         machine_of, found = self._cluster.machine_of, set[int]()
-        for rows in parameter_holders(plan.pipelines, self._pricer.problem.model).holders:
+        for rows in parameter_holders(Holdings.of(plan.pipelines), self._pricer.problem.model).holders:
             for row in machine_of[rows].tolist():
                 several = {m for m in row if row.count(m) > 1}
                 if several and len(set(row)) > 1 and (plan.sharding.groups == "all" or len(several) > 1):

@@ -13,7 +13,7 @@ from hexiopt.plan.parallelism import SequenceParallel, TensorParallel, TokenLayo
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding, most_in_flight
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.schedules.schedule import positions
 from solvers.completion.allocation import proportional
 from solvers.completion.batches import split_batch
 from solvers.completion.executors import ExecutorTables
@@ -157,7 +157,7 @@ class PlanBuilder:
 
     def _held(self, stage: int, num_stages: int, count: int) -> int:
         """The most micro-batches, of `count`, that a stage has in flight."""
-        return most_in_flight(self.schedule, StagePosition(stage, num_stages, count))
+        return most_in_flight(self.schedule, positions(num_stages, count)[stage])
 
     def _options(
         self, blueprint: _Blueprint, pipeline: ShapePipeline, stage: int, layers: int, count: int

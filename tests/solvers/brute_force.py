@@ -22,7 +22,7 @@ from hexiopt.cost.place import place
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.check import check
-from hexiopt.plan.holders import parameter_holders
+from hexiopt.plan.holdings import Holdings, parameter_holders
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.problem import Problem
@@ -303,7 +303,7 @@ class _BruteForce:
 
     def _names_matter(self, pipelines: Sequence[Pipeline]) -> bool:
         """Whether it may matter which of equal devices is which: to rings of three holders and more."""
-        holders = parameter_holders(pipelines, self._problem.model).holders
+        holders = parameter_holders(Holdings.of(pipelines), self._problem.model).holders
         return any(own.shape[1] > 2 for own in holders) and any(len(own) > 1 for own in self._classes.devices)
 
     def _rename(self, assignment: DeviceAssignment, plan: Plan, cost: Cost) -> None:

@@ -93,8 +93,7 @@ def units_of(
         found.append(Unit(len(list(same)), *layer_s(policy), model.layer_params / tp))
     if last:
         # A tied matrix is gathered for both its uses.
-        head_params = model.head_params + (model.vocabulary_params if model.tied_embeddings else 0)
-        found.append(Unit(1, head.forward_s, head.backward_s, head_params / tp))
+        found.append(Unit(1, head.forward_s, head.backward_s, model.params_of("last", "ends") / tp))
     return tuple(found)
 
 

@@ -19,6 +19,7 @@ from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.model import ModelSpec, largest_shard
+from hexiopt.problem.operators import HOLDERS
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
@@ -105,16 +106,15 @@ class MemoryModel:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size * workload.seq_len
-        layer = model.layer.on(shard)
-        self.layer_params, self._layer_vector_params = float(layer.params), float(layer.vectors)
-        self._final_norm_params = model.final_norm_params
-        # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
+        params, vectors = dict.fromkeys(HOLDERS, 0), dict.fromkeys(HOLDERS, 0)
+        for group in model.parameter_groups:
+            params[group.holder] += group.split.on(shard)
+            vectors[group.holder] += group.vectors.on(shard)
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
-        matrix = model.vocabulary_params * shard.vocab / model.vocab_size
-        beside = model.head_params - (0 if model.tied_embeddings else model.vocabulary_params)
-        self.embedding_params = matrix + (model.embedding_params - model.vocabulary_params)
-        self._head_params_alone = matrix + beside
-        self._head_params_beside_embedding = float(beside) if model.tied_embeddings else matrix + beside
+        tied = params["ends"]
+        self.layer_params, self._layer_vector_params = float(params["layer"]), float(vectors["layer"])
+        self.embedding_params, self._head_params_alone = float(params["first"] + tied), float(params["last"] + tied)
+        self._head_params_beside_embedding, self._final_norm_params = float(params["last"]), float(vectors["last"])
         between = float(
             micro_batch_size * (ceil(workload.seq_len / tp) if workload.sequence_parallel else workload.seq_len)
         )

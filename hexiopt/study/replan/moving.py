@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
+from hexiopt.plan.holdings import Holdings, Interval, intervals, sharding_groups
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.operators import Holder
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
 
@@ -24,7 +26,6 @@ from hexiopt.units import GB
 CHECKPOINT_GB_PER_S = 2.0
 RESTART_S = 120.0
 
-Interval = tuple[int, float, float]  # device; the part of a unit that it holds, [start, end) within [0, 1)
 _ROUNDING = 1e-12  # of a unit
 
 
@@ -104,72 +105,44 @@ def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Mov
     patterns: dict[tuple[tuple[Interval, ...], tuple[Interval, ...]], float] = defaultdict(float)
     for key, wants in wanted.items():
         have = tuple((left_device, a, b) for device, a, b in held[key] if (left_device := now[device]) is not None)
-        patterns[have, tuple(wants)] += unit_bytes[key]
+        patterns[have, tuple(wants)] += unit_bytes[key[0], key[2]]
     fetched: list[tuple[int, tuple[int, ...], float]] = []
     for (have, needs), num_bytes in patterns.items():
         for device, sources, part in _missing(have, needs):
             if not sources:
-                return _restored(problem, wanted, unit_bytes)
+                return restoring(problem, plan)
             fetched.append((device, sources, part * num_bytes))
     return Moving(problem, tuple(_assigned(problem, fetched)), from_checkpoint=False)
 
 
-def restoring(problem: Problem, plan: Plan) -> Moving:
-    """What `plan` reads from a checkpoint, where training goes back to one."""
-    return _restored(problem, _holdings(problem, plan), _unit_bytes(problem))
+Key = tuple[Holder, int, bool]  # who holds the unit, its number; weights, or master weights and moments
 
 
-Key = tuple[int, bool]  # number of the unit (layers, then embedding and head); weights, or master weights and moments
-
-
-def _unit_bytes(problem: Problem) -> dict[Key, float]:
-    model, workload = problem.model, problem.workload
-    params = [*([model.layer_params] * model.num_layers), model.embedding_params, model.head_params]
-    per_param = {True: workload.states.weight, False: workload.states.sharded}
-    return {(unit, weights): count * size for unit, count in enumerate(params) for weights, size in per_param.items()}
+def _unit_bytes(problem: Problem) -> dict[tuple[Holder, bool], int]:
+    """Bytes of a unit of each group of parameters: weights, or master weights and moments."""
+    per_param = {True: problem.workload.states.weight, False: problem.workload.states.sharded}
+    groups = problem.model.parameter_groups
+    return {(group.holder, weights): group.params * size for group in groups for weights, size in per_param.items()}
 
 
 def _holdings(problem: Problem, plan: Plan) -> dict[Key, list[Interval]]:
     """Who holds which part of each unit, in the order of the plan."""
-    num_layers = problem.model.num_layers
-    held: dict[Key, list[Interval]] = defaultdict(list)
-    for pipeline in plan.pipelines:
-        for s, stage in enumerate(pipeline.stages):
-            units = [layer for first, end in stage.layers for layer in range(first, end)]
-            units += [num_layers] * (s == 0) + [num_layers + 1] * (s == len(pipeline.stages) - 1)
-            own = [
-                (device, rank / len(devices), (rank + 1) / len(devices))
-                for devices in stage.parallelism.parameter_copies
-                for rank, device in enumerate(devices)
-            ]
-            for unit in units:
-                held[unit, True] += own
-    groups = _sharding_group_of(problem, plan)
-    cut: dict[tuple[Interval, ...], list[Interval]] = {}
-    for unit, weights in list(held):
-        whole = held[unit, weights]
-        key = tuple(whole)
-        if plan.sharding.stage and key not in cut:
-            cut[key] = _sharded(whole, groups)
-        held[unit, False] = cut.get(key, whole)
-        if plan.sharding.stage == 3:
-            held[unit, True] = held[unit, False]
-    return held
+    holdings, sharding = Holdings.of(plan.pipelines), plan.sharding
+    own, groups = list(map(intervals, holdings.copies)), sharding_groups(plan, problem.cluster)
+    weights, states = dict[Key, list[Interval]](), dict[Key, list[Interval]]()
+    for group, units, copies in holdings.groups(problem.model):
+        whole = [interval for copy in copies for interval in own[copy]]
+        spread = _sharded(whole, groups) if sharding.stage else whole
+        weights |= {(group.holder, unit, True): spread if sharding.stage == 3 else whole for unit in units}
+        states |= {(group.holder, unit, False): spread for unit in units}
+    return weights | states
 
 
-def _sharding_group_of(problem: Problem, plan: Plan) -> Mapping[int, int]:
-    groups = plan.sharding.groups
-    if isinstance(groups, str):
-        machine_of = problem.cluster.machine_of
-        return {device: int(machine_of[device]) if groups == "machine" else 0 for device in plan.devices()}
-    return {device: number for number, group in enumerate(groups) for device in group}
-
-
-def _sharded(held: Sequence[Interval], groups: Mapping[int, int]) -> list[Interval]:
+def _sharded(held: Sequence[Interval], groups: Sequence[int] | None) -> list[Interval]:
     """Each part of a unit cut equally among its holders in each sharding group."""
     by_group: dict[int, list[Interval]] = defaultdict(list)
     for device, start, end in held:
-        by_group[groups[device]].append((device, start, end))
+        by_group[groups[device] if groups else 0].append((device, start, end))
     found = []
     for own in by_group.values():
         for start, end, devices in _segments(own):
@@ -223,12 +196,13 @@ def _missing(have: Sequence[Interval], needs: Sequence[Interval]) -> list[tuple[
     return [(device, holders, part) for (device, holders), part in found.items()]
 
 
-def _restored(problem: Problem, wanted: Mapping[Key, Sequence[Interval]], unit_bytes: Mapping[Key, float]) -> Moving:
-    """Everything from a checkpoint."""
+def restoring(problem: Problem, plan: Plan) -> Moving:
+    """What `plan` reads from a checkpoint, where training goes back to one."""
+    unit_bytes = _unit_bytes(problem)
     read: dict[int, float] = defaultdict(float)
-    for key, needs in wanted.items():
+    for (holder, _, weights), needs in _holdings(problem, plan).items():
         for device, start, end in needs:
-            read[device] += (end - start) * unit_bytes[key]
+            read[device] += (end - start) * unit_bytes[holder, weights]
     transfers = tuple(Transfer(device, None, num_bytes) for device, num_bytes in read.items())
     return Moving(problem, transfers, from_checkpoint=True)
 

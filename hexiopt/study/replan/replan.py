@@ -21,6 +21,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.plan_file import solver_to_dict
 from hexiopt.frame import Frame
 from hexiopt.memo import Memo
+from hexiopt.plan.holdings import Holdings, intervals
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import number_in
@@ -280,19 +281,18 @@ def stay(before: PlacedPlan, plan: Plan, pricer: Pricer) -> Plan:
     return moved if same else plan
 
 
-_Weights = tuple[frozenset[int], float, float]  # layers, and the part [start, end) of each
+_Weights = tuple[set[int], float, float]  # layers, and the part [start, end) of each
 
 
 def _weights(plan: Plan) -> dict[int, _Weights]:
     """What each device holds."""
-    found = {}
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            layers = frozenset(layer for first, end in stage.layers for layer in range(first, end))
-            for devices in stage.parallelism.parameter_copies:
-                for rank, device in enumerate(devices):
-                    found[device] = (layers, rank / len(devices), (rank + 1) / len(devices))
-    return found
+    held = Holdings.of(plan.pipelines)
+    layers: list[set[int]] = [set() for _ in held.copies]
+    for some, copies in held.layers:
+        for copy in copies:
+            layers[copy].update(some)
+    pairs = zip(layers, held.copies, strict=True)
+    return {device: (own, start, end) for own, devices in pairs for device, start, end in intervals(devices)}
 
 
 def _matched(

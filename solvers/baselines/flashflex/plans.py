@@ -10,7 +10,7 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.schedules.in_flight import holding, in_flight
-from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s
+from hexiopt.schedules.schedule import Schedule, largest_cycle_mean_s, positions
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import one_f_one_b_s
 from solvers.baselines._plans import optimizer_shardings, pipeline_of, shift_layers
@@ -153,9 +153,7 @@ class PublishedPlans(PartitionPlans):
             return layers
         most = [
             pricer.max_layers(tp_group, at.first, at.last, size, policy, in_flight(schedule, at), shards)
-            for tp_group, at in zip(
-                tp_groups, (StagePosition(k, len(line), batches) for k in range(len(line))), strict=True
-            )
+            for tp_group, at in zip(tp_groups, positions(len(line), batches), strict=True)
         ]
 
         def seconds(trial: Sequence[int]) -> float:

@@ -16,7 +16,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, ranges_of, recompute_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.schedules.schedule import positions
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.executors import works_of
 from solvers.completion.pricing import PricedPlan
@@ -128,8 +128,7 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     does.
     """
     count = len(pipeline.stages)
-    at = StagePosition(s, count, pipeline.num_micro_batches, pipeline.num_chunks)
-    held = in_flight(plan.schedule, at)
+    held = in_flight(plan.schedule, positions(count, pipeline.num_micro_batches, pipeline.num_chunks)[s])
     holders = holders_of(plan, near.machine_of)
     if plan.sharding.groups == "all":
         holders += len(stage.parallelism.replicas) - 1

@@ -32,7 +32,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import most_in_flight
-from hexiopt.schedules.schedule import StagePosition
+from hexiopt.schedules.schedule import positions
 from hexiopt.solving import Capabilities
 from hexiopt.solving.result import RestrictedBound
 from solvers.core.search import Search
@@ -240,7 +240,7 @@ class ExactPlans:
         holders = tuple(
             sum(machine_of[d] == machine_of[e] for e in used) if together else len(used) for d in subspace.sets[p]
         )
-        held = most_in_flight(self._schedule, StagePosition(0, 1, batches))
+        held = most_in_flight(self._schedule, positions(1, batches)[0])
         several = len({int(machine_of[d]) for d in subspace.sets[p]}) > 1
         return StageWork(
             size, held, subspace.sharding.stage, holders, subspace.policies, subspace.sharers if several else ()

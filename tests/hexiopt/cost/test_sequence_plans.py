@@ -17,7 +17,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.check import check
-from hexiopt.plan.holders import parameter_holders
+from hexiopt.plan.holdings import Holdings, parameter_holders
 from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel, TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import token_ranges
@@ -139,7 +139,7 @@ def test_gradients_are_shared_as_by_replicas_of_one_device() -> None:
     )
     for tied in (False, True):
         model = replace(MODEL, tied_embeddings=tied)
-        found, expected = (parameter_holders((one, tp), model) for one in (layout, copies))
+        found, expected = (parameter_holders(Holdings.of((one, tp)), model) for one in (layout, copies))
         for a, b in zip((*found.holders, *found.params), (*expected.holders, *expected.params), strict=True):
             assert a.tolist() == b.tolist()
 

@@ -17,7 +17,7 @@ from hexiopt.files.huggingface import read_model
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.check import check
-from hexiopt.plan.holders import sharding_groups
+from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
@@ -165,7 +165,7 @@ def test_holders_of_a_machine_by_hand() -> None:
         Pipeline((Stage.of((4,), 0, 3), Stage.of((3,), 3, 6)), 4),
     )
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
-    found = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster), PROBLEM.model)
+    found = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster))
     assert [spread.by_layer for spread in found] == [
         (((2, 2, 2),), ((2, 2, 2),)),
         (((2, 2, 2),), ((2, 2, 2),)),
@@ -183,7 +183,7 @@ def test_slices_in_unequal_groups_spread_as_much_as_they_do_together() -> None:
     """TP 2 against TP 1: the first half of a layer is shared by two devices, the second is alone in its group."""
     lines = (Pipeline((Stage.of((0, 1), 0, 6),), 8), Pipeline((Stage.of((2,), 0, 6),), 8))
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, ((0, 2), (1,))))
-    first, second = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster), PROBLEM.model)
+    first, second = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster))
     assert first.by_layer == (((1,) * 6,),)  # rank 1 shares with nobody, and is the fullest
     assert second.by_layer[0][0] == pytest.approx([1 / (0.5 / 2 + 0.5)] * 6)
 

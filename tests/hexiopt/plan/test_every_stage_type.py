@@ -20,7 +20,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_from_section, plan_to_dict
 from hexiopt.plan.check import check
-from hexiopt.plan.holders import parameter_holders
+from hexiopt.plan.holdings import Holdings, parameter_holders
 from hexiopt.plan.parallelism import (
     Replica,
     Replicated,
@@ -117,8 +117,8 @@ def test_its_price_is_made_of_its_parts(kinds: tuple[type, type], zero: int) -> 
     cost = pricer.price(plan)
     assert cost.pipeline_s + cost.gradient_sync_s + cost.optimizer_s == pytest.approx(cost.step_time_s, rel=1e-12)
     shown = breakdown(pricer, plan, cost)
-    assert sum(seconds for _, seconds in shown.parts) == pytest.approx(cost.step_time_s, rel=1e-9)
-    assert min(shown.compute_s, shown.messages_s, shown.bubble_s) > 0.0
+    assert sum(shown.parts.values()) == pytest.approx(cost.step_time_s, rel=1e-9)
+    assert min(shown.parts[part] for part in ("compute", "messages", "bubble")) > 0.0
     for s, (stage, of_stage) in enumerate(zip(plan.pipelines[0].stages, cost.pipelines[0].stages, strict=True)):
         assert len(of_stage.executors) == len(stage.parallelism.executors)
         for r, executor in enumerate(of_stage.executors):
@@ -131,7 +131,7 @@ def test_its_price_is_made_of_its_parts(kinds: tuple[type, type], zero: int) -> 
 def test_copies_of_its_parameters_are_synchronised(kinds: tuple[type, type]) -> None:
     """By rings over the devices that hold the same, of every layer of a stage that has copies, and no other."""
     plan, model = plan_of(kinds), PROBLEM.model
-    found = parameter_holders(plan.pipelines, model)
+    found = parameter_holders(Holdings.of(plan.pipelines), model)
     copied = [stage for stage in plan.pipelines[0].stages if len(stage.parallelism.parameter_copies) > 1]
     groups = [tuple(row) for rows in found.holders for row in rows.tolist()]
     assert sorted(groups) == [stage.devices for stage in copied]

@@ -1,13 +1,16 @@
 """What a change of plans moves: by hand, against atoms counted one by one, and over networks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.plan.holdings import Interval
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.study.replan.moving import Interval, Moving, Transfer, _missing, _sharded, moving
+from hexiopt.study.replan.moving import Moving, Transfer, _missing, _sharded, moving
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, cluster
 
@@ -73,6 +76,14 @@ def test_a_lost_shard_sends_all_back_to_a_checkpoint() -> None:
     assert read.seconds(checkpoint_gb_per_s=1000.0) == pytest.approx(1.0), "no faster than the interfaces"
 
 
+def test_a_new_last_stage_fetches_the_tied_matrix() -> None:
+    """The first stage has it already, and the last one needs it for the head."""
+    problem = PROBLEM.replace(model=replace(TINY, tied_embeddings=True))
+    moved = moving(problem, plan(stages((0,), (1,))), problem, plan(stages((0,), (2,))))
+    half = problem.model.layer_params * TINY.num_layers // 2
+    assert moved.num_bytes == STATES * (half + problem.model.vocabulary_params + problem.model.head_params)
+
+
 def test_a_wider_zero_group_takes_its_shards_from_all_holders() -> None:
     before, after = plan(stages((0,)), stages((1,)), zero=1), plan(stages((0,)), stages((1,)), stages((2,)), zero=1)
     moved = moving(PROBLEM, before, PROBLEM, after)
@@ -112,7 +123,7 @@ def test_missing_parts_are_those_of_atoms(have: list[Interval], needs: list[Inte
 @given(holdings(), st.lists(st.integers(0, 1), min_size=6, max_size=6))
 def test_shards_cut_what_is_held_once_in_each_group(held: list[Interval], groups: list[int]) -> None:
     """In each group every part that somebody holds is in exactly one shard, of somebody who holds it."""
-    shards = _sharded(held, dict(enumerate(groups)))
+    shards = _sharded(held, groups)
     for group in set(groups):
         own = [interval for interval in held if groups[interval[0]] == group]
         covered = sum(1 for wanting in atoms(own).values() if wanting) / ATOMS

@@ -1,0 +1,194 @@
+"""Who holds which parameters: devices of pipelines whose stages and TP degrees differ. What memory, gradient rings,
+changes of plans and checkpoints know of it, they have from here.
+
+Every device of a sequence layout holds all that a TP group does. A layer's sharded dimension is cut at the union of all
+TP boundaries; each slice has one holder per pipeline and replica, and slices with the same holders share one buffer.
+With tied embeddings, first and last stages hold the matrix together. The holders of a parameter are divided into
+sharding groups: all of them, those of a machine, or stated ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.operators import ParameterGroup
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ParameterHolders:
+    """Groups of devices that hold the same parameters.
+
+    `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups], and of these
+    `last[k]` are those whose gradients the last part of a backward makes (not stated: all).
+    """
+
+    holders: tuple[Ints, ...]
+    params: tuple[Floats, ...]
+    last: tuple[Floats, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Groups in all, each one all-reduce."""
+        return sum(len(params) for params in self.params)
+
+    @property
+    def last_shares(self) -> list[Floats]:
+        """`last` as shares of `params`."""
+        return [last / params for last, params in zip(self.last or self.params, self.params, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
+    """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
+    unit = lcm(*degrees)
+    cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
+    widths = [(end - start) / unit for start, end in pairwise(cuts)]
+    ranks = np.array([[start * t // unit for t in degrees] for start in cuts[:-1]])
+    return widths, ranks
+
+
+_ONE = range(1)
+
+
+class GroupCopies(NamedTuple):
+    """A group of parameters and the copies that hold it, of all `units`: layers, or the one that is no layer."""
+
+    group: ParameterGroup
+    units: range
+    copies: Sequence[int]
+
+
+class Holdings(NamedTuple):
+    """Who holds what of pipelines that all hold the same layers, as those of a plan do.
+
+    `copies`: the devices of every copy of a stage's parameters, in the order of the plan; a copy's number is its place
+    here. `stages` [pipelines][stages]: the copies of each stage. `layers`: ranges of layers that no pipeline cuts, and
+    the copies that hold each.
+    """
+
+    copies: Sequence[tuple[int, ...]]
+    stages: Sequence[Sequence[range]]
+    layers: Sequence[tuple[range, Sequence[int]]]
+
+    @classmethod
+    def of(cls, pipelines: Sequence[Pipeline]) -> "Holdings":
+        """Who holds what of `pipelines`."""
+        copies: list[tuple[int, ...]] = []
+        stages, ranges = [], []  # of each pipeline; its ranges of layers in order: the end, and the copies that hold it
+        for pipeline in pipelines:
+            numbers = []
+            for stage in pipeline.stages:
+                start = len(copies)
+                copies += stage.parallelism.parameter_copies
+                numbers.append(range(start, len(copies)))
+            stages.append(numbers)
+            ranges.append(
+                [
+                    (stage.layers[chunk][1], same)
+                    for chunk in range(pipeline.num_chunks)
+                    for stage, same in zip(pipeline.stages, numbers, strict=True)
+                ]
+            )
+        layers, at = [], [0] * len(ranges)
+        for first, end in pairwise(sorted({0} | {end for each in ranges for end, _ in each})):
+            members: list[int] = []
+            for k, each in enumerate(ranges):
+                if each[at[k]][0] <= first:
+                    at[k] += 1
+                members += each[at[k]][1]
+            layers.append((range(first, end), members))
+        return cls(copies, stages, layers)
+
+    def groups(self, model: ModelSpec) -> Iterator[GroupCopies]:
+        """Who holds each group of the model's parameters, groups without parameters left out."""
+        for group in model.parameter_groups:
+            if group.holder == "layer":
+                for units, members in self.layers:
+                    yield GroupCopies(group, units, members)
+            elif group.params:
+                ends = {"first": (0,), "last": (-1,), "ends": (0, -1)}[group.holder]
+                yield GroupCopies(
+                    group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
+                )
+
+
+Interval = tuple[int, float, float]  # device; the part of a parameter that it holds, [start, end) within [0, 1)
+
+
+def intervals(devices: Sequence[int]) -> list[Interval]:
+    """What the devices of a copy hold of each parameter: rank r of a TP group of t has [r/t, (r+1)/t)."""
+    return [(device, rank / len(devices), (rank + 1) / len(devices)) for rank, device in enumerate(devices)]
+
+
+def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
+    """Devices that hold norms and biases together, where TP groups cut the matrices between some of them: each set of
+    several copies once."""
+    held = Holdings.of(pipelines)
+    several = [[held.copies[m] for m in members] for _, members in held.layers if len(members) > 1]
+    each = [(len(copies), tuple(sorted(chain.from_iterable(copies)))) for copies in several]
+    return {devices for count, devices in each if count < len(devices)}
+
+
+def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
+    """Who sums the gradients of which parameters together."""
+    shared = [group for group in held.groups(model) if len(group.copies) > 1]
+    if not shared:
+        return ParameterHolders((), ())
+    degree = [len(devices) for devices in held.copies]
+    table = np.zeros((len(degree), max(degree)), np.int64)
+    for row, devices in enumerate(held.copies):
+        table[row, : len(devices)] = devices
+    rows: dict[int, dict[bytes, list[float]]] = {}
+    for group, units, members in shared:
+        params = float(group.params)
+        last = 0.0 if group.holder == "last" else params  # a backward begins with the head
+        widths, ranks = slices(tuple([degree[m] for m in members]))
+        holders = np.sort(table[np.array(members), ranks], axis=1)
+        family = rows.setdefault(len(members), {})
+        for row, width in zip(holders, widths, strict=True):
+            value = family.setdefault(row.tobytes(), [0.0, 0.0])
+            value[0] += width * (params * len(units))
+            value[1] = max(value[1], width * last)
+    for family in rows.values():
+        for value in family.values():
+            value[1] = value[1] or value[0]
+    return ParameterHolders(
+        tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
+        *(tuple(np.array([value[k] for value in family.values()]) for family in rows.values()) for k in (0, 1)),
+    )
+
+
+def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
+    """Per device of the cluster, the number of its sharding group; None where all holders of a parameter share it.
+
+    From ZeRO-2 on every stage has its own: first and last stage both hold a tied matrix, and each spreads its own.
+    """
+    stage, groups = plan.sharding.stage, plan.sharding.groups
+    if stage == 0 or (stage == 1 and groups == "all"):
+        return None
+    of = [0] * cluster.num_devices
+    if groups == "machine":
+        of = cluster.machine_of.tolist()
+    elif not isinstance(groups, str):
+        for number, devices in enumerate(groups):
+            for device in devices:
+                of[device] = number
+    if stage >= 2:
+        count = len(plan.pipelines[0].stages)
+        for pipeline in plan.pipelines:
+            for s, one in enumerate(pipeline.stages):
+                for device in one.devices:
+                    of[device] = of[device] * count + s
+    return of
