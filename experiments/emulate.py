@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, NoPlanError, interrupt, plan_of, search, solvers_of
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.fair_network import simulated_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.simulation.network import simulated_s
 
 if TYPE_CHECKING:
     from runtime.emulate.bench import EmulationBench

@@ -41,13 +41,13 @@ from experiments.validation.score import (
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.fair_network import simulated_s
 from hexiopt.errors import InputError
 from hexiopt.files.link_files import sailor_network
 from hexiopt.files.profile_files import read_profile
 from hexiopt.ledger import Ledger, Vocabulary
 from hexiopt.numbers.constants import constant_values
 from hexiopt.problem.profile import Profile
-from hexiopt.simulation.network import simulated_s
 
 _FAMILY = 8  # least number of rows for a meaningful ρ
 _TYPE = 10  # least number of rows for a summary of a GPU type

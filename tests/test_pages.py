@@ -15,12 +15,12 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.simulation.engine import simulate
 from hexiopt.solving import Budget
 from tests.conftest import ROOT
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
 from tests.solvers.baselines.random_plans import random_plans
+from tests.spans import all_spans
 
 
 def defined(page: str) -> SimpleNamespace:
@@ -37,8 +37,9 @@ def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
     layers, devices = problem.model.num_layers, problem.usable_devices
     stages = tuple(Stage.of((d,), s * layers // 2, (s + 1) * layers // 2) for s, d in enumerate(devices[:2]))
     plan = Plan((Pipeline(stages, problem.workload.global_batch),), defined("add_a_schedule.md").Eager())
-    cost = PlanPricer(problem).price(plan)
-    assert max(event.end_s for event in simulate(plan, cost)) == pytest.approx(cost.pipeline_s, rel=1e-9)
+    model = PlanPricer(problem)
+    cost = model.price(plan)
+    assert max(span.end_s for span in all_spans(model, plan, cost)) == pytest.approx(cost.pipeline_s, rel=1e-9)
     assert {violation.rule for violation in check(problem, plan)} <= {"schedule"}  # which the workload may fix
 
 

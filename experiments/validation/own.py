@@ -9,10 +9,10 @@ from experiments.measure.trial_files import TriedPlan, read_trials
 from experiments.reports.validation import Prediction, draw_validation, validation_csv
 from experiments.validation.score import Scored
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.fair_network import simulated_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.report.tabular import plain_table
-from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB
 
 _HEADER = ("Plan", "Step, ms", "priced", "error", "GiB at most", "priced", "error")

@@ -5,7 +5,7 @@ coupling between pipelines are priced again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.simulation.engine import Span
 
 _KEPT = 50_000  # pipelines
 
@@ -120,6 +121,11 @@ class PlanPricer:
     def placed(self, plan: Plan) -> Sequence[PlacedPipeline]:
         """Each pipeline of `plan` on its devices, before they share the network. Raises as `price`."""
         return self._placed_in(plan, sharding_groups(plan, self.problem.cluster))
+
+    def spans(self, plan: Plan, cost: Cost, number: int) -> Iterator[Span]:
+        """The operations and messages of the pipeline `number` of `plan`, which was priced as `cost`, in the order in
+        which they end. Raises as `price`."""
+        return self.network.spans(number, self.placed(plan), cost.pipelines)
 
     def rings(self, plan: Plan) -> GradientRings:
         """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""

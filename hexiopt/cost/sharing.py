@@ -5,15 +5,16 @@ executors of the seconds for which their messages need it alone. A message takes
 its route, plus the latency.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from hexiopt.cost.cost import PipelineCost
+from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.routes import NetworkLoad
 from hexiopt.cost.place import PlacedMessage, PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import longest_s
 from hexiopt.schedules.recurrence import PipelineGraph
+from hexiopt.simulation.engine import Span, StageTimes, simulate_pipeline
 
 _KEPT = 50_000  # pipelines with the seconds of their messages
 
@@ -23,6 +24,10 @@ class NetworkModel(Protocol):
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """The cost of each pipeline beside the others."""
+
+    def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
+        """The operations and messages of the pipeline `number` of those that it `priced`, in the order in which they
+        end."""
 
     def forget(self) -> None:
         """Give back what is remembered of pipelines."""
@@ -44,9 +49,19 @@ class StaticShares:
             found.append(PipelineCost(one.stages, one.plain_messages, message_s, ends, max(ends)))
         return tuple(found)
 
+    def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
+        """As of `NetworkModel`: a message always takes as long."""
+        schedule, batches, cost = placed[number].schedule, placed[number].num_micro_batches, priced[number]
+        return simulate_pipeline(number, schedule, batches, stage_times(cost.stages), cost.messages, cost.message_s)
+
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._ends.clear()
+
+
+def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
+    """What the executors of each stage take, as the simulation asks for it."""
+    return [tuple([executor.chunk_s for executor in stage.executors]) for stage in stages]
 
 
 def _ends_s(key: tuple[PipelineGraph, tuple[float, ...]]) -> tuple[float, ...]:

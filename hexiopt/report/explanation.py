@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexiopt.cost.breakdown import busy_time
+from hexiopt.cost.fair_network import simulated_s
 from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
 from hexiopt.numbers.frameworks import Framework, default_framework
@@ -20,7 +21,6 @@ from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATE
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
 from hexiopt.report.style import gib, milliseconds, percent, place, rate, seconds
-from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
 
 _MAX_STAGES = 40

@@ -1,7 +1,7 @@
 """Facts about a plan and its price, each computed once; tables, texts, pages and pictures put them into words."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import JOINED
 from hexiopt.report import style
+from hexiopt.simulation.engine import Span
 from hexiopt.solving import Pricer
 
 FULL_MEMORY = 0.95
@@ -273,6 +274,12 @@ class PlanFacts:
         spent = breakdown(self.model, self.plan, self.cost)
         several = len(self.plan.pipelines[spent.pipeline].stages[spent.stage].parallelism.executors) > 1
         return _step_parts(spent, self.cost.step_time_s, several)
+
+    def spans(self, number: int) -> Iterator[Span]:
+        """The operations and messages of the pipeline `number`, as the caller's cost model has them share the network;
+        static shares where it is none of ours."""
+        pricer = self.pricer if isinstance(self.pricer, PlanPricer) else self.model
+        return pricer.spans(self.plan, self.cost, number)
 
     @cached_property
     def has_gradient_sync(self) -> bool:

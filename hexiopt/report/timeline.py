@@ -9,35 +9,11 @@ from dataclasses import dataclass
 from hexiopt.plan.plan import Pipeline
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.rows import PlanRows
-from hexiopt.simulation.engine import simulate_pipeline
+from hexiopt.simulation.engine import Span
 
 MOST_OPERATIONS = 100_000  # of a pipeline, that pictures draw one by one
 _WHOLE_MICRO_BATCHES = 48  # steps up to this length are drawn without a cut
 _SHOWN_MICRO_BATCHES = 14  # length drawn on either side of the cut
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something that takes time on an executor of a stage, from `start_s` to `end_s` of the step.
-
-    `kind` is forward, backward, send_forward, send_backward, gradient_sync (with the wait for it), optimizer, or
-    micro_batches: all of them in one. `micro_batch` is -1 where there is none; `chunk` is the layer range; a message
-    goes to executor `receiver` of its stage.
-    """
-
-    kind: str
-    stage: int
-    executor: int
-    start_s: float
-    end_s: float
-    micro_batch: int = -1
-    chunk: int = 0
-    receiver: int = 0
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is a message from the stage to a neighbour."""
-        return self.kind.startswith("send")
 
 
 def num_operations(pipeline: Pipeline) -> int:
@@ -47,23 +23,25 @@ def num_operations(pipeline: Pipeline) -> int:
 
 
 def pipeline_spans(facts: PlanFacts, number: int, one_by_one: bool = True) -> Iterator[Span]:
-    """The spans of the pipeline `number` in the order in which they end, then those that end the step.
+    """The spans of the pipeline `number` in the order in which they end, then those that end the step: gradient_sync
+    (with the wait for it) and optimizer.
 
-    Unless operations are wanted `one_by_one`, each executor has one span for all of its own.
+    Unless operations are wanted `one_by_one`, each executor has one span, micro_batches, for all of its own.
     """
-    priced = facts.cost.pipelines[number]
-    ends = [(k, e, end_s) for k, ends in enumerate(priced.replica_end_s) for e, end_s in enumerate(ends)]
+    ends = [
+        ((number, k, e), end_s)
+        for k, ends in enumerate(facts.cost.pipelines[number].replica_end_s)
+        for e, end_s in enumerate(ends)
+    ]
     if one_by_one:
-        for event in simulate_pipeline(number, facts.plan.pipelines[number], priced, facts.plan.schedule):
-            place, time = (event.stage, event.replica), (event.start_s, event.end_s)
-            yield Span(event.kind, *place, *time, event.micro_batch, event.chunk, event.receiver)
+        yield from facts.spans(number)
     else:
-        yield from (Span("micro_batches", k, e, 0.0, end_s) for k, e, end_s in ends)
+        yield from (Span("micro_batches", *place, 0.0, end_s) for place, end_s in ends)
     synced_s = facts.cost.pipeline_s + facts.cost.gradient_sync_s
-    for k, e, end_s in ends:
+    for place, end_s in ends:
         if facts.has_gradient_sync and end_s < synced_s:
-            yield Span("gradient_sync", k, e, end_s, synced_s)
-        yield Span("optimizer", k, e, synced_s, facts.cost.step_time_s)
+            yield Span("gradient_sync", *place, end_s, synced_s)
+        yield Span("optimizer", *place, synced_s, facts.cost.step_time_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,53 @@
-"""An event simulation of one training step: it replays a plan's operations and messages one by one.
+"""An event simulation of one training step: it replays operations and messages of pipelines one by one.
 
-It shares stage times and the order of operations with the cost model, not its recurrence. With the static shares of
-the network too, the timeline it makes must end when the cost model says; `network.py` has messages share it otherwise.
+It shares stage times and the order of operations with the cost model, not its recurrence. Network models
+(`cost/sharing.py`, `cost/fair_network.py`) take their spans from it; those of static shares must end when the
+recurrence says.
 """
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.plan.messages import Message
-from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.schedules.operation import Operation, OperationKind, next_place
 from hexiopt.schedules.schedule import Schedule, operations, positions
 from hexiopt.simulation.fair_shares import fair_rates
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that takes time on a stage: `kind` is forward, backward, send_forward or send_backward.
+class Span:
+    """Something that takes time on an executor of a stage, from `start_s` to `end_s` of the step.
 
-    `replica` of the stage runs or sends it, `chunk` is the layer range, and a message goes to replica `receiver`.
+    `kind` is forward, backward, send_forward or send_backward; reports add kinds of their own. `micro_batch` is -1
+    where there is none; `chunk` is the layer range; a message goes to executor `receiver` of its stage.
     """
 
     kind: str
     pipeline: int
     stage: int
-    micro_batch: int
+    executor: int
     start_s: float
     end_s: float
+    micro_batch: int = -1
     chunk: int = 0
-    replica: int = 0
     receiver: int = 0
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a message from the stage to a neighbour."""
+        return self.kind.startswith("send")
 
-ExecutorId = tuple[int, int, int]  # pipeline, stage, replica
+
+StageTimes = Sequence[tuple[tuple[float, ...], ...]]  # of each executor and layer range, seconds by kind of operation
+ExecutorId = tuple[int, int, int]  # pipeline, stage, executor
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedLink:
-    """From one replica to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
+    """From one executor to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
     network, as long as their share of it takes.
 
     `needs` has the seconds for which a message alone needs each shared resource, `most` is the most messages a second
@@ -65,7 +71,7 @@ class Step:
 
     def __init__(
         self,
-        pipelines: Mapping[int, tuple[int, tuple[StageCost, ...]]],
+        pipelines: Mapping[int, tuple[int, Sequence[StageTimes]]],
         schedule: Schedule,
         links: Iterable[SimulatedLink],
     ) -> None:
@@ -77,19 +83,19 @@ class Step:
         for link in links:
             self._outgoing.setdefault((link.sender, link.kind), []).append(link)
             self._incoming[link.receiver, link.kind] += 1
-        self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | SimulatedLink]](), 0
+        self._now, self._events, self._count = 0.0, list[tuple[float, int, Span | SimulatedLink]](), 0
         self._moving: list[SimulatedLink] = []  # whose messages share the network now
         self._running: set[ExecutorId] = set()
         self._came: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
         self._todo: dict[ExecutorId, list[Operation]] = {}
         for p, (batches, stages) in pipelines.items():
-            chunks = len(stages[0].executors[0].chunk_s)
+            chunks = len(stages[0][0])
             for at, stage in zip(positions(len(stages), batches, chunks), stages, strict=True):
                 order = operations(schedule, at)
-                self._todo |= {(p, at.stage, r): order[::-1] for r in range(len(stage.executors))}
+                self._todo |= {(p, at.stage, r): order[::-1] for r in range(len(stage))}
 
-    def events(self) -> Iterator[Event]:
-        """All events in the order in which they end."""
+    def spans(self) -> Iterator[Span]:
+        """All spans in the order in which they end."""
         for place in self._todo:
             self._begin(place)
         while self._events or self._moving:
@@ -103,7 +109,7 @@ class Step:
                 continue
             time_s, _, what = heapq.heappop(self._events)
             self._move_to(time_s)
-            if isinstance(what, Event):
+            if isinstance(what, Span):
                 yield what
                 self._ended(what)
             elif what.needs:
@@ -113,7 +119,7 @@ class Step:
             else:
                 yield self._arrived(what)
 
-    def _at(self, time_s: float, what: Event | SimulatedLink) -> None:
+    def _at(self, time_s: float, what: Span | SimulatedLink) -> None:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
@@ -129,10 +135,10 @@ class Step:
 
     def _next(self, place: ExecutorId, kind: OperationKind, chunk: int, steps: int = 1) -> tuple[int, int] | None:
         stages = self._stages[place[0]]
-        return next_place(kind, place[1], chunk, len(stages), len(stages[0].executors[0].chunk_s), steps)
+        return next_place(kind, place[1], chunk, len(stages), len(stages[0][0]), steps)
 
     def _begin(self, place: ExecutorId) -> None:
-        """Start the replica's next operation if its input is there."""
+        """Start the executor's next operation if its input is there."""
         if place in self._running or not self._todo[place]:
             return
         p, s, r = place
@@ -142,16 +148,16 @@ class Step:
             return
         self._todo[place].pop()
         self._running.add(place)
-        end_s = self._now + self._stages[p][s].executors[r].chunk_s[chunk][self._kinds.index(kind)]
-        self._at(end_s, Event(kind.value, p, s, batch, self._now, end_s, chunk, r))
+        end_s = self._now + self._stages[p][s][r][chunk][self._kinds.index(kind)]
+        self._at(end_s, Span(kind.value, p, s, r, self._now, end_s, batch, chunk))
 
-    def _ended(self, event: Event) -> None:
+    def _ended(self, span: Span) -> None:
         """Put an operation's messages on their links, behind those before them, and go on."""
-        place = event.pipeline, event.stage, event.replica
+        place = span.pipeline, span.stage, span.executor
         self._running.discard(place)
-        kind = self._kind_of[event.kind]
-        for link in self._outgoing[place, kind] if self._next(place, kind, event.chunk) else ():
-            link.waiting.append(Operation(kind, event.chunk, event.micro_batch))
+        kind = self._kind_of[span.kind]
+        for link in self._outgoing[place, kind] if self._next(place, kind, span.chunk) else ():
+            link.waiting.append(Operation(kind, span.chunk, span.micro_batch))
             if len(link.waiting) == 1:
                 self._send(link)
         self._begin(place)
@@ -160,11 +166,11 @@ class Step:
         link.began_s = self._now
         self._at(self._now + link.fixed_s, link)
 
-    def _arrived(self, link: SimulatedLink) -> Event:
+    def _arrived(self, link: SimulatedLink) -> Span:
         """The first message of a link is there."""
         kind, chunk, batch = link.waiting.popleft()
         p, s, r = link.sender
-        sent = Event(f"send_{kind.value}", p, s, batch, link.began_s, self._now, chunk, r, link.receiver[2])
+        sent = Span(f"send_{kind.value}", p, s, r, link.began_s, self._now, batch, chunk, link.receiver[2])
         target = self._next(link.sender, kind, chunk)
         assert target is not None, "a message was sent to a stage"
         self._came[link.receiver, Operation(kind, target[1], batch)] += 1
@@ -174,20 +180,24 @@ class Step:
         return sent
 
 
-def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedule: Schedule) -> Iterator[Event]:
-    """All events of one pipeline, in the order in which they end; messages take as long as `cost` says."""
-    links = [
-        link_of(index, message, len(cost.stages), seconds)
-        for message, seconds in zip(cost.messages, cost.message_s, strict=True)
-    ]
-    return Step({index: (pipeline.num_micro_batches, cost.stages)}, schedule, links).events()
+def simulate_pipeline(
+    number: int,
+    schedule: Schedule,
+    num_micro_batches: int,
+    stages: Sequence[StageTimes],
+    messages: Sequence[Message],
+    message_s: Sequence[float],
+) -> Iterator[Span]:
+    """All spans of the pipeline `number`, in the order in which they end; each of `messages` takes its `message_s`."""
+    links = [link_of(number, *timed, len(stages)) for timed in zip(messages, message_s, strict=True)]
+    return Step({number: (num_micro_batches, stages)}, schedule, links).spans()
 
 
 def link_of(
     pipeline: int,
     message: Message,
-    num_stages: int,
     fixed_s: float,
+    num_stages: int,
     needs: Mapping[int, float] | None = None,
     most: float = inf,
 ) -> SimulatedLink:
@@ -196,12 +206,3 @@ def link_of(
     receiver = pipeline, message.target(num_stages), message.receiver
     kind = OperationKind.BACKWARD if message.backward else OperationKind.FORWARD
     return SimulatedLink(sender, kind, receiver, fixed_s, needs or {}, most)
-
-
-def simulate(plan: Plan, cost: Cost) -> tuple[Event, ...]:
-    """The events of all pipelines of one step, by end time within a pipeline."""
-    return tuple(
-        event
-        for index, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True))
-        for event in simulate_pipeline(index, pipeline, priced, plan.schedule)
-    )

@@ -24,11 +24,11 @@ from experiments.validation.rules import framework_of, precision_of
 from experiments.validation.score import Predicted, Scored, family, grouped, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError, model_of
 from experiments.validation.shipped import HELD_OUT, RUNS, shipped_measurements
+from hexiopt.cost.fair_network import simulate_network
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.profile import NOTHING_MEASURED
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from hexiopt.simulation.network import simulate_network
 from hexiopt.units import GB
 from tests.conftest import Run
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.cost.fair_network import simulate_network
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import read_cluster
@@ -21,7 +22,6 @@ from hexiopt.numbers.frameworks import frameworks
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section
-from hexiopt.simulation.network import simulate_network
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
 

@@ -14,10 +14,10 @@ import hexiopt as hx
 from hexiopt import bounds
 from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.fair_network import FairShares
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.plan import Plan
-from hexiopt.simulation.network import FairShares
 from hexiopt.solving import Pricer, solver
 from hexiopt.solving.referee import InvalidPlanError
 from hexiopt.solving.result import OPTIMALITY_TOLERANCE, Status

@@ -26,9 +26,9 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.simulation.engine import simulate
 from tests.hexiopt.cost.executors.test_sequence_stage import MODEL, TWO, pure
 from tests.hexiopt.plan.layouts import layouts_of, with_layouts
+from tests.spans import all_spans
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 CASES = with_layouts(problems_with_plans() | roomy_problems_with_plans())
@@ -51,7 +51,7 @@ def test_the_simulation_ends_when_the_cost_says_and_nothing_beats_the_bound(pair
     problem, plan = pair
     model = PlanPricer(problem)
     cost = model.price(plan)
-    ended = max(event.end_s for event in simulate(plan, cost) if event.kind in ("forward", "backward"))
+    ended = max(event.end_s for event in all_spans(model, plan, cost) if not event.is_message)
     assert ended == pytest.approx(cost.pipeline_s, rel=1e-9)
     assert 0.0 < lower_bound_s(model, 1.0) <= cost.pipeline_s <= cost.step_time_s
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):

@@ -37,9 +37,9 @@ from hexiopt.report.facts import PlanFacts
 from hexiopt.report.table import plan_table
 from hexiopt.report.trace import timeline_events
 from hexiopt.schedules.registry import SCHEDULES
-from hexiopt.simulation.engine import simulate
 from runtime.mapping.layout import layout_of, untrainable
 from tests.hexiopt.cost.test_cost import PROBLEM as DENSE
+from tests.spans import all_spans
 
 PROBLEM = replace(DENSE, space=Space(sequence=True))
 SIZE = 4  # sequences of a micro-batch
@@ -178,10 +178,10 @@ def test_the_simulation_ends_when_the_price_says(kinds: tuple[type, type], sched
     plan = plan_of(kinds, schedule=schedule)
     cost = priced(plan)
     ends_s: dict[tuple[int, int], float] = {}
-    for event in simulate(plan, cost):
-        if not event.kind.startswith("send"):
-            at = event.stage, event.replica
-            ends_s[at] = max(ends_s.get(at, 0.0), event.end_s)
+    for span in all_spans(PlanPricer(PROBLEM), plan, cost):
+        if not span.is_message:
+            at = span.stage, span.executor
+            ends_s[at] = max(ends_s.get(at, 0.0), span.end_s)
     assert list(cost.pipelines[0].executor_end_s) == pytest.approx([ends_s[at] for at in sorted(ends_s)], rel=1e-9)
     assert cost.pipeline_s == pytest.approx(max(ends_s.values()), rel=1e-9)
 

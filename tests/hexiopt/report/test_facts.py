@@ -47,7 +47,7 @@ def test_the_cost_model_of_the_caller_tells_all(mixed: Case, monkeypatch: pytest
     def made(*_: object) -> None:
         raise AssertionError("another cost model is made")
 
-    monkeypatch.setattr("hexiopt.report.facts.PlanPricer", made)
+    monkeypatch.setattr(PlanPricer, "__init__", made)
     facts = PlanFacts(problem, plan, cost, SOLVER, pricer)
     for table in (plan_table(facts), summary_table(facts), breakdown_table(facts)):
         assert printed(table)

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cost.cost import PipelineCost, StageCost
-from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.operation import Operation, OperationKind
@@ -59,17 +57,15 @@ def plain(schedule: Schedule, times: Times, num_micro_batches: int) -> list[floa
 def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
     """When each stage ends in the event simulation."""
     forward, backward, ahead, back = times
-    nothing = Memory(*[0.0] * len(MEMORY_PARTS))
-    stages = tuple(StageCost.of(f, b, nothing, 0.0, 0.0) for f, b in zip(forward, backward, strict=True))
+    stages = [(((f, b),),) for f, b in zip(forward, backward, strict=True)]
     p = len(forward)
     pipeline = Pipeline(tuple(Stage.of((i,), i, i + 1) for i in range(p)), num_micro_batches)
     message_s = tuple(s for pair in zip(ahead, back, strict=True) for s in pair)
-    priced = PipelineCost(stages, messages(pipeline), message_s, (), 0.0)
     ends = [0.0] * p
     count = 0
-    for event in simulate_pipeline(0, pipeline, priced, schedule):
-        if event.kind in ("forward", "backward"):
-            ends[event.stage] = max(ends[event.stage], event.end_s)
+    for span in simulate_pipeline(0, schedule, num_micro_batches, stages, messages(pipeline), message_s):
+        if not span.is_message:
+            ends[span.stage] = max(ends[span.stage], span.end_s)
             count += 1
     assert count == 2 * p * num_micro_batches
     return ends

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cost.cost import PipelineCost, StageCost
+from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
+from hexiopt.cost.sharing import stage_times
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, TensorParallel
@@ -119,10 +120,10 @@ class Case:
             (s, r): 0.0 for s, stage in enumerate(self.pipeline.stages) for r in range(len(stage.parallelism.replicas))
         }
         messages = tuple(Message(*link[:4], samples=1) for link in self.links)
-        priced = PipelineCost(self.stages, messages, tuple(link.seconds for link in self.links), (), 0.0)
-        for event in simulate_pipeline(0, self.pipeline, priced, self.schedule):
-            if event.kind in ("forward", "backward"):
-                ends[event.stage, event.replica] = event.end_s
+        message_s, batches = tuple(link.seconds for link in self.links), self.pipeline.num_micro_batches
+        for span in simulate_pipeline(0, self.schedule, batches, stage_times(self.stages), messages, message_s):
+            if not span.is_message:
+                ends[span.stage, span.executor] = span.end_s
         return list(ends.values())
 
 

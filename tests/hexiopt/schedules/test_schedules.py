@@ -43,11 +43,11 @@ from hexiopt.schedules.schedule import (
     largest_cycle_mean_s,
     operations,
 )
-from hexiopt.simulation.engine import simulate
 from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.hexiopt.schedules.test_chain_recurrence import Times, step_times
 from tests.solvers import problems as small
+from tests.spans import all_spans
 from tests.stated_pipelines import chain_ends_s
 from tests.strategies import LAB, problems_with_plans, roomy_problems_with_plans
 
@@ -187,7 +187,8 @@ def test_a_schedule_from_outside_is_priced_and_simulated(pair: tuple[Problem, Pl
     model = PlanPricer(problem)
     eager, usual = (replace(plan, schedule=schedule) for schedule in (Eager(), ONE_F_ONE_B))
     cost, plain = model.price(eager), model.price(usual)
-    ends = {(e.pipeline, e.stage, e.replica): e.end_s for e in simulate(eager, cost) if not e.kind.startswith("send")}
+    spans = all_spans(model, eager, cost)
+    ends = {(e.pipeline, e.stage, e.executor): e.end_s for e in spans if not e.is_message}
     for p, pipeline in enumerate(cost.pipelines):
         assert pipeline.executor_end_s == pytest.approx([end for at, end in sorted(ends.items()) if at[0] == p])
         for stage, same in zip(pipeline.stages, plain.pipelines[p].stages, strict=True):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.simulation.engine import Event, simulate
+from hexiopt.simulation.engine import Span
+from tests.spans import all_spans
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 
@@ -17,12 +18,13 @@ from tests.strategies import problems_with_plans, roomy_problems_with_plans
 def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> None:
     """On random asymmetric plans, with and without shared links: shares are static in both."""
     problem, plan = pair
-    cost = PlanPricer(problem).price(plan)
+    model = PlanPricer(problem)
+    cost = model.price(plan)
     ends: dict[tuple[int, int, int], float] = defaultdict(float)
-    for event in simulate(plan, cost):
-        if event.kind in ("forward", "backward"):
-            at = event.pipeline, event.stage, event.replica
-            ends[at] = max(ends[at], event.end_s)
+    for span in all_spans(model, plan, cost):
+        if not span.is_message:
+            at = span.pipeline, span.stage, span.executor
+            ends[at] = max(ends[at], span.end_s)
     assert max(ends.values()) == pytest.approx(cost.pipeline_s, rel=1e-9)
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         found = [
@@ -41,8 +43,9 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
 @given(pair=problems_with_plans(max_batch=12) | roomy_problems_with_plans())
 def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    events = simulate(plan, PlanPricer(problem).price(plan))
-    found = {(e.kind, e.pipeline, e.stage, e.replica, e.chunk, e.micro_batch, e.receiver): e for e in events}
+    model = PlanPricer(problem)
+    events = all_spans(model, plan, model.price(plan))
+    found = {(e.kind, e.pipeline, e.stage, e.executor, e.chunk, e.micro_batch, e.receiver): e for e in events}
     assert len(events) == len(found) == sum(map(num_events, plan.pipelines))
 
     for event in events:
@@ -51,10 +54,10 @@ def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan
             before = found[(kind, event.pipeline, *where[:3], event.micro_batch, where[3])]
             assert before.end_s <= event.start_s
 
-    places: dict[tuple[object, ...], list[Event]] = defaultdict(list)
+    places: dict[tuple[object, ...], list[Span]] = defaultdict(list)
     for event in events:
-        way: tuple[object, ...] = (event.kind, event.receiver) if event.kind.startswith("send") else ()
-        places[(event.pipeline, event.stage, event.replica, *way)].append(event)
+        way: tuple[object, ...] = (event.kind, event.receiver) if event.is_message else ()
+        places[(event.pipeline, event.stage, event.executor, *way)].append(event)
     for held in places.values():
         held.sort(key=lambda e: (e.start_s, e.end_s))
         for before, after in pairwise(held):
@@ -86,9 +89,9 @@ def num_events(pipeline: Pipeline) -> int:
     return pipeline.num_micro_batches * 2 * (operations + messages)
 
 
-def causes(event: Event, pipeline: Pipeline) -> list[tuple[str, int, int, int, int]]:
+def causes(event: Span, pipeline: Pipeline) -> list[tuple[str, int, int, int, int]]:
     """(kind, stage, replica, range, receiver) of what must have ended before an event of the same micro-batch."""
-    s, r, c = event.stage, event.replica, event.chunk
+    s, r, c = event.stage, event.executor, event.chunk
     if event.kind.startswith("send_"):
         return [(event.kind.removeprefix("send_"), s, r, c, 0)]
     count, chunks = len(pipeline.stages), len(pipeline.stages[0].layers)

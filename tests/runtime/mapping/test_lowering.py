@@ -17,7 +17,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.operation import BACKWARD_TURN, FORWARD_TURN
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
-from hexiopt.simulation.engine import simulate
 from runtime.mapping.lowering import (
     Action,
     ActionKind,
@@ -380,15 +379,15 @@ def test_the_simulation_does_what_lists_say(case: tuple[Problem, Plan]) -> None:
     """In the same order, and sends the same messages."""
     problem, plan = case
     plan = replace(plan, pipelines=plan.pipelines[:1])
-    cost = PlanPricer(problem).price(case[1])
-    events = [event for event in simulate(case[1], cost) if event.pipeline == 0]
+    model = PlanPricer(problem)
+    events = list(model.spans(case[1], model.price(case[1]), 0))
     (pipeline,) = plan.pipelines
     count = len(pipeline.stages)
     shape = StepShape.even(plan.schedule, count, pipeline.num_micro_batches, pipeline.num_chunks)
     for stage, actions in enumerate(lowered([shape])[0]):
         own = [event for event in events if event.stage == stage]
-        for replica in {event.replica for event in own}:
-            mine = [e for e in own if e.replica == replica and not e.kind.startswith("send")]
+        for replica in {event.executor for event in own}:
+            mine = [e for e in own if e.executor == replica and not e.is_message]
             assert [(e.kind == "backward", e.chunk * count + stage, e.micro_batch) for e in mine] == [
                 (a.backward, a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.kind in COMPUTES
             ]

@@ -2,8 +2,8 @@
 
 The cost model lets all messages of a step share an interface all the time, each taking as long as if all others of its
 interface came along. Here a message shares it with those only that are under way at once, by max-min fairness
-(`fair_shares.py`). Nothing searches with it, as it takes longer than a price; beside a price it says how much of it is
-waiting for messages that never meet.
+(`simulation/fair_shares.py`). Nothing searches with it, as it takes longer than a price; next to a price it says how
+much of it is waiting for messages that never meet.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from math import inf
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import StaticShares
+from hexiopt.cost.sharing import StaticShares, stage_times
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import messages
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
-from hexiopt.simulation.engine import ExecutorId, SimulatedLink, Step, link_of
+from hexiopt.simulation.engine import ExecutorId, SimulatedLink, Span, Step, link_of
 
 _MOST_MEETINGS = 1_000_000  # of messages; so many take about a second
 
@@ -41,25 +41,40 @@ def simulate_network(pricer: PlanPricer, plan: Plan) -> Cost:
 class FairShares:
     """A network (`NetworkModel`) whose resources are shared by those messages that are under way at once.
 
-    The pipelines end as simulated; their `message_s` are those of static shares.
+    The pipelines end as simulated; their `message_s` are those of static shares. The spans of the last plan stay known.
     """
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[PlacedPipeline], tuple[Span, ...]] = (), ()
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
         ended: dict[ExecutorId, float] = {}
-        links = [link for p, pipeline in enumerate(placed) for link in _links(p, pipeline)]
-        running = {p: (pipeline.num_micro_batches, pipeline.stages) for p, pipeline in enumerate(placed)}
-        for event in Step(running, placed[0].schedule, links).events():
-            if not event.kind.startswith("send"):
-                ended[event.pipeline, event.stage, event.replica] = event.end_s  # later ones come later
+        for span in self._all_spans(placed):
+            if not span.is_message:
+                ended[span.pipeline, span.stage, span.executor] = span.end_s  # later ones come later
         found = []
         for p, cost in enumerate(StaticShares()(placed)):
             ends = tuple([ended[p, s, r] for s, stage in enumerate(cost.stages) for r in range(len(stage.executors))])
             found.append(replace(cost, executor_end_s=ends, end_s=max(ends)))
         return tuple(found)
 
+    def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
+        """As of `NetworkModel`."""
+        return (span for span in self._all_spans(placed) if span.pipeline == number)
+
     def forget(self) -> None:
-        """As of `NetworkModel`: nothing is remembered."""
+        """As of `NetworkModel`."""
+        self._last = (), ()
+
+    def _all_spans(self, placed: Sequence[PlacedPipeline]) -> tuple[Span, ...]:
+        if self._last[0] != placed:
+            links = [link for p, pipeline in enumerate(placed) for link in _links(p, pipeline)]
+            running = {
+                p: (pipeline.num_micro_batches, stage_times(pipeline.stages)) for p, pipeline in enumerate(placed)
+            }
+            self._last = placed, tuple(Step(running, placed[0].schedule, links).spans())
+        return self._last[1]
 
 
 def takes_seconds(plan: Plan) -> bool:
@@ -80,4 +95,4 @@ def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
         needs = {resource: each * placed.num_bytes for resource, each in placed.route.shared}
         port_s = placed.route.port_s_per_byte * placed.num_bytes
         fixed_s = placed.route.latency_s + (0.0 if needs else port_s)
-        yield link_of(p, placed.message, len(pipeline.stages), fixed_s, needs, 1.0 / port_s if port_s else inf)
+        yield link_of(p, placed.message, fixed_s, len(pipeline.stages), needs, 1.0 / port_s if port_s else inf)

@@ -6,15 +6,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from hexiopt.cost.fair_network import FairShares, simulate_network, simulated_s, takes_seconds
 from hexiopt.cost.place import pipeline_messages
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.simulation.engine import simulate
-from hexiopt.simulation.network import simulate_network, simulated_s, takes_seconds
+from hexiopt.report.facts import PlanFacts
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 from tests.solvers import problems
+from tests.spans import all_spans
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 Ends = dict[tuple[int, int, int], float]
@@ -29,10 +30,10 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
         alone = {way.message: way.route.alone_s(way.num_bytes) for way in ways}
         pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
     found: Ends = {}
-    for event in simulate(plan, replace(cost, pipelines=tuple(pipelines))):
-        if not event.kind.startswith("send"):
-            at = event.pipeline, event.stage, event.replica
-            found[at] = max(found.get(at, 0.0), event.end_s)
+    for span in all_spans(model, plan, replace(cost, pipelines=tuple(pipelines))):
+        if not span.is_message:
+            at = span.pipeline, span.stage, span.executor
+            found[at] = max(found.get(at, 0.0), span.end_s)
     return found
 
 
@@ -57,7 +58,13 @@ def test_no_earlier_than_alone_and_as_priced_where_nothing_is_shared(pair: tuple
     if most_ways(model, plan) <= 1:
         assert simulated.step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-9)
     assert simulated.excess_bytes == model.price(plan).excess_bytes
-    assert simulate_network(model, plan) == simulated
+    fair = model.with_network(FairShares())
+    assert fair.price(plan) == simulated
+    for p, pipeline in enumerate(simulated.pipelines):
+        spans = list(fair.spans(plan, simulated, p))
+        assert len(spans) == len(list(model.spans(plan, simulated, p)))
+        ends = {(span.stage, span.executor): span.end_s for span in spans if not span.is_message}
+        assert tuple(ends[at] for at in sorted(ends)) == pipeline.executor_end_s
 
 
 def side_by_side(first: int, second: int) -> tuple[PlanPricer, Plan]:
@@ -95,6 +102,9 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     assert found == pytest.approx(alone, rel=1e-9)
     assert simulated.pipeline_s < priced.pipeline_s
     assert simulated_s(model, plan) == simulated.step_time_s
+    facts = PlanFacts(model.problem, plan, simulated, pricer=model.with_network(FairShares()))
+    drawn = {(s.pipeline, s.stage, s.executor): s.end_s for p in (0, 1) for s in facts.spans(p) if not s.is_message}
+    assert drawn == found
 
 
 def test_what_takes_long_is_known() -> None:
