@@ -20,8 +20,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import InFlight
-from solvers.baselines._plans import dividing_sizes, in_flight_of_1f1b
-from solvers.baselines._published_space import divides_model
+from solvers.baselines._plans import divides_model, dividing_sizes, in_flight_of_1f1b
 from solvers.completion.allocation import least_bottleneck
 from solvers.frame.starts import cut
 
