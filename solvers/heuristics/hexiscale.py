@@ -99,11 +99,6 @@ class HierarchicalPartition:
         self._best: list[dict[int, Incumbent]] = [{} for _ in completer.splitters]
         self._good_degrees: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def found(self) -> list[Partition]:
-        """The best partition for each number of pipelines, and each set of recompute policies, best first."""
-        incumbents = [one for own in self._best for one in own.values()]
-        return [one.partition for one in sorted(incumbents, key=lambda one: one.step_time_s)]
-
     def iterate(self) -> None:
         """One pass of both phases: over the whole cluster, or over some pipelines of a good plan."""
         at = self._policies()

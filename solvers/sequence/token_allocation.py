@@ -39,10 +39,6 @@ class Rates:
         """Seconds that each device alone needs for a layer of a sequence [devices]."""
         return self.token_s * seq_len + self.pair_s * (0.5 * seq_len**2 * num_heads)
 
-    def at(self, places: Sequence[int]) -> "Rates":
-        """Of some of the devices."""
-        return Rates(self.token_s[list(places)], self.pair_s[list(places)])
-
 
 class RateTable:
     """The rates of a problem's GPU types, by recompute policy."""
