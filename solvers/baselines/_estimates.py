@@ -80,7 +80,7 @@ class GridEstimates:
         self._routes: Memo[tuple[DeviceGroup, DeviceGroup], Route] = Memo(
             lambda pair: route(self.problem.cluster, *pair)
         )
-        self._slowest_links: Memo[tuple[DeviceGroup, ...], float] = Memo(self._slowest_link)
+        self.slowest_link: Memo[tuple[DeviceGroup, ...], float] = Memo(self._slowest_link)
 
     # Stages.
 
@@ -270,11 +270,8 @@ class GridEstimates:
         drained = [own_s + route / 2 for own_s, route in zip(backward_s, message_s, strict=False)]
         return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), exposed_s, strict=True))
 
-    def slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
-        """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
-        return self._slowest_links[stage_groups]
-
     def _slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
+        """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
         rate = self.problem.cluster.network.pair_bandwidth
         return min(rate(a, b) for ring in zip(*stage_groups, strict=True) for a, b in around(ring))
 

@@ -111,7 +111,7 @@ class PlanCompleter:
         all.
         """
         expected = max(1, self.problem.workload.global_batch // max(partition.num_pipelines, int(shards.num_devices)))
-        thin = partition.with_pipeline_groups(map(_thinned, partition.pipeline_groups))
+        thin = partition.with_pipeline_groups(map(_thin, partition.pipeline_groups))
         trips = self._timer.trips_s(thin)
         terms = [self._terms(few, partition, shards, expected) for few in thin.pipeline_groups]
 
@@ -120,7 +120,7 @@ class PlanCompleter:
             for pipeline_group, few, own, trips_s in zip(
                 partition.pipeline_groups, thin.pipeline_groups, terms, trips, strict=True
             ):
-                made = self._timer.made(few, own, splitter, trips_s)
+                made = self._timer.time_pipelines(few, own, splitter, trips_s)
                 if isinstance(made, DoesNotFit):
                     return 0.0
                 total += (
@@ -149,7 +149,7 @@ class PlanCompleter:
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        timed = self._timer.made(pipeline_group, terms, splitter, trips_s)
+        timed = self._timer.time_pipelines(pipeline_group, terms, splitter, trips_s)
         if isinstance(timed, DoesNotFit):
             return math.inf
         return timed[0].rate.fill_s + sequences / size * timed[0].rate.period_s
@@ -165,7 +165,7 @@ class PlanCompleter:
         missing = 0
         for pipeline_group, trips_s in zip(partition.pipeline_groups, self._timer.trips_s(partition), strict=True):
             terms = self._terms(pipeline_group, partition, shards, expected, tight=tight)
-            made = self._timer.made(pipeline_group, terms, splitter, trips_s)
+            made = self._timer.time_pipelines(pipeline_group, terms, splitter, trips_s)
             if isinstance(made, DoesNotFit):
                 missing += made.missing * pipeline_group.width
             else:
@@ -219,7 +219,7 @@ class PlanCompleter:
         return SplitInput(schedule, chunks, shards, partition.groups == "all", batches, tight)
 
 
-def _thinned(pipeline_group: PipelineGroup) -> PipelineGroup:
+def _thin(pipeline_group: PipelineGroup) -> PipelineGroup:
     """The first, the middle and the last pipeline of a wide pipeline group."""
     width = pipeline_group.width
     if width <= 3:

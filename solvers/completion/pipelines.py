@@ -130,7 +130,7 @@ class PipelineTimer:
             return 1
         return possible_chunks(partition.chunks, len(pipeline_group.stages), self._num_layers)
 
-    def made(
+    def time_pipelines(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
         """The timed pipelines of the group; equal ones are computed once."""

@@ -57,4 +57,4 @@ def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice) -> Pl
 def _neighbours(planner: MetisPlanner, choice: MetisChoice) -> Iterator[PlanCandidate]:
     """Changed choices, to be priced."""
     for changed in planner.neighbours(choice, _WIDER):
-        yield _candidate(planner, planner.seconds(changed), changed)
+        yield _candidate(planner, planner.seconds[changed], changed)

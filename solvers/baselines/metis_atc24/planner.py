@@ -51,7 +51,7 @@ class MetisPlanner:
         self._group_cuts = GroupCuts(self.estimates, sequences(self.problem), sharded=bool(sharding))
         self.ranked, self.batchings = self._group_cuts.ranked, self._group_cuts.batchings
         self._hop_of = cache(partial(route, self.problem.cluster))
-        self._seconds: Memo[MetisChoice, float] = Memo(self._estimate_s)
+        self.seconds: Memo[MetisChoice, float] = Memo(lambda choice: self._seconds_of_layers(choice)(choice.layers))
         self._messages_s: Memo[MetisChoice, list[float]] = Memo(self._boundaries_s)
 
     def choices(self, rng: random.Random) -> Iterator[tuple[float, MetisChoice]]:
@@ -66,7 +66,7 @@ class MetisPlanner:
         estimated = []
         for choice in sorted(quick, key=quick.__getitem__)[:_REFINED]:
             for each in {choice: None, self._refine(choice): None}:
-                estimated.append((self.seconds(each), each))
+                estimated.append((self.seconds[each], each))
                 yield estimated[-1]
             if not self.run.should_continue(0.5 * (_CUTTING + _IMPROVING)):
                 break
@@ -79,15 +79,8 @@ class MetisPlanner:
         assert cut is not None, "a choice without devices"
         return plan_of_cut(self.problem, choice.batching, cut, choice.layers, self.schedule, choice.sharding)
 
-    def seconds(self, choice: MetisChoice) -> float:
-        """The estimate of a step, messages as 1F1B lets them overlap."""
-        return self._seconds[choice]
-
-    def _estimate_s(self, choice: MetisChoice) -> float:
-        return self._seconds_of_layers(choice)(choice.layers)
-
     def _seconds_of_layers(self, choice: MetisChoice) -> Callable[[Sequence[int]], float]:
-        """The estimate of `choice` with other layers."""
+        """The estimate of a step of `choice` with other layers, messages as 1F1B lets them overlap."""
         cut, message_s = self._cut(choice), self._hops_s(choice)
         assert cut is not None, "a choice without devices"
 
@@ -123,15 +116,15 @@ class MetisPlanner:
 
     def _improve(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:
         """Changes `choice` step by step while its estimate falls."""
-        best_s = self.seconds(choice)
+        best_s = self.seconds[choice]
 
         def is_faster(changed: MetisChoice) -> bool:
             nonlocal best_s
-            before_s, best_s = best_s, min(best_s, self.seconds(changed))
+            before_s, best_s = best_s, min(best_s, self.seconds[changed])
             return best_s < before_s
 
         faster = climb(choice, self.neighbours, is_faster, lambda: self.run.should_continue(_IMPROVING))
-        return ((self.seconds(better), better) for better in faster)
+        return ((self.seconds[better], better) for better in faster)
 
     def neighbours(self, choice: MetisChoice, promising: float = _PROMISING) -> Iterator[MetisChoice]:
         """Choices one change away whose quick estimate is at most `promising` times the present one."""

@@ -86,7 +86,7 @@ def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: i
         for at, (stage, own) in enumerate(zip(pipeline.stages, ranges, strict=True))
     ]
     for at in (s, s + 1):
-        fitted = _fitted(near, plan, pipeline, at, stages[at])
+        fitted = _fit(near, plan, pipeline, at, stages[at])
         if fitted is None:
             return None
         stages[at] = fitted
@@ -123,7 +123,7 @@ def shift_chunk_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     return replace(plan, pipelines=tuple(map(moved, plan.pipelines)))
 
 
-def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
+def _fit(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
     """`stage` with the fastest policies that fit (of its own policy set, where stages may not differ); None where none
     does.
     """
