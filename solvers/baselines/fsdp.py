@@ -112,11 +112,6 @@ def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Pa
     return _Passes(within, between)
 
 
-def _mixes(problem: Problem) -> bool:
-    """Whether the layers of a stage may have different recompute policies."""
-    return problem.space.recompute_per_stage and problem.space.recompute_per_layer
-
-
 class FsdpTrial:
     """A micro-batch size and a sharding on some devices: which recompute fits, and what the slowest device computes."""
 
@@ -146,7 +141,8 @@ class FsdpTrial:
             )
         )
         stages = pricer.features.stages
-        if not _mixes(self.problem) or stages is None:
+        space = self.problem.space
+        if not (space.recompute_per_stage and space.recompute_per_layer) or stages is None:
             return
         limits = MemoryLimits(stages)
         for faster, smaller in combinations(policies, 2):

@@ -52,7 +52,9 @@ class MetisPlanner:
         self.ranked, self.batchings = self._group_cuts.ranked, self._group_cuts.batchings
         self._hop_of = cache(partial(route, self.problem.cluster))
         self.seconds: Memo[MetisChoice, float] = Memo(lambda choice: self._seconds_of_layers(choice)(choice.layers))
-        self._messages_s: Memo[MetisChoice, list[float]] = Memo(self._boundaries_s)
+        self._messages_s: Memo[MetisChoice, list[float]] = Memo(
+            lambda choice: boundaries_s(self.plan(choice).pipelines, self._hop_of, self.estimates.sequence_bytes)
+        )
 
     def choices(self, rng: random.Random) -> Iterator[tuple[float, MetisChoice]]:
         """The best cuts and improvements of some, each with its estimate."""
@@ -81,7 +83,9 @@ class MetisPlanner:
 
     def _seconds_of_layers(self, choice: MetisChoice) -> Callable[[Sequence[int]], float]:
         """The estimate of a step of `choice` with other layers, messages as 1F1B lets them overlap."""
-        cut, message_s = self._cut(choice), self._hops_s(choice)
+        cut = self._cut(choice)
+        # Of the messages at each boundary, both ways; layers do not matter.
+        message_s = self._messages_s[replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))]
         assert cut is not None, "a choice without devices"
 
         def seconds(layers: Sequence[int]) -> float:
@@ -89,13 +93,6 @@ class MetisPlanner:
             return one_f_one_b_s(stage_s, message_s, choice.batching.count)
 
         return seconds
-
-    def _hops_s(self, choice: MetisChoice) -> list[float]:
-        """Seconds of the messages at each boundary, both ways; layers do not matter."""
-        return self._messages_s[replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))]
-
-    def _boundaries_s(self, choice: MetisChoice) -> list[float]:
-        return boundaries_s(self.plan(choice).pipelines, self._hop_of, self.estimates.sequence_bytes)
 
     def _refine(self, choice: MetisChoice) -> MetisChoice:
         """`choice` with layers moved while its estimate falls."""

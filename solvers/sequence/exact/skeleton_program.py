@@ -64,7 +64,8 @@ class SkeletonProgram:
         # Step 3, objective: all layers forward and backward, and what the two ends of the model add.
         host_s = grid.framework.layer_host_s
         recompute_s = host_s if skeleton.policy == "full" else 0.0
-        layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + recompute_s)
+        forward = self._forward_from([0] * len(v.devices), again=False)
+        layer = self._phase_end(forward, host_s) + self._phase_end(self._backward(), host_s + recompute_s)
         ends = [v.largest([v.table(k, grid.ends[gpu][row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
         self._objective = v.spec.num_layers * layer + sum(ends)
         v.model.add(self._objective <= v.limit)
@@ -105,9 +106,6 @@ class SkeletonProgram:
         return SolvedShares(tuple(solver.value(t) for t in self._v.quanta), chosen, least_s), status == cp_model.OPTIMAL
 
     # ---------------------------------------------------------------- phases
-
-    def _forward(self) -> list[Sum]:
-        return self._forward_from([0] * len(self._v.devices), again=False)
 
     def _forward_from(self, now: list[Sum], again: bool) -> list[Sum]:
         now = self._work(now, "before_s")
