@@ -74,7 +74,7 @@ class GridEstimates:
         self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
         self._sums_early = model is not None and model.framework.gradient_sums != "after"
         self._seconds: Memo[tuple[Any, ...], float] = Memo(lambda key: self._slowest_s(*key))
-        self._max_layers: Memo[tuple[Any, ...], int] = Memo(lambda key: self._fitting(*key))
+        self.max_layers: Memo[tuple[Any, ...], int] = Memo(lambda key: self._max_layers(*key))
         self._max_layers_of_blocks: Memo[tuple[Any, ...], int] = Memo(lambda key: self._fitting_of_block(*key))
         self._splitters: Memo[str, LayerSplitter] = Memo(lambda policy: LayerSplitter(pricer, (policy,), even=False))
         self._routes: Memo[tuple[DeviceGroup, DeviceGroup], Route] = Memo(
@@ -111,15 +111,10 @@ class GridEstimates:
         whole_s = [self.stage_s(groups, 1, s == 0, s == last, size, policy) for s, groups in enumerate(tp_groups)]
         return layer_s, [whole - layer for whole, layer in zip(whole_s, layer_s, strict=True)]
 
-    def max_layers(
+    def _max_layers(
         self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
     ) -> int:
         """The most layers that fit on the fullest TP group of a stage; at least 0."""
-        return self._max_layers[tp_groups, first, last, size, policy, held, shards]
-
-    def _fitting(
-        self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
-    ) -> int:
         at = (first, last, size, policy, held, StateSharding(1, shards))
         return max(0, min(self.pricer.max_layers(tp_group, *at) for tp_group in tp_groups))
 
@@ -140,7 +135,7 @@ class GridEstimates:
             at = StagePosition(s, count, num_micro_batches, chunks)
             key, held = (groups, at.first, at.last, size), in_flight(RUNS_1F1B[-1], at)
             if block is None:
-                most.append(self._max_layers[*key, policy, held, shards])
+                most.append(self.max_layers[*key, policy, held, shards])
             else:
                 most.append(self._max_layers_of_blocks[*key, (policy, block, "none"), chunks, held, shards])
         return most
@@ -174,7 +169,7 @@ class GridEstimates:
         for s, groups in enumerate(tp_groups):
             at = StagePosition(s, len(tp_groups), num_micro_batches)
             held = in_flight(RUNS_1F1B[-1], at)
-            tables.append(splitter.options(groups, at.first, at.last, size, held, spread).times)
+            tables.append(splitter.options[groups, at.first, at.last, size, held, spread].times)
         return tables
 
     # Grids.

@@ -237,7 +237,7 @@ class _Planner:
                         (tp, self.times.stage_s(tp_group, n, *ends, shape.size, shape.policy))
                         for tp, tp_group in by_tp.items()
                         if shape.tp in (None, tp)
-                        and self.times.max_layers(tp_group, *ends, shape.size, shape.policy, held, shards) >= n
+                        and self.times.max_layers[tp_group, *ends, shape.size, shape.policy, held, shards] >= n
                     ]
                     for by_tp in self.tp_groups
                 ]

@@ -120,7 +120,7 @@ class PlanCompleter:
             for pipeline_group, few, own, trips_s in zip(
                 partition.pipeline_groups, thin.pipeline_groups, terms, trips, strict=True
             ):
-                made = self._timer.time_pipelines(few, own, splitter, trips_s)
+                made = self._timer.pipelines[few, own, splitter, trips_s]
                 if isinstance(made, DoesNotFit):
                     return 0.0
                 total += (
@@ -149,7 +149,7 @@ class PlanCompleter:
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        timed = self._timer.time_pipelines(pipeline_group, terms, splitter, trips_s)
+        timed = self._timer.pipelines[pipeline_group, terms, splitter, trips_s]
         if isinstance(timed, DoesNotFit):
             return math.inf
         return timed[0].rate.fill_s + sequences / size * timed[0].rate.period_s
@@ -165,7 +165,7 @@ class PlanCompleter:
         missing = 0
         for pipeline_group, trips_s in zip(partition.pipeline_groups, self._timer.trips_s(partition), strict=True):
             terms = self._terms(pipeline_group, partition, shards, expected, tight=tight)
-            made = self._timer.time_pipelines(pipeline_group, terms, splitter, trips_s)
+            made = self._timer.pipelines[pipeline_group, terms, splitter, trips_s]
             if isinstance(made, DoesNotFit):
                 missing += made.missing * pipeline_group.width
             else:

@@ -74,7 +74,7 @@ class LayerSplitter:
         spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
         positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
         options = [
-            self.options(own, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
+            self.options[own, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage]]
             for own, at in zip(works, positions, strict=True)
         ]
         return self._solve(options, added_s or (0.0,) * p, chunks, round_trip_s)

@@ -118,7 +118,14 @@ class Annealer:
 
     def anneal(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
         """The best partition met from `start`."""
-        [best] = anneal([self._known(start)], self._propose, self._near, Metropolis(_HOT, _COLD), allowance, self.rng)
+        [best] = anneal(
+            [self._known(start)],
+            lambda now, rng: self._proposals.draw(now.partition, rng),
+            lambda partition, now, limit, tally: self.evaluate(partition, limit, now.factor, tally),
+            Metropolis(_HOT, _COLD),
+            allowance,
+            self.rng,
+        )
         return best
 
     def best_schedule(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
@@ -150,14 +157,6 @@ class Annealer:
             return best
         found = self.evaluate(other)
         return found if found is not None and found.energy < best.energy else best
-
-    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[OperatorTally, Partition] | None:
-        return self._proposals.draw(now.partition, rng)
-
-    def _near(
-        self, partition: Partition, now: EvaluatedPartition, limit: float, tally: OperatorTally
-    ) -> EvaluatedPartition | None:
-        return self.evaluate(partition, limit, now.factor, tally)
 
 
 def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:

@@ -195,7 +195,7 @@ class EspressoPlanner:
         held = in_flight_of_1f1b(position, stages, choice.count)
         ends = position == 0, position == stages - 1
         shards = choice.dp if choice.sharding else 1
-        return self.times.max_layers(self.tp_groups[choice.tp, kind], *ends, choice.size, choice.policy, held, shards)
+        return self.times.max_layers[self.tp_groups[choice.tp, kind], *ends, choice.size, choice.policy, held, shards]
 
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing

@@ -137,7 +137,7 @@ def _fit(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage:
     size = pipeline.micro_batch_size
     works = works_of(map(near.pricer.tp_group, stage.parallelism.executors), stage.parallelism.samples(size), size)
     splitter = near.completer.splitter(stage.policy)
-    options = splitter.options(works, s == 0, s == count - 1, size, held, shards)
+    options = splitter.options[works, s == 0, s == count - 1, size, held, shards]
     if len(options.times) < stage.num_layers:
         return None
     return replace(stage, recompute=options.recompute[stage.num_layers - 1])
