@@ -19,6 +19,7 @@ from hexiopt.solving import Budget
 from tests.conftest import ROOT
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
+from tests.solvers.baselines import published_spaces
 from tests.solvers.baselines.random_plans import random_plans
 from tests.spans import all_spans
 
@@ -45,14 +46,27 @@ def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
 
 def test_a_baseline_of_the_page_is_fair_to_its_space() -> None:
     """Its plan lies in the space, and no random plan of the space beats it, as is asked of every baseline."""
-    problem, solver = mixed.slow_network(), defined("add_a_baseline.md").ZeroThree()
+    problem, solver, space = mixed.slow_network(), defined("add_a_baseline.md").ZeroThree(), space_of_the_page()
     result = solver.solve(problem, Budget(3600.0))
     assert result.plan is not None, result.reason
-    assert solver.space.first_violation(problem, result.plan) is None
-    drawn = set(random_plans(solver.space, problem, random.Random(1), 500))
+    assert space.first_violation(problem, result.plan) is None
+    drawn = set(random_plans(space, problem, random.Random(1), 500))
     assert len(drawn) >= 10
     pricer = PlanPricer(problem)
     assert result.objective <= 1.02 * min(pricer.price(plan).objective for plan in drawn)
+
+
+def row_of_the_page() -> str:
+    """The row of `SPACES` on the page on baselines."""
+    page = (ROOT / "docs" / "add_a_baseline.md").read_text(encoding="utf-8")
+    [row] = re.findall(r'^```text\n(    "zero_3": PublishedSpace.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    return str(row)
+
+
+def space_of_the_page() -> published_spaces.PublishedSpace:
+    space = eval(f"{{{row_of_the_page()}}}", vars(published_spaces))["zero_3"]
+    assert isinstance(space, published_spaces.PublishedSpace)
+    return space
 
 
 def house(folder: Path) -> Path:
@@ -104,6 +118,8 @@ def test_tests_stay_green_with_the_baseline_of_the_page(tmp_path: Path) -> None:
     row = '    "zero_3": "solvers.baselines.zero_3:ZeroThree",\n'
     assert row in (ROOT / "docs" / "add_a_baseline.md").read_text(encoding="utf-8")
     changed(folder / "solvers" / "registry.py", first, row + first)
+    spaces, row = folder / "tests" / "solvers" / "baselines" / "published_spaces.py", row_of_the_page()
+    changed(spaces, '    "ring": ', row + '    "ring": ')
     with (folder / "docs" / "baselines.md").open("a") as page:
         page.write("\n**`zero_3`** has no planner.\n")
     changed(folder / "docs" / "solvers.md", "| `fsdp` |", "| `zero_3` | ZeRO-3 |\n| `fsdp` |")

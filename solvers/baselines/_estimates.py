@@ -74,13 +74,13 @@ class GridEstimates:
         self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
         self._sums_early = model is not None and model.framework.gradient_sums != "after"
         self._seconds: Memo[tuple[Any, ...], float] = Memo(lambda key: self._slowest_s(*key))
-        self._max_layers: Memo[tuple[Any, ...], int] = Memo(lambda key: self._fitting(*key))
+        self.max_layers: Memo[tuple[Any, ...], int] = Memo(lambda key: self._max_layers(*key))
         self._max_layers_of_blocks: Memo[tuple[Any, ...], int] = Memo(lambda key: self._fitting_of_block(*key))
         self._splitters: Memo[str, LayerSplitter] = Memo(lambda policy: LayerSplitter(pricer, (policy,), even=False))
         self._routes: Memo[tuple[DeviceGroup, DeviceGroup], Route] = Memo(
             lambda pair: route(self.problem.cluster, *pair)
         )
-        self._slowest_links: Memo[tuple[DeviceGroup, ...], float] = Memo(self._slowest_link)
+        self.slowest_link: Memo[tuple[DeviceGroup, ...], float] = Memo(self._slowest_link)
 
     # Stages.
 
@@ -111,15 +111,10 @@ class GridEstimates:
         whole_s = [self.stage_s(groups, 1, s == 0, s == last, size, policy) for s, groups in enumerate(tp_groups)]
         return layer_s, [whole - layer for whole, layer in zip(whole_s, layer_s, strict=True)]
 
-    def max_layers(
+    def _max_layers(
         self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
     ) -> int:
         """The most layers that fit on the fullest TP group of a stage; at least 0."""
-        return self._max_layers[tp_groups, first, last, size, policy, held, shards]
-
-    def _fitting(
-        self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
-    ) -> int:
         at = (first, last, size, policy, held, StateSharding(1, shards))
         return max(0, min(self.pricer.max_layers(tp_group, *at) for tp_group in tp_groups))
 
@@ -139,7 +134,7 @@ class GridEstimates:
         for groups, at in zip(tp_groups, positions(len(tp_groups), num_micro_batches, chunks), strict=True):
             key, held = (groups, at.first, at.last, size), in_flight(RUNS_1F1B[-1], at)
             if block is None:
-                most.append(self._max_layers[*key, policy, held, shards])
+                most.append(self.max_layers[*key, policy, held, shards])
             else:
                 most.append(self._max_layers_of_blocks[*key, (policy, block, "none"), chunks, held, shards])
         return most
@@ -172,7 +167,7 @@ class GridEstimates:
         splitter, spread, tables = self._splitters[policy], StateSharding(1, shards), []
         for groups, at in zip(tp_groups, positions(len(tp_groups), num_micro_batches), strict=True):
             held = in_flight(RUNS_1F1B[-1], at)
-            tables.append(splitter.options(groups, at.first, at.last, size, held, spread).times)
+            tables.append(splitter.options[groups, at.first, at.last, size, held, spread].times)
         return tables
 
     # Grids.
@@ -268,11 +263,8 @@ class GridEstimates:
         drained = [own_s + route / 2 for own_s, route in zip(backward_s, message_s, strict=False)]
         return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), exposed_s, strict=True))
 
-    def slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
-        """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
-        return self._slowest_links[stage_groups]
-
     def _slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
+        """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
         rate = self.problem.cluster.network.pair_bandwidth
         return min(rate(a, b) for ring in zip(*stage_groups, strict=True) for a, b in around(ring))
 

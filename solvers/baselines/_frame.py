@@ -17,7 +17,6 @@ from typing import ClassVar, TypeVar
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.solving import MAX_TIME_LIMIT_S, Capabilities
-from solvers.baselines._published_space import PublishedSpace
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 
@@ -111,7 +110,6 @@ class Baseline(SearchSolver):
     """
 
     capabilities = Capabilities(kind="baseline")
-    space: ClassVar[PublishedSpace]
     limits: ClassVar[SearchLimits] = SearchLimits()
 
     @abstractmethod
@@ -121,10 +119,6 @@ class Baseline(SearchSolver):
         Estimates are in seconds (or in money, by the objective); infinite ones are dropped. Work of more than some
         milliseconds between two candidates must ask `run.should_continue()` itself.
         """
-
-    def published_space(self) -> PublishedSpace:
-        """The space under the options of this baseline."""
-        return self.space
 
     def pricing(self, run: Search) -> "CandidatePricing":
         """How candidates are priced and compared."""

@@ -12,9 +12,8 @@ from itertools import combinations, islice, permutations, product
 
 import numpy as np
 
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from solvers.baselines._published_space import Rule, divides_model
+from solvers.baselines._plans import divides_model
 from solvers.core.partition import DeviceGroup
 from solvers.frame.starts import cut
 
@@ -96,57 +95,6 @@ def rank_groups(problem: Problem, machines: Iterable[int], tp: int, processes: i
 def rank_devices(problem: Problem, machines: Iterable[int], processes: int) -> tuple[int, ...]:
     """The devices of `machines` in order, up to `processes` of each."""
     return tuple(d for m in machines for d in problem.usable_by_machine[m][:processes])
-
-
-def _machines_in_order(problem: Problem, devices: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(int(problem.cluster.machine_of[d]) for d in devices))
-
-
-def follow_machines(problem: Problem, devices: Sequence[int]) -> bool:
-    """Whether `devices` run through machines one after another, equally many of each, or all where it has fewer."""
-    machines = _machines_in_order(problem, devices)
-    return any(tuple(devices) == rank_devices(problem, machines, most) for most in processes_per_machine(problem))
-
-
-def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, both: bool) -> bool:
-    """Whether the devices of a symmetric plan form a grid along some order of machines, with one of the numbers of
-    `processes` on each."""
-    tp = plan.pipelines[0].stages[0].tp
-    for along in (False, True)[: 1 + both]:
-        groups = _groups_by_rank(plan, along)
-        machines = _machines_in_order(problem, (group[0] for group in groups))
-        if any(rank_groups(problem, machines, tp, most) == groups for most in processes):
-            return True
-    return False
-
-
-def _groups_by_rank(plan: Plan, along: bool) -> list[DeviceGroup]:
-    """The TP groups in rank order of a plan whose pipelines have equally many stages; see `lay_out`."""
-    groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
-    return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
-
-
-# Devices that a published space may use.
-GRID_OF_ALL = Rule(
-    "all, a grid along the machines",
-    "a device left out, or devices that are not placed tensor, data, pipeline parallel in order",
-    lambda problem, plan: (
-        set(plan.devices()) == set(problem.usable_devices)
-        and follows_ranks(problem, plan, [len(problem.usable_devices)], both=False)
-    ),
-)
-GRID_OF_SOME = Rule(
-    "of any machines, a grid along them",
-    "devices that are not the ranks of a grid",
-    lambda problem, plan: follows_ranks(problem, plan, processes_per_machine(problem), both=True),
-)
-RANKS_OF_SOME = Rule(
-    "of any machines",
-    "devices that are not the ranks of some machines",
-    lambda problem, plan: follow_machines(
-        problem, [d for devices in problem.usable_by_machine.values() for d in devices if d in set(plan.devices())]
-    ),
-)
 
 
 def tp_degrees(problem: Problem) -> list[int]:

@@ -57,6 +57,11 @@ def dividing_sizes(problem: Problem, num_pipelines: int) -> list[int]:
     return [] if rest else [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
 
 
+def divides_model(problem: Problem, tp: int) -> bool:
+    """Whether attention heads and MLP columns divide by `tp`, as the layers of Megatron-LM require."""
+    return problem.model.num_heads % tp == 0 and problem.model.ffn_size % tp == 0
+
+
 # Layers that move between stages.
 
 
@@ -96,15 +101,14 @@ def shift_layers(
     max_layers: Sequence[int],
     seconds: Callable[[Sequence[int]], float],
     *,
-    few: int = 12,
     passes: int = 5,
 ) -> tuple[tuple[int, ...], float]:
     """Move single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
 
-    Layers move between any two of up to `few` stages and between near ones of more, in at most `passes` passes.
+    Layers move between any two of up to twelve stages and between near ones of more, in at most `passes` passes.
     """
     best, best_s = tuple(layers), seconds(layers)
-    pairs = stage_pairs(len(best), few, reach=2)
+    pairs = stage_pairs(len(best), few=12, reach=2)
     for _ in range(passes):
         start_s = best_s
         for a, b in pairs:

@@ -31,9 +31,8 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import schedules
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate
-from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
+from solvers.baselines._grids import StageGrid, grids, machine_orders, rank_groups, tp_degrees
 from solvers.baselines._plans import RUNS_1F1B, aligned_plan, dividing_sizes, optimizer_shardings, shift_layers
-from solvers.baselines._published_space import ONE_TP_OF_MODEL, PublishedSpace
 from solvers.core.search import Search
 
 _MAX_ORDERS = 400  # orders of machines
@@ -49,7 +48,6 @@ class Amp(Baseline):
     """
 
     name = "amp"
-    space = PublishedSpace(schedules=RUNS_1F1B[:1], tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
@@ -204,5 +202,5 @@ def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) 
     slowest_s = 0.0
     for stage_groups, count in zip(grid.stages, layers, strict=True):
         num_bytes = count * model.layer_params / grid.tp * times.problem.workload.states.gradient
-        slowest_s = max(slowest_s, 2.0 * (width - 1) / width * num_bytes / times.slowest_link(stage_groups))
+        slowest_s = max(slowest_s, 2.0 * (width - 1) / width * num_bytes / times.slowest_link[stage_groups])
     return slowest_s

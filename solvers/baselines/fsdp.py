@@ -30,9 +30,8 @@ from hexiopt.schedules.schedule import positions
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import GridEstimates, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate
-from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
-from solvers.baselines._plans import STAGE_SCHEDULES, aligned_plan, dividing_sizes
-from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
+from solvers.baselines._grids import machine_classes, processes_per_machine, rank_devices
+from solvers.baselines._plans import aligned_plan, dividing_sizes
 from solvers.core.search import Search
 
 STRATEGIES = (
@@ -60,14 +59,6 @@ class Fsdp(Baseline):
     """
 
     name = "fsdp"
-    space = PublishedSpace(
-        schedules=STAGE_SCHEDULES,
-        sharding=STRATEGIES,
-        pipelines=SINGLE_STAGES,
-        tp=NO_TP,
-        recompute=ALIKE_RECOMPUTE,
-        devices=RANKS_OF_SOME,
-    )
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """All combinations that fit memory."""
@@ -121,11 +112,6 @@ def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Pa
     return _Passes(within, between)
 
 
-def _mixes(problem: Problem) -> bool:
-    """Whether the layers of a stage may have different recompute policies."""
-    return problem.space.recompute_per_stage and problem.space.recompute_per_layer
-
-
 class FsdpTrial:
     """A micro-batch size and a sharding on some devices: which recompute fits, and what the slowest device computes."""
 
@@ -155,7 +141,8 @@ class FsdpTrial:
             )
         )
         stages = pricer.features.stages
-        if not _mixes(self.problem) or stages is None:
+        space = self.problem.space
+        if not (space.recompute_per_stage and space.recompute_per_layer) or stages is None:
             return
         limits = MemoryLimits(stages)
         for faster, smaller in combinations(policies, 2):

@@ -30,7 +30,6 @@ from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, StageTpGroups, one_f_one_b_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
-    GRID_OF_SOME,
     StageGrid,
     grids,
     machine_orders,
@@ -39,7 +38,6 @@ from solvers.baselines._grids import (
     tp_degrees,
 )
 from solvers.baselines._plans import RUNS_1F1B, Ranges, aligned_plan, dividing_sizes, optimizer_shardings
-from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
 
 _MAX_ORDERS = 400  # orders of machines
@@ -78,13 +76,6 @@ class MegatronRecompute:
         return (self.policy,) if all(each) else tuple(self.policy if recomputes else "none" for recomputes in each)
 
 
-def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    blocks = (MegatronRecompute("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
-    tried = (*map(MegatronRecompute, recompute_policies(problem.workload)), *blocks)
-    return any(all(stage.recompute == choice.of(stage.layers) for stage in stages) for choice in tried)
-
-
 class Megatron(Baseline):
     """Megatron-LM (SC 2021) as an engineer tunes it: grids, interleaving, end stages and block recompute.
 
@@ -92,21 +83,6 @@ class Megatron(Baseline):
     """
 
     name = "megatron"
-    space = PublishedSpace(
-        stages=INTERLEAVED_STAGES,
-        tp=ONE_TP_OF_MODEL,
-        layers=Rule(
-            "equal but in first and last stage",
-            "unequal layers of middle stages",
-            lambda _, plan: len({stage.num_layers for stage in plan.pipelines[0].stages[1:-1]}) <= 1,
-        ),
-        recompute=Rule(
-            "one policy, or full of first layers",
-            "several recompute policies, but not full of the first layers",
-            _recomputes_first_layers,
-        ),
-        devices=GRID_OF_SOME,
-    )
     limits = SearchLimits(slack=1.25)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
@@ -176,7 +152,7 @@ def _recomputings(
     Where memory binds nowhere, more recompute is only slower. Blocks begin with the shortest with which the model fits;
     a few longer ones let layers move to faster stages.
     """
-    num_layers, lengths = problem.model.num_layers, _block_lengths(problem, chunks)
+    num_layers, lengths = problem.model.num_layers, block_lengths(problem, chunks)
 
     def unbound(max_layers: Sequence[int]) -> bool:
         return min(max_layers) > num_layers - len(max_layers)
@@ -196,7 +172,7 @@ def _recomputings(
             return
 
 
-def _block_lengths(problem: Problem, chunks: int) -> range:
+def block_lengths(problem: Problem, chunks: int) -> range:
     """Numbers of first layers of each of `chunks` ranges that may recompute while the others do not."""
     space, policies = problem.space, recompute_policies(problem.workload)
     some = space.recompute_per_stage and space.recompute_per_layer and {"none", "full"} <= set(policies)

@@ -27,15 +27,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 
-from hexiopt.plan.plan import Plan, Sharding
-from hexiopt.problem.problem import Problem
+from hexiopt.plan.plan import Sharding
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, StageTpGroups
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import Area, StageGrid, fill_slots, linked_areas, machine_classes, orders_of
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, in_flight_of_1f1b, one_f_one_b, optimizer_shardings
-from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
 from solvers.core.search import Search
 
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first, and for money as many of the others
@@ -81,11 +79,6 @@ class _Shape:
         return -(-self.batches // self.pipelines)
 
 
-def _has_equal_units(problem: Problem, plan: Plan) -> bool:
-    layers = tuple(stage.num_layers for stage in plan.pipelines[0].stages)
-    return layers in splits(problem.model.num_layers, len(layers))
-
-
 @dataclass(frozen=True)
 class Sailor(MoneyBaseline):
     """Sailor (SOSP 2025): devices, types and degrees of every replica.
@@ -94,15 +87,6 @@ class Sailor(MoneyBaseline):
     """
 
     name = "sailor"
-    space = PublishedSpace(
-        tp=ANY_TP,
-        batches=BATCHES_WITHIN_ONE,
-        layers=Rule(
-            "equal, ends counted or not",
-            "unequal layers",
-            _has_equal_units,
-        ),
-    )
     limits = SearchLimits(slack=1.3, max_candidates=16000)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
@@ -253,7 +237,7 @@ class _Planner:
                         (tp, self.times.stage_s(tp_group, n, *ends, shape.size, shape.policy))
                         for tp, tp_group in by_tp.items()
                         if shape.tp in (None, tp)
-                        and self.times.max_layers(tp_group, *ends, shape.size, shape.policy, held, shards) >= n
+                        and self.times.max_layers[tp_group, *ends, shape.size, shape.policy, held, shards] >= n
                     ]
                     for by_tp in self.tp_groups
                 ]

@@ -18,9 +18,9 @@ The systems have no planner of their own: the ranking is ours and stands for the
 import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate, chain, product
+from itertools import accumulate, chain
 from math import log
 
 import numpy as np
@@ -33,15 +33,13 @@ from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
-from hexiopt.problem.workload import SHARDING_STAGES
+from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import most_in_flight
 from hexiopt.schedules.schedule import positions
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import StageGrid, lay_out
-from solvers.baselines._plans import STAGE_SCHEDULES, aligned_plan, dividing_sizes, even_parts
-from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
+from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.sequence.grouping import Signatures, machine_orders
@@ -50,46 +48,6 @@ from solvers.sequence.token_allocation import RateTable
 _MAX_GRIDS = 4000  # grids estimated in full
 
 StageBlock = tuple[int, ...]  # devices of a stage
-
-
-def _layouts(plan: Plan) -> list[SequenceParallel | None]:
-    ways = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
-    return [way if isinstance(way, SequenceParallel) else None for way in ways]
-
-
-def _are_symmetric(_: Problem, plan: Plan) -> bool:
-    layouts = [layout for layout in _layouts(plan) if layout is not None]
-    groups = [group for layout in layouts for group in layout.groups]
-    tokens = [count for group in groups for count in group.tokens]
-    return (
-        None not in _layouts(plan)
-        and len({(len(layout.groups), layout.order) for layout in layouts}) == 1
-        and len({(len(group.devices), heads) for group in groups for heads in group.heads}) == 1
-        and max(tokens) - min(tokens) <= 1
-    )
-
-
-_SPACE = PublishedSpace(
-    schedules=STAGE_SCHEDULES,
-    sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
-    stages=Rule(
-        "a symmetric sequence layout",
-        "a stage without a sequence layout, or unequal groups, orders, heads or shards",
-        _are_symmetric,
-    ),
-    tp=Rule("none; any groups", "", lambda *_: True),
-    layers=EQUAL_LAYERS,
-)
-_RING = Rule(
-    "none; groups of one",
-    "an all-to-all",
-    lambda _, plan: all(layout and len(layout.groups[0].devices) == 1 for layout in _layouts(plan)),
-)
-_ALL_TO_ALL = Rule(
-    "none; one group",
-    "a ring",
-    lambda _, plan: all(layout and len(layout.groups) == 1 for layout in _layouts(plan)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +83,6 @@ class SymmetricLayouts(Baseline):
     """A subclass states its degrees of context parallelism (cp) and head parallelism (hp)."""
 
     capabilities = Capabilities(kind="baseline", sequence="only")
-    space = _SPACE
     limits = SearchLimits(slack=1.1)
 
     @abstractmethod
@@ -177,7 +134,6 @@ class RingLayouts(SymmetricLayouts):
     """Ring Attention (2310.01889): context parallelism alone, every device a group."""
 
     name = "ring"
-    space = replace(_SPACE, tp=_RING)
 
     def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
         """As many groups of one device as there are devices."""
@@ -188,7 +144,6 @@ class UlyssesLayouts(SymmetricLayouts):
     """Ulysses (2309.14509): head parallelism alone, one group."""
 
     name = "ulysses"
-    space = replace(_SPACE, tp=_ALL_TO_ALL)
 
     def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
         """One group, as large as divides the heads or smaller."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
@@ -111,7 +111,7 @@ class PlanCompleter:
         all.
         """
         expected = max(1, self.problem.workload.global_batch // max(partition.num_pipelines, int(shards.num_devices)))
-        thin = partition.with_pipeline_groups(map(_thinned, partition.pipeline_groups))
+        thin = partition.with_pipeline_groups(map(_thin, partition.pipeline_groups))
         trips = self._timer.trips_s(thin)
         terms = [self._terms(few, partition, shards, expected) for few in thin.pipeline_groups]
 
@@ -120,7 +120,7 @@ class PlanCompleter:
             for pipeline_group, few, own, trips_s in zip(
                 partition.pipeline_groups, thin.pipeline_groups, terms, trips, strict=True
             ):
-                made = self._timer.made(few, own, splitter, trips_s)
+                made = self._timer.pipelines[few, own, splitter, trips_s]
                 if isinstance(made, DoesNotFit):
                     return 0.0
                 total += (
@@ -142,46 +142,17 @@ class PlanCompleter:
         chunks: int,
         splitter: LayerSplitter,
     ) -> float:
-        """Estimated seconds in which one pipeline with stages `groups` processes `sequences`; infinite where it does
-        not fit.
-
-        Uses the recompute policies of `splitter`.
+        """Estimated seconds in which one pipeline with stages `groups` processes `sequences` on an idle network,
+        under the recompute policies of `splitter`; infinite where it does not fit.
         """
         pipeline_group = PipelineGroup(tuple((group,) for group in groups), size)
-        made = self.pipelines_alone(pipeline_group, schedule, shards, sequences, chunks, (splitter,))
-        if isinstance(made, DoesNotFit):
-            return math.inf
-        return made[0].rate.fill_s + sequences / size * made[0].rate.period_s
-
-    def pipelines_alone(
-        self,
-        pipeline_group: PipelineGroup,
-        schedule: Schedule,
-        shards: StateSharding,
-        sequences: float,
-        chunks: int = 1,
-        splitters: Sequence[LayerSplitter] = (),
-        tight: bool = False,
-    ) -> list[TimedPipeline] | DoesNotFit:
-        """The pipelines of a bundle where nothing else is on the network, each processing about `sequences`.
-
-        With the set of recompute policies, of `splitters` or of all, under which the first one ends soonest; if `tight`
-        and they wait for messages, also with the layers of the least period, as `price` tries them.
-        """
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        own_splitters = splitters or self.splitters
-        found = [self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in own_splitters]
-        fitting = [own for own in found if not isinstance(own, DoesNotFit)]
-        if tight and any(own[0].split_again for own in fitting):
-            terms = replace(terms, tight=True)
-            again = (self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in own_splitters)
-            fitting += [own for own in again if not isinstance(own, DoesNotFit)]
-        if not fitting:
-            return DoesNotFit(min(own.missing for own in found if isinstance(own, DoesNotFit)))
-        batches = sequences / pipeline_group.micro_batch_size
-        return min(fitting, key=lambda own: own[0].rate.fill_s + batches * own[0].rate.period_s)
+        timed = self._timer.pipelines[pipeline_group, terms, splitter, trips_s]
+        if isinstance(timed, DoesNotFit):
+            return math.inf
+        return timed[0].rate.fill_s + sequences / size * timed[0].rate.period_s
 
     def _complete(
         self, partition: Partition, splitter: LayerSplitter, *, tight: bool = False
@@ -194,7 +165,7 @@ class PlanCompleter:
         missing = 0
         for pipeline_group, trips_s in zip(partition.pipeline_groups, self._timer.trips_s(partition), strict=True):
             terms = self._terms(pipeline_group, partition, shards, expected, tight=tight)
-            made = self._timer.made(pipeline_group, terms, splitter, trips_s)
+            made = self._timer.pipelines[pipeline_group, terms, splitter, trips_s]
             if isinstance(made, DoesNotFit):
                 missing += made.missing * pipeline_group.width
             else:
@@ -248,7 +219,7 @@ class PlanCompleter:
         return SplitInput(schedule, chunks, shards, partition.groups == "all", batches, tight)
 
 
-def _thinned(pipeline_group: PipelineGroup) -> PipelineGroup:
+def _thin(pipeline_group: PipelineGroup) -> PipelineGroup:
     """The first, the middle and the last pipeline of a wide pipeline group."""
     width = pipeline_group.width
     if width <= 3:

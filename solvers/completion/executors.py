@@ -177,11 +177,11 @@ class ExecutorTables:
         self._times: Memo[tuple[Works, bool, bool, int], list[tuple[str, list[float]]]] = Memo(
             lambda key: self._by_speed(*key)
         )
-        self._options: Memo[tuple[Works, bool, bool, int, InFlight, StateSharding], StageOptions] = Memo(
-            lambda key: self._stage_options(*key)
+        self.options: Memo[tuple[Works, bool, bool, int, InFlight, StateSharding], StageOptions] = Memo(
+            lambda key: self._options(*key)
         )
 
-    def options(
+    def _options(
         self,
         works: Works,
         first: bool,
@@ -194,17 +194,6 @@ class ExecutorTables:
 
         A TP group gets whole micro-batches, unless it is given as a `ReplicaShare`.
         """
-        return self._options[works, first, last, micro_batch_size, held, shards]
-
-    def _stage_options(
-        self,
-        works: Works,
-        first: bool,
-        last: bool,
-        micro_batch_size: int,
-        held: InFlight,
-        shards: StateSharding,
-    ) -> StageOptions:
         shares = _shares(works, micro_batch_size)
         tables = self._times[works, first, last, micro_batch_size]
         layer_limits = [

@@ -73,7 +73,7 @@ class LayerSplitter:
         p = len(works)
         spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
         options = [
-            self.options(own, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
+            self.options[own, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage]]
             for own, at in zip(works, positions(p, batches, chunks), strict=True)
         ]
         return self._solve(options, added_s or (0.0,) * p, chunks, round_trip_s)

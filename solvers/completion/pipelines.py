@@ -105,9 +105,9 @@ class PipelineTimer:
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._uniform = [machine.is_uniform for machine in cluster.machines]
         self._traffic: Memo[tuple[PipelineGroup, bool], _Traffic] = Memo(lambda key: self._sends(*key), _KEPT)
-        self._made: Memo[
+        self.pipelines: Memo[
             tuple[PipelineGroup, SplitInput, LayerSplitter, RoundTrips], list[TimedPipeline] | DoesNotFit
-        ] = Memo(lambda key: self._make(*key), _KEPT)
+        ] = Memo(lambda key: self._time(*key), _KEPT)
 
     def trips_s(self, partition: Partition) -> list[RoundTrips]:
         """Seconds of the round trips in every pipeline group while the messages of all groups share the network."""
@@ -130,13 +130,7 @@ class PipelineTimer:
             return 1
         return possible_chunks(partition.chunks, len(pipeline_group.stages), self._num_layers)
 
-    def made(
-        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
-    ) -> list[TimedPipeline] | DoesNotFit:
-        """The timed pipelines of the group; equal ones are computed once."""
-        return self._made[pipeline_group, terms, splitter, trips_s]
-
-    def _make(
+    def _time(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
         """The timed pipelines. Where even the slowest stage waits for messages, which its neighbours may share, layers

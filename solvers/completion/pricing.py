@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
@@ -62,8 +62,5 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
     counts = split_batch(fills, periods, sizes, problem.workload.global_batch, multiples=multiples)
     if counts is None or counts == [pipeline.num_micro_batches for pipeline in plan.pipelines]:
         return None
-    return replace(plan, pipelines=tuple(map(_with_count, plan.pipelines, counts)))
-
-
-def _with_count(pipeline: Pipeline, count: int) -> Pipeline:
-    return replace(pipeline, num_micro_batches=count)
+    pairs = zip(plan.pipelines, counts, strict=True)
+    return replace(plan, pipelines=tuple(replace(pipeline, num_micro_batches=count) for pipeline, count in pairs))

@@ -13,9 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.cluster import Cluster
 from hexiopt.schedules.schedule import Schedule
 
 DeviceGroup = tuple[int, ...]  # devices of a TP group
+
+
+def devices_by_machine(cluster: Cluster, devices: Iterable[int]) -> dict[int, list[int]]:
+    """`devices` by machine, both in their order."""
+    by_machine: dict[int, list[int]] = {}
+    for device in devices:
+        by_machine.setdefault(int(cluster.machine_of[device]), []).append(device)
+    return by_machine
 
 
 @dataclass(frozen=True, slots=True)

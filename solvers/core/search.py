@@ -126,10 +126,6 @@ class Search:
         """Whether the listener has asked to stop."""
         return self._stopped
 
-    def stop(self) -> None:
-        """Stop, as if the listener had asked for it: it has asked a search inside."""
-        self._stopped = True
-
     def should_continue(self, until: float = 1.0) -> bool:
         """True while less than the fraction `until` of the budget is spent and no listener has asked to stop.
 

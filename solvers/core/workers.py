@@ -39,7 +39,7 @@ def in_parallel(run: Search, *works: ParallelWork) -> Iterator[Answers]:
     process, if any.
     """
     if not can_fork():
-        yield lambda: [_absorbed(run, work) for work in works]
+        yield lambda: [_do_here(run, work) for work in works]
         return
     others: list[_Other] = []
     try:
@@ -51,7 +51,7 @@ def in_parallel(run: Search, *works: ParallelWork) -> Iterator[Answers]:
             other.end()
 
 
-def _absorbed(run: Search, work: ParallelWork) -> Any:
+def _do_here(run: Search, work: ParallelWork) -> Any:
     own = run.child()
     found = work(own)
     run.absorb(own.outcome())

@@ -13,7 +13,6 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import AUTO
@@ -255,7 +254,7 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
 
 def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
     """Clusters with 1, 2, 3, 4, 6, 8, 12, ... more machines of the kind that has most memory."""
-    machine = _largest_machine(problem)
+    machine = max(problem.cluster.machines, key=lambda m: m.num_gpus * m.gpu.usable_memory_bytes)
     for more in _MORE_MACHINES:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         try:
@@ -265,11 +264,6 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         plural = "machine" if more == 1 else "machines"
         words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"
         yield replace(problem, cluster=cluster), words
-
-
-def _largest_machine(problem: Problem) -> Machine:
-    """The first of the machines with the most memory."""
-    return max(problem.cluster.machines, key=lambda machine: machine.num_gpus * machine.gpu.usable_memory_bytes)
 
 
 def _fitting(problem: Problem) -> Iterator[bool]:

@@ -24,7 +24,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import draw_schedule
-from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup, devices_by_machine
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, draw_sharding_groups, draw_zero_stage
 from solvers.frame.solver import SearchSolver, offer_partition
@@ -98,11 +98,6 @@ class HierarchicalPartition:
         # Of each set of recompute policies, from the fastest to the leanest, by number of pipelines.
         self._best: list[dict[int, Incumbent]] = [{} for _ in completer.splitters]
         self._good_degrees: dict[tuple[int, int], tuple[int, ...]] = {}
-
-    def found(self) -> list[Partition]:
-        """The best partition for each number of pipelines, and each set of recompute policies, best first."""
-        incumbents = [one for own in self._best for one in own.values()]
-        return [one.partition for one in sorted(incumbents, key=lambda one: one.step_time_s)]
 
     def iterate(self) -> None:
         """One pass of both phases: over the whole cluster, or over some pipelines of a good plan."""
@@ -319,15 +314,12 @@ class HierarchicalPartition:
 
     def _blocks(self, graph: DeviceGraph) -> list[list[int]]:
         """The GPUs of one machine in one part of the secondary partition; without phase 2, those of one machine."""
-        machine_of, blocks = self.problem.cluster.machine_of, list[list[int]]()
-        parts = [list(range(len(graph.devices)))]
+        blocks, parts = list[list[int]](), [list(range(len(graph.devices)))]
         if self.phases.construction:
             parts = partition_graph(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30))
         for part in parts:
-            by_machine: dict[int, list[int]] = {}
-            for i in part:
-                by_machine.setdefault(int(machine_of[graph.devices[i]]), []).append(graph.devices[i])
-            blocks += [own for _, own in sorted(by_machine.items())]
+            by_machine = devices_by_machine(self.problem.cluster, [graph.devices[i] for i in part])
+            blocks += [devices for _, devices in sorted(by_machine.items())]
         return blocks
 
     def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:

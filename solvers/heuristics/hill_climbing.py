@@ -46,8 +46,8 @@ class HillClimber:
         """
         if self.search.plan is None:
             return
-        plan = self._resharded(self.search.plan)
-        for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
+        plan = self._reshard(self.search.plan)
+        for start in (plan, self._resize(plan, 2.0), self._resize(plan, 0.5)):
             if start is not None:
                 self._climb(start, allowance)
         for partition in ranked:
@@ -55,7 +55,7 @@ class HillClimber:
                 return
             self._improve(partition, allowance)
 
-    def _resharded(self, plan: Plan) -> Plan:
+    def _reshard(self, plan: Plan) -> Plan:
         """The plan in the best ZeRO stage, and with the best sharding groups: a draw may miss what all of them show."""
         search, problem = self.search, self.search.problem
         best_s, best = search.best_s, plan
@@ -110,7 +110,7 @@ class HillClimber:
             return found
         return self._lottery.draw(PricedPlan(found[1], priced.cost), self.rng)
 
-    def _resized(self, plan: Plan, factor: float) -> Plan | None:
+    def _resize(self, plan: Plan, factor: float) -> Plan | None:
         """The plan with micro-batches `factor` times as large; None where sizes or counts do not allow it."""
         sizes = self.search.problem.space.micro_batch_sizes(self.search.problem.workload.global_batch)
         pipelines = []

@@ -83,14 +83,14 @@ class Annealer:
         if found is not None:
             tally.known += 1
             return found
-        found = self._evaluated(partition, limit, factor, tally)
+        found = self._evaluate_anew(partition, limit, factor, tally)
         if found is not None:
             if len(self._seen) > _KEPT:
                 self._seen.clear()
             self._seen[partition] = found
         return found
 
-    def _evaluated(
+    def _evaluate_anew(
         self, partition: Partition, limit: float, factor: float, tally: OperatorTally
     ) -> EvaluatedPartition | None:
         distance = self.completer.distance(partition)
@@ -118,10 +118,17 @@ class Annealer:
 
     def anneal(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
         """The best partition met from `start`."""
-        [best] = anneal([self._known(start)], self._propose, self._near, Metropolis(_HOT, _COLD), allowance, self.rng)
+        [best] = anneal(
+            [self._known(start)],
+            lambda now, rng: self._proposals.draw(now.partition, rng),
+            lambda partition, now, limit, tally: self.evaluate(partition, limit, now.factor, tally),
+            Metropolis(_HOT, _COLD),
+            allowance,
+            self.rng,
+        )
         return best
 
-    def scheduled(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
+    def best_schedule(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
         """`start` in its best schedule that is not interleaved: the one that starts are priced in suits some badly, and
         a draw finds it and the layers for it late.
         """
@@ -131,7 +138,7 @@ class Annealer:
                 best = self._better(replace(start, schedule=schedule, chunks=1), best, allowance)
         return best
 
-    def sharded(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
+    def best_sharding(self, start: Partition, allowance: Allowance) -> EvaluatedPartition:
         """`start` with its best ZeRO stage and sharding groups, which are drawn late too."""
         problem, best = self.search.problem, self._known(start)
         for stage in sharding_stages(problem.workload):
@@ -150,14 +157,6 @@ class Annealer:
             return best
         found = self.evaluate(other)
         return found if found is not None and found.energy < best.energy else best
-
-    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[OperatorTally, Partition] | None:
-        return self._proposals.draw(now.partition, rng)
-
-    def _near(
-        self, partition: Partition, now: EvaluatedPartition, limit: float, tally: OperatorTally
-    ) -> EvaluatedPartition | None:
-        return self.evaluate(partition, limit, now.factor, tally)
 
 
 def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
@@ -230,7 +229,7 @@ def improve(
             least = min(least, found.energy)
             pool.append((found.energy, number, start))
     settling = allowance.part(_SETTLING)
-    for settled, count in (annealer.scheduled, _SCHEDULED), (annealer.sharded, _SHARDED):
+    for settled, count in (annealer.best_schedule, _SCHEDULED), (annealer.best_sharding, _SHARDED):
         pool.sort(key=lambda item: item[:2])
         # Of starts with equal prices, the first: most likely the others have equal devices in another order.
         different = [at for at, (energy, *_) in enumerate(pool) if not at or energy != pool[at - 1][0]]

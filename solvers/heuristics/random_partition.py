@@ -10,7 +10,7 @@ import random
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import draw_schedule
-from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup, devices_by_machine
 from solvers.core.search import Search
 from solvers.core.zero import draw_sharding_groups, draw_zero_stage, requires_lockstep
 from solvers.frame.solver import SearchSolver, offer_partition
@@ -18,11 +18,8 @@ from solvers.frame.solver import SearchSolver, offer_partition
 
 def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[DeviceGroup]:
     """TP groups from the devices of each machine, with random degrees, in random order."""
-    by_machine: dict[int, list[int]] = {}
-    for device in devices:
-        by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
     groups: list[DeviceGroup] = []
-    for machine, own in by_machine.items():
+    for machine, own in devices_by_machine(problem.cluster, devices).items():
         allowed = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)
         rng.shuffle(own)
         while own:
@@ -69,9 +66,7 @@ def draw_partition(problem: Problem, rng: random.Random) -> Partition | None:
 def _regular(problem: Problem, rng: random.Random) -> Partition | None:
     """A random partition of one pipeline group with a single TP degree."""
     space = problem.space
-    by_machine: dict[int, list[int]] = {}
-    for device in _some_devices(problem, rng):
-        by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
+    by_machine = devices_by_machine(problem.cluster, _some_devices(problem, rng))
     tp = rng.choice(space.allowed_tp(max(map(len, by_machine.values()))))
     groups: list[DeviceGroup] = []
     for machine, own in by_machine.items():

@@ -13,6 +13,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.core.zero import LOCKSTEP
@@ -20,7 +21,6 @@ from solvers.sequence.shapes import SequenceShape, ShapePipeline
 from solvers.sequence.stage_tables import TensorTable
 from solvers.sequence.token_allocation import RateTable
 
-_KEPT = 50_000  # pipelines remembered before memory is given back
 _FILLINGS = 3  # rounds in which tokens move from full devices to others
 _SPLITS = 24  # bisections of the seconds of a step
 
@@ -59,7 +59,9 @@ class SequenceEstimates:
             machine = cluster.machines[m]
             nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
             np.maximum.at(self._nic_s, self.type_of_machine[m], nic_s)
-        self._pipelines: dict[object, tuple[float, float, float]] = {}
+        self._pipelines: Memo[tuple[ShapePipeline, int, int], tuple[float, float, float]] = Memo(
+            lambda key: self._pipeline_s(*key)
+        )
         self._policies = model.policies()
         table = RateTable(model)
         self._tensor = TensorTable(model, self.types) if tensor else None
@@ -98,23 +100,18 @@ class SequenceEstimates:
 
     def shape_s(self, shape: SequenceShape) -> float:
         """As `step_s`, for one shape whose pipelines may differ in their numbers of stages."""
-        rows = [self._pipeline_s(pipeline, shape.size, len(shape.pipelines)) for pipeline in shape.pipelines]
+        rows = [self._pipelines[pipeline, shape.size, len(shape.pipelines)] for pipeline in shape.pipelines]
         fills, periods, syncs = (np.array([column]) for column in zip(*rows, strict=True))
         return float(self.step_s(fills, periods, shape.size)[0] + syncs.max())
 
     def _pipeline_s(self, pipeline: ShapePipeline, size: int, pipelines: int) -> tuple[float, float, float]:
-        key = (pipeline, size, pipelines)
-        if key not in self._pipelines:
-            if len(self._pipelines) >= _KEPT:
-                self._pipelines.clear()
-            machine_of = self.problem.cluster.machine_of
-            machines = [machine_of[list(own)] for own in pipeline]
-            types = len(self.types)
-            counts = np.array([[[np.bincount(self.type_of_machine[own], minlength=types) for own in machines]]], float)
-            cells = Cells(counts, np.array([[[len(np.unique(own)) for own in machines]]]), self.slowest_nic_s(counts))
-            fills, periods, sync_s = self.rhythms_s(cells, size, pipelines)
-            self._pipelines[key] = float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
-        return self._pipelines[key]
+        machine_of = self.problem.cluster.machine_of
+        machines = [machine_of[list(own)] for own in pipeline]
+        types = len(self.types)
+        counts = np.array([[[np.bincount(self.type_of_machine[own], minlength=types) for own in machines]]], float)
+        cells = Cells(counts, np.array([[[len(np.unique(own)) for own in machines]]]), self.slowest_nic_s(counts))
+        fills, periods, sync_s = self.rhythms_s(cells, size, pipelines)
+        return float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
 
     def slowest_nic_s(self, counts: Floats) -> Floats:
         """Seconds per byte of the slowest network interface of stages with `counts` [..., types] devices."""

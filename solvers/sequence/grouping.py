@@ -10,6 +10,7 @@ from itertools import combinations, islice, pairwise, product, zip_longest
 import numpy as np
 
 from hexiopt.problem.problem import Problem
+from solvers.core.partition import devices_by_machine
 
 DeviceGroups = tuple[tuple[int, ...], ...]
 
@@ -21,13 +22,10 @@ _FEW = 64  # devices up to which types get sizes of their own
 
 def by_machine(problem: Problem, devices: Sequence[int]) -> list[tuple[int, ...]]:
     """`devices` grouped by machine, the fastest GPU type first."""
-    machine_of, machines = problem.cluster.machine_of, problem.cluster.machines
-    found: dict[int, list[int]] = {}
-    for device in sorted(devices):
-        found.setdefault(int(machine_of[device]), []).append(device)
-    precision = problem.workload.precision
-    order = sorted(found, key=lambda m: (-(machines[m].gpu.peak_flops(precision) or 0.0), machines[m].gpu.name, m))
-    return [tuple(found[m]) for m in order]
+    machines, precision = problem.cluster.machines, problem.workload.precision
+    groups = devices_by_machine(problem.cluster, sorted(devices))
+    order = sorted(groups, key=lambda m: (-(machines[m].gpu.peak_flops(precision) or 0.0), machines[m].gpu.name, m))
+    return [tuple(groups[m]) for m in order]
 
 
 def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[DeviceGroups]:

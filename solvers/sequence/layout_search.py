@@ -63,20 +63,20 @@ class LayoutSearch:
         example = self._examples.setdefault(alike, devices)
         if example != devices:
             found = self.best(example, size, need, effort)
-            return None if found is None else self._moved(found, devices)
+            return None if found is None else self._relabel(found, devices)
         key = (alike, size, need, effort)
         if key in self._kept:
             return self._kept[key]
         if len(self._kept) > _KEPT:
             self._kept.clear()
-        rest = self._chosen if effort < 3 else self.best
+        rest = self._choose if effort < 3 else self.best
         found = rest(devices, size, need, min(effort, 2))
         if effort > 1 and found is not None and found.excess_bytes <= 0.0:
-            found = self._descended(found, size, need, fine=effort > 2)
+            found = self._descend(found, size, need, fine=effort > 2)
         self._kept[key] = found
         return found
 
-    def _moved(self, found: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
+    def _relabel(self, found: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
         """The same layout on other devices with the same signature."""
         to = dict(zip(sorted(found.layout.devices), devices, strict=True))
         if all(a == b for a, b in to.items()):
@@ -87,7 +87,7 @@ class LayoutSearch:
 
     # ---------------------------------------------------------------- stages I and II
 
-    def _chosen(self, devices: tuple[int, ...], size: int, need: StageNeeds, effort: int) -> EvaluatedLayout:
+    def _choose(self, devices: tuple[int, ...], size: int, need: StageNeeds, effort: int) -> EvaluatedLayout:
         ways = clusterings(self.problem, devices)[: _PLAIN[effort]]
         if not self.freedoms.groups:
             even = [groups for groups in ways if len({len(own) for own in groups}) == 1]
@@ -142,7 +142,7 @@ class LayoutSearch:
 
     # ---------------------------------------------------------------- stage III
 
-    def _descended(self, found: EvaluatedLayout, size: int, need: StageNeeds, *, fine: bool) -> EvaluatedLayout:
+    def _descend(self, found: EvaluatedLayout, size: int, need: StageNeeds, *, fine: bool) -> EvaluatedLayout:
         """Coordinate descent over the factors of tokens and heads: by GPU type or, if `fine`, by group and rank."""
         for step in _STEPS:
             for _ in range(_ROUNDS):

@@ -193,7 +193,7 @@ class PlanBuilder:
         if shards.stage:  # only the other pipelines' stages share the states of this one
             shards = StateSharding(shards.stage, max(1.0, shards.num_devices - len(stage_devices) + 1))
         tables, held = self._tensor_tables[tuple(policies)], holding(need.held)
-        return StageOption(stage_devices, tables.options(works, need.first, need.last, size, held, shards))
+        return StageOption(stage_devices, tables.options[works, need.first, need.last, size, held, shards])
 
 
 def _mean_devices(pipeline: ShapePipeline) -> float:

@@ -76,17 +76,17 @@ class SequencePlanner:
         self._whole = search.until(1.0)
         self._tried: dict[tuple[SequenceShape, int], PlannedShape | None] = {}
 
-    def planned(self, shape: SequenceShape, effort: int) -> PlannedShape | None:
+    def plan_shape(self, shape: SequenceShape, effort: int) -> PlannedShape | None:
         """The plan of a shape, offered to the search; None where none fits."""
         self.search.step()
-        return self._planned(shape, effort, OperatorTally())
+        return self._plan_shape(shape, effort, OperatorTally())
 
-    def _planned(self, shape: SequenceShape, effort: int, tally: OperatorTally) -> PlannedShape | None:
+    def _plan_shape(self, shape: SequenceShape, effort: int, tally: OperatorTally) -> PlannedShape | None:
         key = (shape, effort)
         if key in self._tried:
             tally.known += 1
             return self._tried[key]
-        made = [self._made(shape, effort, option) for option in self._builders]
+        made = [self._plan_by(shape, effort, option) for option in self._builders]
         fitting = [one for one in made if one is not None]
         best = self._tried[key] = min(fitting, key=lambda one: one.step_s) if fitting else None
         if best is None:
@@ -95,7 +95,7 @@ class SequencePlanner:
             tally.priced += 1
         return best
 
-    def _made(self, shape: SequenceShape, effort: int, tensor: bool) -> PlannedShape | None:
+    def _plan_by(self, shape: SequenceShape, effort: int, tensor: bool) -> PlannedShape | None:
         """The plan of a shape by one of the builders."""
         if tensor and shape.zero >= LOCKSTEP and len(shape.pipelines) > 1:
             return None  # pipelines in lockstep have all layouts or all tensor parallelism; the latter is for others
@@ -113,7 +113,7 @@ class SequencePlanner:
         ranked: list[EstimatedShape] = []
         for k, estimates in enumerate(self._estimates.values(), start=1):
             share = _ESTIMATING * k / len(self._estimates)
-            ranked += SequenceStarts(self.problem, estimates).ranked(partial(bool, self._whole.up_to(share)))
+            ranked += SequenceStarts(self.problem, estimates).rank(partial(bool, self._whole.up_to(share)))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[float, EstimatedShape]] = []
         for estimated in sorted(ranked, key=lambda estimated: estimated.step_s)[:_MOST]:
@@ -130,17 +130,17 @@ class SequencePlanner:
             if estimated.step_s > _TRUST * search.best_s:
                 continue
             best_s = search.best_s
-            made = self.planned(estimated.shape(), 0)
+            made = self.plan_shape(estimated.shape(), 0)
             waited = 0 if search.best_s < best_s else waited + 1
             if made is not None:
                 found.append(made)
-        return self.refined(found, _FIRST)
+        return self.refine(found, _FIRST)
 
-    def refined(self, found: Iterable[PlannedShape], efforts: Sequence[tuple[int, int]]) -> list[PlannedShape]:
+    def refine(self, found: Iterable[PlannedShape], efforts: Sequence[tuple[int, int]]) -> list[PlannedShape]:
         """The plans after rebuilding, for each (effort, count) of `efforts`, the best `count` of them; best first."""
         pool = sorted(found, key=lambda one: one.step_s)
         for effort, count in efforts:
-            better = [self.planned(one.shape, effort) for one in pool[:count] if self.search.should_continue()]
+            better = [self.plan_shape(one.shape, effort) for one in pool[:count] if self.search.should_continue()]
             best: dict[SequenceShape, PlannedShape] = {}
             for one in sorted([*(one for one in better if one is not None), *pool], key=lambda one: one.step_s):
                 best.setdefault(one.shape, one)
@@ -155,7 +155,7 @@ class SequencePlanner:
         )
         return seconds <= _HOPELESS * now_s
 
-    def sharded(self, one: PlannedShape) -> PlannedShape:
+    def best_sharding(self, one: PlannedShape) -> PlannedShape:
         """The same plan with its best sharding."""
         best = one
         for zero in zero_stages(self.problem, one.shape):
@@ -164,7 +164,7 @@ class SequencePlanner:
                     return best
                 shape, sharding = replace(one.shape, zero=zero, groups=groups), Sharding(zero, groups)
                 if sharding.broken_rule(one.plan.pipelines, one.plan.schedule):  # such as unequal batches in lockstep
-                    other = self.planned(shape, 1)
+                    other = self.plan_shape(shape, 1)
                     best = min((best, other or best), key=lambda known: known.step_s)
                     continue
                 plan = replace(one.plan, sharding=sharding)
@@ -174,7 +174,7 @@ class SequencePlanner:
                     best = PlannedShape(shape, plan, cost.step_time_s)
         return best
 
-    def annealed(self, pool: Sequence[PlannedShape], rng: random.Random) -> None:
+    def anneal_shapes(self, pool: Sequence[PlannedShape], rng: random.Random) -> None:
         """Anneal from the best shapes of `pool` (best first) in turn until the budget is spent; then refine the
         results.
         """
@@ -189,18 +189,18 @@ class SequencePlanner:
         def evaluate(
             shape: SequenceShape, now: PlannedShape, limit: float, tally: OperatorTally
         ) -> PlannedShape | None:
-            return self._planned(shape, 1, tally)
+            return self._plan_shape(shape, 1, tally)
 
         moving = self._whole.up_to(_MOVING)
         bests = anneal(pool[:_ANNEALED], propose, evaluate, Metropolis(_HOT, _COLD), moving, rng)
-        self.refined(bests, _LAST)
+        self.refine(bests, _LAST)
 
 
 def search_shapes(planner: SequencePlanner, pool: list[PlannedShape], rng: random.Random) -> None:
     """Improve a pool of plans, best first, until the budget is spent."""
     if pool:
-        planner.sharded(pool[0])
-        planner.annealed(pool, rng)
+        planner.best_sharding(pool[0])
+        planner.anneal_shapes(pool, rng)
 
 
 def plan_jointly(search: Search, rng: random.Random) -> None:
@@ -212,7 +212,7 @@ def plan_jointly(search: Search, rng: random.Random) -> None:
     pool = planner.sequence_starts()
     if found is not None and search.should_continue():
         shape = with_sharding(search.problem, shape_of(found))
-        known = None if shape is None else planner.planned(shape, 1)
+        known = None if shape is None else planner.plan_shape(shape, 1)
         if known is not None:
             pool = sorted([known, *pool], key=lambda one: one.step_s)
     search_shapes(planner, pool, rng)

@@ -95,7 +95,7 @@ def move_devices(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Ran
     moved = _part(near, shape.pipelines[p][k], rng)
     if (p, k) == (q, j) or len(moved) == len(shape.pipelines[p][k]):
         return None
-    return _exchanged(shape, (p, k), moved, (q, j), ())
+    return _exchange(shape, (p, k), moved, (q, j), ())
 
 
 def swap_devices(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
@@ -103,7 +103,7 @@ def swap_devices(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Ran
     (p, k), (q, j) = _places(shape, rng), _places(shape, rng)
     if (p, k) == (q, j):
         return None
-    return _exchanged(
+    return _exchange(
         shape, (p, k), _part(near, shape.pipelines[p][k], rng), (q, j), _part(near, shape.pipelines[q][j], rng)
     )
 
@@ -226,7 +226,7 @@ def _with(shape: SequenceShape, p: int, k: int, devices: Sequence[int]) -> Seque
     return shape.with_pipeline(p, (*pipeline[:k], _ascending(devices), *pipeline[k + 1 :]))
 
 
-def _exchanged(
+def _exchange(
     shape: SequenceShape, a: tuple[int, int], given: StageDevices, b: tuple[int, int], got: StageDevices
 ) -> SequenceShape:
     out, back = set(given), set(got)

@@ -13,6 +13,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import holding
@@ -138,7 +139,7 @@ class TensorTable:
                     self._examples.setdefault((types.index(name), degree), own[:degree])
         self._most = max(degree for _, degree in self._examples)
         self._shape = (len(model.policies()), len(types), self._most + 1)
-        self._kept: dict[object, tuple[Floats, Floats]] = {}
+        self._by_size: Memo[tuple[int, StateSharding], tuple[Floats, Floats]] = Memo(lambda key: self._tables(*key))
 
     def of(
         self, counts: Floats, machines: Ints, held: Floats, size: int, shards: StateSharding
@@ -148,7 +149,7 @@ class TensorTable:
         For stages with `counts` [..., types] devices in `machines` [...] machines and `held` [...] micro-batches of
         `size` sequences in flight; infinite and 0 where tensor parallelism is not allowed.
         """
-        layer_s, bytes_of = self._tables(size, shards)
+        layer_s, bytes_of = self._by_size[size, shards]
         degree, types = counts.sum(axis=-1).astype(np.int64), (counts > 0).sum(axis=-1)
         may = (machines == 1) & (types == 1) & (degree <= self._most)
         kind, at = counts.argmax(axis=-1), np.where(may, degree, 0)
@@ -160,26 +161,23 @@ class TensorTable:
         """Seconds [policies, types, degrees], and bytes [parts, policies, types, degrees]; the parts are the free bytes
         without layers, and the bytes of a layer, of a micro-batch in flight, and of a layer's micro-batch in flight.
         """
-        key = (size, shards)
-        if key not in self._kept:
-            model = self._model
-            layer_s, bytes_of = np.full(self._shape, np.inf), np.zeros((4, *self._shape))
-            bytes_of[1] = 1.0
-            for (kind, degree), devices in self._examples.items():
-                tp_group = model.tp_group(devices)
-                memory, limit = model.stages.memory_model(tp_group, size), tp_group.gpu.usable_memory_bytes
-                for k, policy in enumerate(model.policies()):
-                    layer_s[k, kind, degree] = sum(model.stages.layer_s(tp_group, size, policy)) / size
-                    # From two layers on linear under ZeRO-3 too.
-                    one, more, two, both = (
-                        memory.stage(n, False, False, policy, holding(held), shards).total
-                        for held in (1, 2)
-                        for n in (2, 3)
-                    )
-                    ends = 0.5 * (memory.stage(2, True, True, policy, holding(1), shards).total - one)
-                    grows = both - two - more + one
-                    per_micro_batch, each = two - one - 2 * grows, more - one - grows
-                    free_bytes = limit - ends - (one - 2 * each - per_micro_batch - 2 * grows)
-                    bytes_of[:, k, kind, degree] = free_bytes, each, per_micro_batch, grows
-            self._kept[key] = layer_s, bytes_of
-        return self._kept[key]
+        model = self._model
+        layer_s, bytes_of = np.full(self._shape, np.inf), np.zeros((4, *self._shape))
+        bytes_of[1] = 1.0
+        for (kind, degree), devices in self._examples.items():
+            tp_group = model.tp_group(devices)
+            memory, limit = model.stages.memory_model(tp_group, size), tp_group.gpu.usable_memory_bytes
+            for k, policy in enumerate(model.policies()):
+                layer_s[k, kind, degree] = sum(model.stages.layer_s(tp_group, size, policy)) / size
+                # From two layers on linear under ZeRO-3 too.
+                one, more, two, both = (
+                    memory.stage(n, False, False, policy, holding(held), shards).total
+                    for held in (1, 2)
+                    for n in (2, 3)
+                )
+                ends = 0.5 * (memory.stage(2, True, True, policy, holding(1), shards).total - one)
+                grows = both - two - more + one
+                per_micro_batch, each = two - one - 2 * grows, more - one - grows
+                free_bytes = limit - ends - (one - 2 * each - per_micro_batch - 2 * grows)
+                bytes_of[:, k, kind, degree] = free_bytes, each, per_micro_batch, grows
+        return layer_s, bytes_of

@@ -144,7 +144,7 @@ class SequenceStarts:
                 )
             )
 
-    def ranked(self, should_continue: Callable[[], bool]) -> list[EstimatedShape]:
+    def rank(self, should_continue: Callable[[], bool]) -> list[EstimatedShape]:
         """The shapes that may fit, best estimate first, as far as time allows."""
         batch, in_lockstep = self._problem.workload.global_batch, self._estimates.zero >= LOCKSTEP
         found: list[EstimatedShape] = []

@@ -17,6 +17,7 @@ import numpy as np
 
 from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
@@ -39,43 +40,36 @@ class Rates:
         """Seconds that each device alone needs for a layer of a sequence [devices]."""
         return self.token_s * seq_len + self.pair_s * (0.5 * seq_len**2 * num_heads)
 
-    def at(self, places: Sequence[int]) -> "Rates":
-        """Of some of the devices."""
-        return Rates(self.token_s[list(places)], self.pair_s[list(places)])
-
 
 class RateTable:
     """The rates of a problem's GPU types, by recompute policy."""
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
-        self._kept: dict[tuple[str, str], tuple[float, float]] = {}
+        self._of_types: Memo[tuple[Gpu, str], tuple[float, float]] = Memo(lambda key: self._of_type(*key))
 
     def of(self, devices: Sequence[int], policy: str) -> Rates:
         """The rates of `devices` under a recompute policy."""
         cluster = self._model.problem.cluster
         machines = cluster.machine_of[list(devices)].tolist()
-        table = {m: self._of_type(cluster.machines[m].gpu, policy) for m in set(machines)}
+        table = {m: self._of_types[cluster.machines[m].gpu, policy] for m in set(machines)}
         both = np.array([table[m] for m in machines])
         return Rates(both[:, 0], both[:, 1])
 
     def _of_type(self, gpu: Gpu, policy: str) -> tuple[float, float]:
-        found = self._kept.get((gpu.name, policy))
-        if found is None:
-            problem, framework = self._model.problem, self._model.framework
-            spec, workload = problem.model, problem.workload
-            clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
-            again = float(policy == "full")
-            gemm, memory = 1.0 + again + c.GEMM_BACKWARD_PASSES, 1.0 + again + c.MEMORY_BACKWARD_PASSES
-            each = [dense_times(spec, workload, clock, shard, n * _MANY, framework) for n in (1, 2)]
-            dense_s = [one.before_s(gemm, memory) + one.after_s(gemm, memory) for one in each]
-            pairs = _MANY**2
-            forward_s, backward_s = attention_times(
-                clock, gpu.flash_attention, spec, workload.element_bytes, Blocks(pairs, 2 * pairs, 1.0), framework
-            )
-            attention_s = forward_s * (2.0 if policy != "none" else 1.0) + backward_s
-            found = self._kept[gpu.name, policy] = (dense_s[1] - dense_s[0]) / _MANY, attention_s / pairs
-        return found
+        problem, framework = self._model.problem, self._model.framework
+        spec, workload = problem.model, problem.workload
+        clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
+        again = float(policy == "full")
+        gemm, memory = 1.0 + again + c.GEMM_BACKWARD_PASSES, 1.0 + again + c.MEMORY_BACKWARD_PASSES
+        each = [dense_times(spec, workload, clock, shard, n * _MANY, framework) for n in (1, 2)]
+        dense_s = [one.before_s(gemm, memory) + one.after_s(gemm, memory) for one in each]
+        pairs = _MANY**2
+        forward_s, backward_s = attention_times(
+            clock, gpu.flash_attention, spec, workload.element_bytes, Blocks(pairs, 2 * pairs, 1.0), framework
+        )
+        attention_s = forward_s * (2.0 if policy != "none" else 1.0) + backward_s
+        return (dense_s[1] - dense_s[0]) / _MANY, attention_s / pairs
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from hexiopt.plan.plan import Plan, Sharding
-from hexiopt.problem.problem import Problem
+from hexiopt.plan.plan import Sharding
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import areas
 from solvers.baselines._money import MoneyBaseline
 from solvers.baselines._plans import aligned_plan, one_f_one_b
-from solvers.baselines._published_space import PublishedSpace, Rule
 from solvers.baselines.espresso.planner import EspressoAllocation, EspressoPlacement, EspressoPlanner
 from solvers.core.search import Search
 
@@ -41,14 +39,6 @@ _HOPELESS = 2.0  # an allocation whose first placements are this much above the 
 _PROMISING = 1.1  # allocations within this of the best estimate are tried in more orders
 _REFINED = 1.6  # first placements of an order within this of the best estimate get their layers refined
 _TRIED = 4  # first placements of an order
-
-
-def _has_stages_of_one_type(problem: Problem, plan: Plan) -> bool:
-    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    return all(
-        len({problem.cluster.gpu_of(d).name for stage in stage_groups for d in stage.devices}) == 1
-        for stage_groups in slots
-    )
 
 
 @dataclass(frozen=True)
@@ -59,9 +49,6 @@ class Espresso(MoneyBaseline):
     """
 
     name = "espresso"
-    space = PublishedSpace(
-        devices=Rule("any, of one GPU type a stage", "several GPU types in a stage", _has_stages_of_one_type)
-    )
     limits = SearchLimits(slack=1.3, max_candidates=4000)  # in each area
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:

@@ -8,6 +8,7 @@ from itertools import permutations, product
 
 import numpy as np
 
+from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.baselines._estimates import GridEstimates, StageTpGroups
 from solvers.baselines._grids import Area, StageGrid, fill_slots, machine_classes, orders_of
@@ -87,32 +88,27 @@ class EspressoPlanner:
             for machines in self.machines:
                 machines.sort(key=lambda devices: prices[devices[0]])
         self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
-        self._groups: dict[int, list[list[DeviceGroup]]] = {}
-        self._tp_groups: dict[tuple[int, int], StageTpGroups] = {}
+        # TP groups by degree for each type; and of a (degree, type), those that cost the same once.
+        self.groups: Memo[int, list[list[DeviceGroup]]] = Memo(self._groups)
+        self.tp_groups: Memo[tuple[int, int], StageTpGroups] = Memo(lambda key: self._tp_groups(*key))
 
-    def groups(self, tp: int) -> list[list[DeviceGroup]]:
-        """TP groups of each type."""
-        if tp not in self._groups:
-            allowed = self.problem.space.allowed_tp
-            self._groups[tp] = [
-                [group for devices in machines if tp in allowed(len(devices)) for group in cut(devices, tp)]
-                for machines in self.machines
-            ]
-        return self._groups[tp]
+    def _groups(self, tp: int) -> list[list[DeviceGroup]]:
+        allowed = self.problem.space.allowed_tp
+        return [
+            [group for devices in machines if tp in allowed(len(devices)) for group in cut(devices, tp)]
+            for machines in self.machines
+        ]
 
     def most_stages(self, choice: EspressoChoice) -> list[int]:
         """The most stages for which each type has TP groups."""
-        return [len(groups) // choice.dp for groups in self.groups(choice.tp)]
+        return [len(groups) // choice.dp for groups in self.groups[choice.tp]]
 
-    def tp_groups(self, tp: int, kind: int) -> StageTpGroups:
-        """The TP groups of a type, those that cost the same once."""
-        if (tp, kind) not in self._tp_groups:
-            self._tp_groups[tp, kind] = frozenset(self.times.pricer.tp_group(group) for group in self.groups(tp)[kind])
-        return self._tp_groups[tp, kind]
+    def _tp_groups(self, tp: int, kind: int) -> StageTpGroups:
+        return frozenset(self.times.pricer.tp_group(group) for group in self.groups[tp][kind])
 
     def layer_s(self, choice: EspressoChoice, kind: int) -> float:
         """Seconds of a layer on a type."""
-        return self.times.stage_s(self.tp_groups(choice.tp, kind), 1, False, False, choice.size, choice.policy)
+        return self.times.stage_s(self.tp_groups[choice.tp, kind], 1, False, False, choice.size, choice.policy)
 
     def choices(self, policies: Sequence[str]) -> Iterator[EspressoChoice]:
         """All choices whose pipelines share the global batch equally."""
@@ -121,7 +117,7 @@ class EspressoPlanner:
             tp for machines in self.machines for devices in machines for tp in problem.space.allowed_tp(len(devices))
         }
         for tp in sorted(degrees):
-            for dp in range(1, max(map(len, self.groups(tp))) + 1):
+            for dp in range(1, max(map(len, self.groups[tp])) + 1):
                 if problem.space.num_pipelines not in (None, dp):
                     continue
                 shardings = optimizer_shardings(problem, dp)
@@ -155,7 +151,7 @@ class EspressoPlanner:
         if self.objective.prices is None:
             return seconds
         price = np.zeros(len(counts))
-        for k, groups in enumerate(self.groups(choice.tp)):
+        for k, groups in enumerate(self.groups[choice.tp]):
             each = [sum(self.objective.prices[d] for d in group) for group in groups]
             price += np.concatenate([[0.0], np.cumsum(each)])[counts[:, k] * choice.dp]
         return np.where(seconds > self.objective.latest_s, np.inf, price * seconds)
@@ -199,7 +195,7 @@ class EspressoPlanner:
         held = in_flight_of_1f1b(position, stages, choice.count)
         ends = position == 0, position == stages - 1
         shards = choice.dp if choice.sharding else 1
-        return self.times.max_layers(self.tp_groups(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
+        return self.times.max_layers[self.tp_groups[choice.tp, kind], *ends, choice.size, choice.policy, held, shards]
 
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
@@ -213,7 +209,7 @@ class EspressoPlanner:
 
     def _stages(self, choice: EspressoChoice, order: Sequence[int]) -> tuple[list[StageTpGroups], int, str, int, int]:
         """What decides how many layers fit: TP groups by stage, size, policy, micro-batches, holders of states."""
-        tp_groups = [self.tp_groups(choice.tp, kind) for kind in order]
+        tp_groups = [self.tp_groups[choice.tp, kind] for kind in order]
         return tp_groups, choice.size, choice.policy, choice.count, choice.dp if choice.sharding else 1
 
     def _grids(self, choice: EspressoChoice, order: Sequence[int]) -> list[StageGrid]:

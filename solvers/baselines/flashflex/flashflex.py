@@ -20,20 +20,16 @@ Its estimate is `pricer.py`. `defects` tells two searches apart:
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, PlanCandidate
-from solvers.baselines._published_space import ALL_DEVICES, ANY_BATCHES, ANY_PIPELINES, ANY_TP, PublishedSpace, Rule
 from solvers.baselines.flashflex.plans import PartitionPlans, PublishedPlans, ReleasedPlans
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
-from solvers.baselines.flashflex.published import SCHEDULES, Pipelines, PublishedSearch, intra_gb_per_s
-from solvers.baselines.flashflex.released import ReleasedSearch, memory_shares
+from solvers.baselines.flashflex.published import Pipelines, PublishedSearch, intra_gb_per_s
+from solvers.baselines.flashflex.released import ReleasedSearch
 from solvers.core.search import Search
 
 PUBLISHED, RELEASED = "as_published", "as_released"
@@ -43,47 +39,6 @@ _SEARCH = 0.5  # share of the time limit for partitions
 _PASSES = 600  # of both phases
 _RELEASED_STARTS = 8  # numbers of pipelines to start from
 _RELEASED_PASSES = 30  # from each
-
-
-def _keeps_to_machines(problem: Problem, plan: Plan) -> bool:
-    machine_of = problem.cluster.machine_of
-    for pipeline in plan.pipelines:
-        runs = [m for m, _ in groupby(int(machine_of[stage.devices[0]]) for stage in pipeline.stages)]
-        if len(set(runs)) < len(runs):
-            return False
-    return True
-
-
-def _has_equal_batches(problem: Problem, plan: Plan) -> bool:
-    sequences = [pipeline.num_sequences for pipeline in plan.pipelines]
-    return max(sequences) - min(sequences) <= max(pipeline.micro_batch_size for pipeline in plan.pipelines)
-
-
-def _layers_follow_memory(problem: Problem, plan: Plan) -> bool:
-    return all(
-        [stage.num_layers for stage in pipeline.stages]
-        == memory_shares(problem, tuple(stage.devices for stage in pipeline.stages))
-        for pipeline in plan.pipelines
-    )
-
-
-_PARTITIONS = PublishedSpace(
-    schedules=SCHEDULES,
-    pipelines=ANY_PIPELINES,
-    tp=ANY_TP,
-    devices=Rule(
-        "all, no pipeline returns to a machine",
-        "a device left out, or a pipeline that comes back to a machine",
-        lambda problem, plan: ALL_DEVICES.holds(problem, plan) and _keeps_to_machines(problem, plan),
-    ),
-    batches=ANY_BATCHES,
-)
-_RELEASED_SPACE = replace(
-    _PARTITIONS,
-    devices=ALL_DEVICES,
-    batches=Rule("equal, within one micro-batch", "unequal batches", _has_equal_batches),
-    layers=Rule("by the memory of stages", "layers that do not follow the memory of stages", _layers_follow_memory),
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +52,6 @@ class FlashFlex(Baseline):
 
     name = "flashflex"
     capabilities = Capabilities(kind="baseline", max_devices=_MAX_GPUS, requires=("pymetis",))
-    space = _PARTITIONS
 
     def __post_init__(self) -> None:
         if self.defects not in (PUBLISHED, RELEASED):
@@ -108,10 +62,6 @@ class FlashFlex(Baseline):
     def released(self) -> bool:
         """Whether the defects of the released code are reproduced."""
         return self.defects == RELEASED
-
-    def published_space(self) -> PublishedSpace:
-        """The space of its partitions; as released, batches are equal and layers follow the memory of stages."""
-        return _RELEASED_SPACE if self.released else self.space
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """What the published or the released search finds."""

@@ -6,6 +6,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
@@ -81,7 +82,7 @@ class PublishedPlans(PartitionPlans):
         super().__init__(problem)
         even = not problem.space.uneven_layers
         self._pricers: dict[bool, Pricer] = {True: ours, False: OurMemory(problem)}
-        self._splits: dict[tuple[Any, ...], list[int] | None] = {}
+        self._splits: Memo[tuple[Any, ...], list[int] | None] = Memo(lambda key: self._split(*key))
         self._splitters = {
             (policy, measured): LayerSplitter(pricer, (policy,), even)
             for policy in self.policies
@@ -115,10 +116,7 @@ class PublishedPlans(PartitionPlans):
         batches = max(1, self.problem.workload.global_batch // (len(partition) * size))
         splits = []
         for line in partition:
-            key = (line, schedule, size, policy, measured, shards, batches)
-            if key not in self._splits:
-                self._splits[key] = self._split(line, schedule, size, policy, measured, shards, batches)
-            split = self._splits[key]
+            split = self._splits[line, schedule, size, policy, measured, shards, batches]
             if split is None:
                 return None
             splits.append(split)

@@ -20,10 +20,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.memo import Memo
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
 from solvers.baselines.flashflex.pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
-from solvers.core.partition import DeviceGroup
+from solvers.core.partition import DeviceGroup, devices_by_machine
 from solvers.heuristics.graph import device_graph, partition_graph
 from solvers.heuristics.hexiscale import compositions
 
@@ -54,7 +55,7 @@ class ReleasedSearch:
             reciprocal = _RECIPROCAL_UNIT / (self._graph.bandwidth / GB * BINARY_GIGA)
         np.fill_diagonal(reciprocal, 0.0)
         self.reciprocal = np.rint(reciprocal)
-        self._degrees: dict[DeviceGroup, tuple[int, ...]] = {}
+        self._degrees: Memo[DeviceGroup, tuple[int, ...]] = Memo(self._best_degrees)
 
     def walk(self, start: int, passes: int) -> Iterator[tuple[StageSequence, ...]]:
         """Pipelines of each pass, beginning with `start` of them; a pass may fail."""
@@ -81,27 +82,20 @@ class ReleasedSearch:
         line: list[DeviceGroup] = []
         for positions in _order_parts(parts, self._graph.bandwidth):
             for block in self._blocks(positions):
-                line += _cut(block, self._best_degrees(block))
+                line += _cut(block, self._degrees[block])
         return tuple(line)
 
     def _blocks(self, part: Sequence[int]) -> list[DeviceGroup]:
         """The devices of a part by machine, ascending."""
-        by_machine: dict[int, list[int]] = {}
-        for i in sorted(part):
-            device = self._graph.devices[i]
-            by_machine.setdefault(int(self.problem.cluster.machine_of[device]), []).append(device)
+        by_machine = devices_by_machine(self.problem.cluster, [self._graph.devices[i] for i in sorted(part)])
         return [tuple(devices) for _, devices in sorted(by_machine.items())]
 
     def _best_degrees(self, block: DeviceGroup) -> tuple[int, ...]:
         """The degrees of the table with which a block that holds all layers is fastest."""
-        best = self._degrees.get(block)
-        if best is None:
-            cluster, count = self.problem.cluster, len(block)
-            allowed = self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[block[0]])].num_gpus)
-            table = [degrees for degrees in _DEGREES.get(count, ()) if set(degrees) <= set(allowed)]
-            choices = table or compositions(count, allowed)
-            best = self._degrees[block] = min(choices, key=lambda degrees: self._block_s(_cut(block, degrees)))
-        return best
+        cluster, count = self.problem.cluster, len(block)
+        allowed = self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[block[0]])].num_gpus)
+        table = [degrees for degrees in _DEGREES.get(count, ()) if set(degrees) <= set(allowed)]
+        return min(table or compositions(count, allowed), key=lambda degrees: self._block_s(_cut(block, degrees)))
 
     def _block_s(self, line: StageSequence) -> float:
         """Seconds of TP groups of one machine that hold all layers by their share of devices (`tp_pp_tradeoff`)."""

@@ -18,7 +18,7 @@ Its estimate: 1F1B of stages on that one GPU, messages and rings on the links of
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import Replica
@@ -26,55 +26,15 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
-from solvers.baselines._grids import follow_machines, lay_out, machine_orders, processes_per_machine, rank_devices
+from solvers.baselines._grids import lay_out, machine_orders, processes_per_machine, rank_devices
 from solvers.baselines._plans import RUNS_1F1B, aligned_plan, one_f_one_b
-from solvers.baselines._published_space import (
-    POWERS_OF_TWO,
-    REPLICATED_STAGES,
-    TP_PER_STAGE,
-    PublishedSpace,
-    Rule,
-)
-from solvers.baselines.galvatron.stages import ZEROS, GalvatronChoice, Ranks, StagePlanner, StageSplit
+from solvers.baselines.galvatron.stages import GalvatronChoice, Ranks, StagePlanner, StageSplit
 from solvers.core.search import Search
 from solvers.frame.starts import cut
 
 _MAX_ORDERS = 300  # orders of machines
 _BEST = 60  # choices of a set of machines that are tried in all orders
 _ENUMERATION = 0.4  # share of the time limit for finding candidates
-
-
-def ranks_of(plan: Plan) -> Ranks:
-    """The devices of a plan stage by stage."""
-    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    return tuple(d for stage_groups in slots for stage in stage_groups for d in stage.devices)
-
-
-def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
-    """The choices of which a plan of alike pipelines may be, one for each pair of policies."""
-    first, tps = plan.pipelines[0], tuple(stage.tp for stage in plan.pipelines[0].stages)
-    each = len(plan.pipelines), plan.sharding.stage, first.micro_batch_size, first.num_micro_batches
-    return [GalvatronChoice(tps, *each, policies) for policies in planner.policies()]
-
-
-def _has_equal_blocks(problem: Problem, plan: Plan) -> bool:
-    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    blocks = {sum(len(stage.devices) for stage in stage_groups) for stage_groups in slots}
-    return len(blocks) == 1 and follow_machines(problem, ranks_of(plan))
-
-
-def _is_planned_for_equal_gpus(problem: Problem, plan: Plan) -> bool:
-    planner, ranks = _planner(problem), ranks_of(plan)
-    return any(
-        plan == plan_of(problem, ranks, choice, split)
-        for choice in choices_of(planner, plan)
-        for split in planner.splits(ranks, choice)
-    )
-
-
-@lru_cache(maxsize=2)
-def _planner(problem: Problem) -> StagePlanner:
-    return StagePlanner(PlanPricer(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +46,6 @@ class _Scored:
     split: StageSplit
 
 
-# The rule of layers, which are planned with it, checks it too.
-FULL_WHERE_PLANNED = Rule("full where memory asks", "", lambda *_: True)
-
-
 class Galvatron(Baseline):
     """Galvatron (2211.13878): degrees, sharding and recompute, planned for the slowest GPU.
 
@@ -98,23 +54,6 @@ class Galvatron(Baseline):
     """
 
     name = "galvatron"
-    space = PublishedSpace(
-        sharding=tuple(map(Sharding, ZEROS)),
-        stages=REPLICATED_STAGES,
-        pipelines=POWERS_OF_TWO,
-        layers=Rule(
-            "planned for the slowest GPU",
-            "layers or recompute that are not planned for GPUs that are all alike",
-            _is_planned_for_equal_gpus,
-        ),
-        tp=TP_PER_STAGE,
-        recompute=FULL_WHERE_PLANNED,
-        devices=Rule(
-            "of any machines, equally many a stage",
-            "unequally many GPUs in stages, or devices that are not the ranks of machines in some order",
-            _has_equal_blocks,
-        ),
-    )
     limits = SearchLimits(slack=1.5)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:

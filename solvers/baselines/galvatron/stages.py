@@ -20,9 +20,9 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import InFlight
-from solvers.baselines._plans import dividing_sizes, in_flight_of_1f1b
-from solvers.baselines._published_space import divides_model
+from solvers.baselines._plans import divides_model, dividing_sizes, in_flight_of_1f1b
 from solvers.completion.allocation import least_bottleneck
+from solvers.core.partition import devices_by_machine
 from solvers.frame.starts import cut
 
 Ranks = tuple[int, ...]  # devices in the order of ranks
@@ -167,9 +167,7 @@ class StagePlanner:
 
     def _all_tp_groups(self, devices: frozenset[int], tp: int) -> frozenset[TpGroup]:
         """The TP groups of a degree, those that cost the same once."""
-        by_machine: dict[int, list[int]] = {}
-        for device in sorted(devices):
-            by_machine.setdefault(int(self._problem.cluster.machine_of[device]), []).append(device)
+        by_machine = devices_by_machine(self._problem.cluster, sorted(devices))
         return frozenset(self._model.tp_group(group) for ranks in by_machine.values() for group in cut(ranks, tp))
 
     def _stage_options(self, devices: frozenset[int], choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:

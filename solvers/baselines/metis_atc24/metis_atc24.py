@@ -30,7 +30,6 @@ from functools import partial
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._plans import one_f_one_b, optimizer_shardings
 from solvers.baselines.metis_atc24.planner import MetisChoice, MetisPlanner
-from solvers.baselines.metis_atc24.space import SPACE
 from solvers.core.search import Search
 
 _WIDER = 1.5  # changes of the best plan whose quick estimate is this much above its own are not priced
@@ -40,7 +39,6 @@ class MetisAtc24(Baseline):
     """Metis (ATC 2024): device groups by GPU type, samples by speed."""
 
     name = "metis_atc24"
-    space = SPACE
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """The planner's choices."""
@@ -59,4 +57,4 @@ def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice) -> Pl
 def _neighbours(planner: MetisPlanner, choice: MetisChoice) -> Iterator[PlanCandidate]:
     """Changed choices, to be priced."""
     for changed in planner.neighbours(choice, _WIDER):
-        yield _candidate(planner, planner.seconds(changed), changed)
+        yield _candidate(planner, planner.seconds[changed], changed)

@@ -51,8 +51,10 @@ class MetisPlanner:
         self._group_cuts = GroupCuts(self.estimates, sequences(self.problem), sharded=bool(sharding))
         self.ranked, self.batchings = self._group_cuts.ranked, self._group_cuts.batchings
         self._hop_of = cache(partial(route, self.problem.cluster))
-        self._seconds: Memo[MetisChoice, float] = Memo(self._estimate_s)
-        self._messages_s: Memo[MetisChoice, list[float]] = Memo(self._boundaries_s)
+        self.seconds: Memo[MetisChoice, float] = Memo(lambda choice: self._seconds_of_layers(choice)(choice.layers))
+        self._messages_s: Memo[MetisChoice, list[float]] = Memo(
+            lambda choice: boundaries_s(self.plan(choice).pipelines, self._hop_of, self.estimates.sequence_bytes)
+        )
 
     def choices(self, rng: random.Random) -> Iterator[tuple[float, MetisChoice]]:
         """The best cuts and improvements of some, each with its estimate."""
@@ -66,7 +68,7 @@ class MetisPlanner:
         estimated = []
         for choice in sorted(quick, key=quick.__getitem__)[:_REFINED]:
             for each in {choice: None, self._refine(choice): None}:
-                estimated.append((self.seconds(each), each))
+                estimated.append((self.seconds[each], each))
                 yield estimated[-1]
             if not self.run.should_continue(0.5 * (_CUTTING + _IMPROVING)):
                 break
@@ -79,16 +81,11 @@ class MetisPlanner:
         assert cut is not None, "a choice without devices"
         return plan_of_cut(self.problem, choice.batching, cut, choice.layers, self.schedule, choice.sharding)
 
-    def seconds(self, choice: MetisChoice) -> float:
-        """The estimate of a step, messages as 1F1B lets them overlap."""
-        return self._seconds[choice]
-
-    def _estimate_s(self, choice: MetisChoice) -> float:
-        return self._seconds_of_layers(choice)(choice.layers)
-
     def _seconds_of_layers(self, choice: MetisChoice) -> Callable[[Sequence[int]], float]:
-        """The estimate of `choice` with other layers."""
-        cut, message_s = self._cut(choice), self._hops_s(choice)
+        """The estimate of a step of `choice` with other layers, messages as 1F1B lets them overlap."""
+        cut = self._cut(choice)
+        # Of the messages at each boundary, both ways; layers do not matter.
+        message_s = self._messages_s[replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))]
         assert cut is not None, "a choice without devices"
 
         def seconds(layers: Sequence[int]) -> float:
@@ -96,13 +93,6 @@ class MetisPlanner:
             return one_f_one_b_s(stage_s, message_s, choice.batching.count)
 
         return seconds
-
-    def _hops_s(self, choice: MetisChoice) -> list[float]:
-        """Seconds of the messages at each boundary, both ways; layers do not matter."""
-        return self._messages_s[replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))]
-
-    def _boundaries_s(self, choice: MetisChoice) -> list[float]:
-        return boundaries_s(self.plan(choice).pipelines, self._hop_of, self.estimates.sequence_bytes)
 
     def _refine(self, choice: MetisChoice) -> MetisChoice:
         """`choice` with layers moved while its estimate falls."""
@@ -123,15 +113,15 @@ class MetisPlanner:
 
     def _improve(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:
         """Changes `choice` step by step while its estimate falls."""
-        best_s = self.seconds(choice)
+        best_s = self.seconds[choice]
 
         def is_faster(changed: MetisChoice) -> bool:
             nonlocal best_s
-            before_s, best_s = best_s, min(best_s, self.seconds(changed))
+            before_s, best_s = best_s, min(best_s, self.seconds[changed])
             return best_s < before_s
 
         faster = climb(choice, self.neighbours, is_faster, lambda: self.run.should_continue(_IMPROVING))
-        return ((self.seconds(better), better) for better in faster)
+        return ((self.seconds[better], better) for better in faster)
 
     def neighbours(self, choice: MetisChoice, promising: float = _PROMISING) -> Iterator[MetisChoice]:
         """Choices one change away whose quick estimate is at most `promising` times the present one."""

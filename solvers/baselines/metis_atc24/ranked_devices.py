@@ -211,7 +211,7 @@ class RankedDevices:
             return min(
                 total,
                 *(
-                    self.estimates.max_layers(frozenset([tp_group]), first, last, n, policy, held, shards)
+                    self.estimates.max_layers[frozenset([tp_group]), first, last, n, policy, held, shards]
                     for tp_group, n in used
                 ),
             )

@@ -6,7 +6,7 @@ import random
 
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import cut
-from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, on_two, replaced
+from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, on_two, replace_groups
 
 
 @on_two
@@ -27,7 +27,7 @@ def join_pipelines(
     """Two pipeline groups of equal width become one with longer pipelines."""
     if first.width != second.width:
         return None
-    joined = near.taking(first, second, first.stages + second.stages)
+    joined = near.take(first, second, first.stages + second.stages)
     return None if joined is None else ((joined,), ())
 
 
@@ -45,7 +45,7 @@ def move_stage(
     stages = list(taker.stages)
     place = rng.randrange(len(stages) + 1)
     stages[place:place] = parts
-    taken = near.taking(taker, giver, stages)
+    taken = near.take(taker, giver, stages)
     return None if taken is None else ((giver.with_stages(giver.stages[:s] + giver.stages[s + 1 :]),), (taken,))
 
 
@@ -59,7 +59,7 @@ def swap_stages(
     first, second = list(one.stages), list(two.stages)
     s, t = rng.randrange(len(first)), rng.randrange(len(second))
     first[s], second[t] = second[t], first[s]
-    a, b = near.taking(one, two, first), near.taking(two, one, second)
+    a, b = near.take(one, two, first), near.take(two, one, second)
     return None if a is None or b is None else ((a,), (b,))
 
 
@@ -93,10 +93,10 @@ def leave_unused(near: Neighbourhood, partition: Partition, rng: random.Random) 
     pipeline_group = partition.pipeline_groups[at]
     if len(pipeline_group.stages) > 1 and rng.random() < 0.8:
         s = rng.randrange(len(pipeline_group.stages))
-        return replaced(
+        return replace_groups(
             partition, {at: (pipeline_group.with_stages(pipeline_group.stages[:s] + pipeline_group.stages[s + 1 :]),)}
         )
-    return replaced(partition, {at: ()}) if len(partition.pipeline_groups) > 1 else None
+    return replace_groups(partition, {at: ()}) if len(partition.pipeline_groups) > 1 else None
 
 
 def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
@@ -114,12 +114,12 @@ def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> P
     if rng.random() < 0.3:
         width = rng.choice([w for w in range(1, len(groups) + 1) if len(groups) % w == 0])
         stages = tuple(tuple(groups[k : k + width]) for k in range(0, len(groups), width))
-        return replaced(partition, {}, (PipelineGroup(stages, pipeline_group.micro_batch_size),))
+        return replace_groups(partition, {}, (PipelineGroup(stages, pipeline_group.micro_batch_size),))
     if len(groups) < pipeline_group.width:
         return None
     place = rng.randrange(len(pipeline_group.stages) + 1)
     stage_groups = tuple(groups[: pipeline_group.width])
-    return replaced(
+    return replace_groups(
         partition,
         {
             at: (

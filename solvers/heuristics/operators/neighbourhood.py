@@ -26,7 +26,7 @@ class Neighbourhood:
         machine = self.machine_of[a[0]]
         return machine == self.machine_of[b[0]] and len(a) + len(b) in self.allowed[machine]
 
-    def joined(self, one: StageGroups, two: StageGroups) -> StageGroups | None:
+    def join(self, one: StageGroups, two: StageGroups) -> StageGroups | None:
         """The TP groups of two stages joined pairwise to twice the degree; None where machines do not allow it."""
         if len(one) != len(two):
             return None
@@ -46,7 +46,7 @@ class Neighbourhood:
             return None
         return PipelineGroup.pipeline(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
 
-    def taking(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[StageGroups]) -> PipelineGroup | None:
+    def take(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[StageGroups]) -> PipelineGroup | None:
         """`taker` with other `stages`, some of them from `giver`."""
         if taker.replicated or giver.replicated:
             return self.pipeline(stages, taker.micro_batch_size)
@@ -63,7 +63,7 @@ def halves(stage_groups: StageGroups) -> tuple[StageGroups, StageGroups] | None:
     return tuple(g[: len(g) // 2] for g in stage_groups), tuple(g[len(g) // 2 :] for g in stage_groups)
 
 
-def replaced(
+def replace_groups(
     partition: Partition, changed: Mapping[int, PipelineGroups], more: Sequence[PipelineGroup] = ()
 ) -> Partition:
     """The partition with the groups at some positions replaced, and `more` appended."""
@@ -79,7 +79,7 @@ def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], Pipel
     def apply(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
         at = rng.randrange(len(partition.pipeline_groups))
         found = change(near, partition.pipeline_groups[at], rng)
-        return None if found is None else replaced(partition, {at: found})
+        return None if found is None else replace_groups(partition, {at: found})
 
     return apply
 
@@ -96,6 +96,6 @@ def on_two(
             return None
         a, b = rng.sample(range(len(partition.pipeline_groups)), 2)
         found = change(near, partition.pipeline_groups[a], partition.pipeline_groups[b], rng)
-        return None if found is None else replaced(partition, {a: found[0], b: found[1]})
+        return None if found is None else replace_groups(partition, {a: found[0], b: found[1]})
 
     return apply

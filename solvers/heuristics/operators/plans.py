@@ -86,7 +86,7 @@ def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: i
         for at, (stage, own) in enumerate(zip(pipeline.stages, ranges, strict=True))
     ]
     for at in (s, s + 1):
-        fitted = _fitted(near, plan, pipeline, at, stages[at])
+        fitted = _fit(near, plan, pipeline, at, stages[at])
         if fitted is None:
             return None
         stages[at] = fitted
@@ -123,7 +123,7 @@ def shift_chunk_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     return replace(plan, pipelines=tuple(map(moved, plan.pipelines)))
 
 
-def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
+def _fit(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
     """`stage` with the fastest policies that fit (of its own policy set, where stages may not differ); None where none
     does.
     """
@@ -136,7 +136,7 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     size = pipeline.micro_batch_size
     works = works_of(map(near.pricer.tp_group, stage.parallelism.executors), stage.parallelism.samples(size), size)
     splitter = near.completer.splitter(stage.policy)
-    options = splitter.options(works, s == 0, s == count - 1, size, held, shards)
+    options = splitter.options[works, s == 0, s == count - 1, size, held, shards]
     if len(options.times) < stage.num_layers:
         return None
     return replace(stage, recompute=options.recompute(stage.num_layers))

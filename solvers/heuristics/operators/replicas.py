@@ -9,7 +9,7 @@ import random
 from itertools import combinations
 
 from solvers.core.partition import Partition, PipelineGroup
-from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, StageGroups, replaced
+from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, StageGroups, replace_groups
 
 
 def pipelines_to_replicas(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
@@ -37,7 +37,7 @@ def pipelines_to_replicas(near: Neighbourhood, partition: Partition, rng: random
         else 1
     )
     pipeline = near.pipeline(stages, size)
-    return None if pipeline is None else replaced(partition, dict.fromkeys(chosen, ()), [pipeline])
+    return None if pipeline is None else replace_groups(partition, dict.fromkeys(chosen, ()), [pipeline])
 
 
 def replicas_to_pipelines(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
@@ -51,11 +51,11 @@ def replicas_to_pipelines(near: Neighbourhood, partition: Partition, rng: random
         return None
     size = max((n for n in near.sizes if n * width <= pipeline_group.micro_batch_size), default=near.sizes[0])
     if all(len(set(map(len, stage_groups))) == 1 for stage_groups in pipeline_group.stages):
-        return replaced(partition, {at: ()}, [PipelineGroup(pipeline_group.stages, size)])
+        return replace_groups(partition, {at: ()}, [PipelineGroup(pipeline_group.stages, size)])
     pipelines = [
         PipelineGroup(tuple((stage_groups[k],) for stage_groups in pipeline_group.stages), size) for k in range(width)
     ]
-    return replaced(partition, {at: ()}, pipelines)
+    return replace_groups(partition, {at: ()}, pipelines)
 
 
 def join_as_replica(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
@@ -162,4 +162,4 @@ def _with_pipelines(
         if stages and pipeline is None:
             return None
         pipelines[at] = () if pipeline is None else (pipeline,)
-    return replaced(partition, pipelines, more)
+    return replace_groups(partition, pipelines, more)

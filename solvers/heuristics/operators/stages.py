@@ -44,7 +44,7 @@ def double_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Ra
     if len(stages) < 2:
         return None
     a = rng.randrange(len(stages))
-    partners = {b: joined for b, other in enumerate(stages) if b != a and (joined := near.joined(stages[a], other))}
+    partners = {b: joined for b, other in enumerate(stages) if b != a and (joined := near.join(stages[a], other))}
     if not partners:
         return None
     b = rng.choice(list(partners))
@@ -87,7 +87,7 @@ def width_to_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.
     if pipeline_group.width % 2:
         return None
     joined = [
-        near.joined(stage_groups[:half], stage_groups[half:]) or near.joined(stage_groups[::2], stage_groups[1::2])
+        near.join(stage_groups[:half], stage_groups[half:]) or near.join(stage_groups[::2], stage_groups[1::2])
         for stage_groups in pipeline_group.stages
     ]
     return None if None in joined else _with(pipeline_group, filter(None, joined))

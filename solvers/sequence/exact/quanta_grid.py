@@ -21,6 +21,7 @@ from hexiopt.cost.executors.compute import (
     head_compute,
 )
 from hexiopt.cost.executors.memory import transient
+from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
@@ -81,9 +82,9 @@ class QuantaGrid:
         self.problem, self.framework = problem, framework
         self.resolution, self.size = resolution, size
         self.quantum = problem.workload.seq_len // resolution
-        self._dense: dict[str, DenseSeconds] = {}
-        self._ends: dict[str, tuple[Floats, ...]] = {}
-        self._bytes: dict[tuple[object, ...], DeviceBytes] = {}
+        self.dense: Memo[Gpu, DenseSeconds] = Memo(self._dense)
+        self.ends: Memo[Gpu, tuple[Floats, ...]] = Memo(self._ends)
+        self._bytes: Memo[tuple[Gpu, str, int, bool], DeviceBytes] = Memo(lambda key: self._bytes_of(*key))
 
     @cached_property
     def head_bytes(self) -> float:
@@ -94,38 +95,32 @@ class QuantaGrid:
         """The type of a device."""
         return self.problem.cluster.gpu_of(device)
 
-    def dense(self, gpu: Gpu) -> DenseSeconds:
+    def _dense(self, gpu: Gpu) -> DenseSeconds:
         """Seconds outside attention of 0 to `resolution` quanta."""
-        found = self._dense.get(gpu.name)
-        if found is None:
-            problem, many = self.problem, np.arange(self.resolution + 1)
-            clock = OperatorTimes.each([OperatorTimes(gpu, problem.workload.precision)], np.zeros_like(many))
-            tokens: Floats = self.size * self.quantum * many.astype(float)
-            shard = largest_shard(problem.model, 1)
-            times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
-            back = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
-            less = times.last_product_s if self.framework.recompute_stops_early else 0.0
-            found = self._dense[gpu.name] = DenseSeconds(
-                times.before_s(), times.after_s(), times.before_s(*back), times.after_s(*back), times.after_s() - less
-            )
-        return found
+        problem, many = self.problem, np.arange(self.resolution + 1)
+        clock = OperatorTimes.each([OperatorTimes(gpu, problem.workload.precision)], np.zeros_like(many))
+        tokens: Floats = self.size * self.quantum * many.astype(float)
+        shard = largest_shard(problem.model, 1)
+        times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
+        back = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
+        less = times.last_product_s if self.framework.recompute_stops_early else 0.0
+        return DenseSeconds(
+            times.before_s(), times.after_s(), times.before_s(*back), times.after_s(*back), times.after_s() - less
+        )
 
-    def ends(self, gpu: Gpu) -> tuple[Floats, ...]:
+    def _ends(self, gpu: Gpu) -> tuple[Floats, ...]:
         """Seconds [quanta] of the embedding, forward and backward, and of final norm, head and loss, forward and
         backward.
         """
-        found = self._ends.get(gpu.name)
-        if found is None:
-            model, workload = self.problem.model, self.problem.workload
-            rows = []
-            for function in (embedding_compute, head_compute):
-                each = [
-                    function(model, replace(workload, seq_len=max(1, n * self.quantum)), gpu, 1, self.size)
-                    for n in range(self.resolution + 1)
-                ]
-                rows += [np.array([t.forward_s for t in each]), np.array([t.backward_s for t in each])]
-            found = self._ends[gpu.name] = tuple(rows)
-        return found
+        model, workload = self.problem.model, self.problem.workload
+        rows = []
+        for function in (embedding_compute, head_compute):
+            each = [
+                function(model, replace(workload, seq_len=max(1, n * self.quantum)), gpu, 1, self.size)
+                for n in range(self.resolution + 1)
+            ]
+            rows += [np.array([t.forward_s for t in each]), np.array([t.backward_s for t in each])]
+        return tuple(rows)
 
     def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[KernelSeconds, bool], ...]:
         """The kernels of attention per quantum of queries, quantum of keys and head; and whether they also run over the
@@ -162,43 +157,42 @@ class QuantaGrid:
         """The memory of a device with `held` micro-batches in flight, in a group of its own or `parted` among several
         devices.
         """
-        key = (gpu.name, policy, held, parted)
-        found = self._bytes.get(key)
-        if found is None:
-            problem, fused = self.problem, float(gpu.flash_attention)
-            model, workload = problem.model, problem.workload
-            quantum, scores = float(self.size * self.quantum), (1.0 - fused) * problem.workload.seq_len
-            policies = (policy,) * model.num_layers
+        return self._bytes[gpu, policy, held, parted]
 
-            def of(
-                own: float = 0,
-                attended: float = 0,
-                heads: float = 0,
-                kv: float = 0,
-                copied: float = 0,
-                travelling: float = 0,
-            ) -> tuple[float, float]:
-                amounts = Held(
-                    between=own * quantum,
-                    tokens=own * quantum,
-                    positions=own * float(self.quantum),
-                    attended=attended * quantum,
-                    heads=heads,
-                    kv_heads=kv,
-                    copied_kv_heads=copied,
-                    gathered=0.0,
-                    scores=attended * quantum * scores,
-                    fused=fused,
-                    parted=float(parted),
-                    travelling=travelling,
-                )
-                kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
-                stored = held * kept.of_range(Counter(policies), True, False)
-                working = kept.working_set(policy) - kept.final_norm if policy != "none" else 0.0
-                plain, more = (sum(transient(kept, stored + some, True, held, 0.0)) for some in (0.0, working))
-                return plain, more
+    def _bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> DeviceBytes:
+        problem, fused = self.problem, float(gpu.flash_attention)
+        model, workload = problem.model, problem.workload
+        quantum, scores = float(self.size * self.quantum), (1.0 - fused) * problem.workload.seq_len
+        policies = (policy,) * model.num_layers
 
-            found = self._bytes[key] = DeviceBytes(
-                of(own=1), of(attended=1, heads=1), of(attended=1, kv=1), of(attended=1, copied=1), of(travelling=1)
+        def of(
+            own: float = 0,
+            attended: float = 0,
+            heads: float = 0,
+            kv: float = 0,
+            copied: float = 0,
+            travelling: float = 0,
+        ) -> tuple[float, float]:
+            amounts = Held(
+                between=own * quantum,
+                tokens=own * quantum,
+                positions=own * float(self.quantum),
+                attended=attended * quantum,
+                heads=heads,
+                kv_heads=kv,
+                copied_kv_heads=copied,
+                gathered=0.0,
+                scores=attended * quantum * scores,
+                fused=fused,
+                parted=float(parted),
+                travelling=travelling,
             )
-        return found
+            kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
+            stored = held * kept.of_range(Counter(policies), True, False)
+            working = kept.working_set(policy) - kept.final_norm if policy != "none" else 0.0
+            plain, more = (sum(transient(kept, stored + some, True, held, 0.0)) for some in (0.0, working))
+            return plain, more
+
+        return DeviceBytes(
+            of(own=1), of(attended=1, heads=1), of(attended=1, kv=1), of(attended=1, copied=1), of(travelling=1)
+        )

@@ -26,7 +26,7 @@ def _in_turns(speeds: Sequence[float], total: int) -> list[int]:
     return earliest_finish(list(map(half_done, speeds)), total)
 
 
-def climbed(
+def climb(
     skeleton: LayoutSkeleton,
     shares: QuantaShares,
     price: Callable[[QuantaShares], float],
@@ -50,13 +50,13 @@ def _moves(skeleton: LayoutSkeleton, shares: QuantaShares) -> Iterator[QuantaSha
     quanta, heads = shares
     for a, b in permutations(range(len(quanta)), 2):
         if quanta[a] > 1:
-            yield _moved(quanta, a, b), heads
+            yield _move(quanta, a, b), heads
     ends = list(accumulate(map(len, skeleton.groups)))
     for own, end in zip(skeleton.groups, ends, strict=True):
         for a, b in permutations(range(end - len(own), end), 2):
             if heads[a] > 1:
-                yield quanta, _moved(heads, a, b)
+                yield quanta, _move(heads, a, b)
 
 
-def _moved(parts: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
+def _move(parts: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
     return tuple(n - (k == a) + (k == b) for k, n in enumerate(parts))

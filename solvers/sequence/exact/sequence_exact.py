@@ -128,7 +128,7 @@ class ExactPlans:
                     self._finish(subspace, split)
                     heapq.heappop(waiting)
                     continue
-                done = self._solved(subspace, split, place)
+                done = self._solve(subspace, split, place)
                 self._offer(subspace, split)  # not yet known to be the best of the subspace
                 if not done:
                     return False
@@ -267,7 +267,7 @@ class ExactPlans:
         stages = (self._best(subspace, p, *batches) for p, batches in enumerate(split.batches))
         return next((p for p, best in enumerate(stages) if not best.is_exact), None)
 
-    def _solved(self, subspace: Subspace, split: BatchSplit, p: int) -> bool:
+    def _solve(self, subspace: Subspace, split: BatchSplit, p: int) -> bool:
         """Solve the stage of pipeline p; False where the budget runs out first."""
         (size, batches), devices = split.batches[p], subspace.sets[p]
         self._best(subspace, p, size, batches)
@@ -279,14 +279,14 @@ class ExactPlans:
             if not known.is_exact and known.bound_s < limit_s:
                 found = self._stages.best(devices, wider, limit_s)
                 if found.layout is not None:
-                    found = replace(found, layout=_moved(found.layout, {d: k for k, d in enumerate(devices)}))
+                    found = replace(found, layout=_relabel(found.layout, {d: k for k, d in enumerate(devices)}))
                 known = self._known[alike, wider] = replace(found, bound_s=max(found.bound_s, known.bound_s))
             if not self._search.should_continue():
                 return False
             if known.layout is None and known.bound_s >= limit_s:
                 break
             if known.layout is not None:
-                layout = _moved(known.layout, dict(enumerate(devices)))
+                layout = _relabel(known.layout, dict(enumerate(devices)))
                 if self._stages.fits(layout, known.policy, work):
                     self._known[alike, work] = known
                     break
@@ -305,7 +305,7 @@ class ExactPlans:
                 if (alike, work) not in self._begun:
                     best = self._stages.good(devices, work)
                     if best.layout is not None:
-                        best = replace(best, layout=_moved(best.layout, {d: k for k, d in enumerate(devices)}))
+                        best = replace(best, layout=_relabel(best.layout, {d: k for k, d in enumerate(devices)}))
                     self._begun[alike, work] = best
                 stages.append(self._begun[alike, work])
             self._offer_stages(subspace, split, stages)
@@ -327,7 +327,7 @@ class ExactPlans:
         for best, devices in zip(stages, subspace.sets, strict=True):
             if best.layout is None:
                 return float("inf")
-            chosen.append((_moved(best.layout, dict(enumerate(devices))), best.policy))
+            chosen.append((_relabel(best.layout, dict(enumerate(devices))), best.policy))
         return self._search.offer(self._plan(tuple(chosen), split, subspace.sharding)).step_time_s
 
     # ---------------------------------------------------------------- plans
@@ -354,7 +354,7 @@ class ExactPlans:
         )
 
 
-def _moved(layout: SequenceParallel, to: Mapping[int, int]) -> SequenceParallel:
+def _relabel(layout: SequenceParallel, to: Mapping[int, int]) -> SequenceParallel:
     """The layout with its devices renumbered."""
     groups = (replace(own, devices=tuple(to[d] for d in own.devices)) for own in layout.groups)
     return replace(layout, groups=tuple(groups))

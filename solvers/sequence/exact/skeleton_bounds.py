@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hexiopt.memo import Memo
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.token_layout import Floats
+from solvers.core.partition import devices_by_machine
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
 from solvers.sequence.exact.quanta_grid import QuantaGrid
 
@@ -27,7 +29,7 @@ class SkeletonBounds:
         before, own = np.meshgrid(np.arange(many + 1.0), np.arange(many + 1.0), indexing="ij")
         self._pairs = {"contiguous": own * (before + 0.5 * own), "zigzag": own * (0.5 * many)}
         self._after = own.astype(int) - before.astype(int)  # quanta from one column of a table to another
-        self._device: dict[tuple[str, str], _Type] = {}
+        self._device: Memo[tuple[Gpu, str], _Type] = Memo(lambda key: self._of_device(*key))
         self._group: dict[tuple[object, ...], Floats] = {}
 
     def of_devices(self, devices: Sequence[int]) -> float:
@@ -39,7 +41,7 @@ class SkeletonBounds:
         """
         many, limits = self._grid.resolution, []
         for d in devices:
-            table_s, forward_s, backward_s = self._of_device(self._grid.gpu(d), "none")
+            table_s, forward_s, backward_s = self._device[self._grid.gpu(d), "none"]
             slope_s = many * float(table_s[many] - table_s[many - 1])
             limits.append((slope_s, (forward_s + backward_s) * self._spec.num_heads * 0.5 * many**2))
         prices = {a / (a + b) for a, b in limits}
@@ -92,9 +94,7 @@ class SkeletonBounds:
 
     def _of_group(self, own: Sequence[int], order: str, policy: str, ring_s: float) -> Floats:
         """Seconds of a group [quanta before it, quanta of its own]."""
-        parts: dict[int, list[int]] = {}
-        for d in own:
-            parts.setdefault(int(self._cluster.machine_of[d]), []).append(d)
+        parts = devices_by_machine(self._cluster, own)
         names = sorted(
             (tuple(sorted(self._grid.gpu(d).name for d in part)), self._ports(part)) for part in parts.values()
         )
@@ -136,7 +136,7 @@ class SkeletonBounds:
         attention forward and backward, per pair of quanta [heads + 1].
         """
         many, num_heads = self._grid.resolution, self._spec.num_heads
-        types = [self._of_device(self._grid.gpu(d), policy) for d in devices]
+        types = [self._device[self._grid.gpu(d), policy] for d in devices]
         heads = np.arange(num_heads + 1.0)
         return (
             least_largest([table for table, _, _ in types], many),
@@ -148,20 +148,16 @@ class SkeletonBounds:
         """Seconds of all layers outside attention and of embedding and head [quanta]; and of attention forward and
         backward for one quantum of queries, one quantum of keys before them, and one head.
         """
-        found = self._device.get((gpu.name, policy))
-        if found is None:
-            grid, layers = self._grid, self._spec.num_layers
-            dense = grid.dense(gpu)
-            dense_s = dense.before_s + dense.after_s + dense.before_back_s + dense.after_back_s
-            if policy == "full":
-                dense_s = dense_s + dense.before_s + dense.after_again_s
-            forward_s, backward_s = (
-                sum(term.slope_s for term, _ in grid.attention(gpu, backward)) for backward in (False, True)
-            )
-            again = 2.0 if policy != "none" else 1.0
-            found = layers * dense_s + sum(grid.ends(gpu)), layers * again * forward_s, layers * backward_s
-            self._device[gpu.name, policy] = found
-        return found
+        grid, layers = self._grid, self._spec.num_layers
+        dense = grid.dense[gpu]
+        dense_s = dense.before_s + dense.after_s + dense.before_back_s + dense.after_back_s
+        if policy == "full":
+            dense_s = dense_s + dense.before_s + dense.after_again_s
+        forward_s, backward_s = (
+            sum(term.slope_s for term, _ in grid.attention(gpu, backward)) for backward in (False, True)
+        )
+        again = 2.0 if policy != "none" else 1.0
+        return layers * dense_s + sum(grid.ends[gpu]), layers * again * forward_s, layers * backward_s
 
 
 def least_largest(tables: Sequence[Floats], total: int) -> Floats:

@@ -64,8 +64,9 @@ class SkeletonProgram:
         # Step 3, objective: all layers forward and backward, and what the two ends of the model add.
         host_s = grid.framework.layer_host_s
         recompute_s = host_s if skeleton.policy == "full" else 0.0
-        layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + recompute_s)
-        ends = [v.largest([v.table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
+        forward = self._forward_from([0] * len(v.devices), again=False)
+        layer = self._phase_end(forward, host_s) + self._phase_end(self._backward(), host_s + recompute_s)
+        ends = [v.largest([v.table(k, grid.ends[gpu][row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
         self._objective = v.spec.num_layers * layer + sum(ends)
         v.model.add(self._objective <= v.limit)
         v.model.minimize(self._objective)
@@ -106,27 +107,24 @@ class SkeletonProgram:
 
     # ---------------------------------------------------------------- phases
 
-    def _forward(self) -> list[Sum]:
-        return self._forward_from([0] * len(self._v.devices), again=False)
-
     def _forward_from(self, now: list[Sum], again: bool) -> list[Sum]:
-        now = self._worked(now, "before_s")
-        now = self._exchanged(now, "qkv")
-        now = self._ringed(now, backward=False)
-        now = self._exchanged(now, "out_back")
-        return self._worked(now, "after_again_s" if again else "after_s")
+        now = self._work(now, "before_s")
+        now = self._exchange(now, "qkv")
+        now = self._ring(now, backward=False)
+        now = self._exchange(now, "out_back")
+        return self._work(now, "after_again_s" if again else "after_s")
 
     def _backward(self) -> list[Sum]:
         now: list[Sum] = [0] * len(self._v.devices)
         if self._v.skeleton.policy == "full":
             now = self._forward_from(now, again=True)
-        now = self._worked(now, "after_back_s")
-        now = self._exchanged(now, "out")
+        now = self._work(now, "after_back_s")
+        now = self._exchange(now, "out")
         if self._v.skeleton.policy == "selective":
-            now = self._ringed(now, backward=False)
-        now = self._ringed(now, backward=True)
-        now = self._exchanged(now, "qkv_back")
-        return self._worked(now, "before_back_s")
+            now = self._ring(now, backward=False)
+        now = self._ring(now, backward=True)
+        now = self._exchange(now, "qkv_back")
+        return self._work(now, "before_back_s")
 
     def _phase_end(self, now: Sequence[Sum], lower_bound_s: float) -> cp_model.IntVar:
         found = self._v.largest(now)
@@ -134,11 +132,11 @@ class SkeletonProgram:
             self._v.model.add(found >= self._v.units(lower_bound_s))
         return found
 
-    def _worked(self, now: list[Sum], part: str) -> list[Sum]:
-        tables = [getattr(self._v.grid.dense(gpu), part) for gpu in self._v.gpus]
+    def _work(self, now: list[Sum], part: str) -> list[Sum]:
+        tables = [getattr(self._v.grid.dense[gpu], part) for gpu in self._v.gpus]
         return [begun + self._v.table(k, table) for k, (begun, table) in enumerate(zip(now, tables, strict=True))]
 
-    def _exchanged(self, now: list[Sum], name: str) -> list[Sum]:
+    def _exchange(self, now: list[Sum], name: str) -> list[Sum]:
         found = list(now)
         for g, places in enumerate(self._v.places):
             if len(places) > 1:
@@ -147,7 +145,7 @@ class SkeletonProgram:
                     found[k] = ready
         return found
 
-    def _ringed(self, now: list[Sum], backward: bool) -> list[Sum]:
+    def _ring(self, now: list[Sum], backward: bool) -> list[Sum]:
         count = len(self._v.places)
         several = count > 1
         steps = np.arange(count + (backward and several))
@@ -162,7 +160,7 @@ class SkeletonProgram:
                 computed: Sum = 0
                 if step < count and kernels[step, g]:
                     pairs = float(sizes[g] * sizes[s])
-                    computed = self._attended(
+                    computed = self._attend(
                         k,
                         g,
                         s,
@@ -188,7 +186,7 @@ class SkeletonProgram:
             now = list(ended)
         return now
 
-    def _attended(
+    def _attend(
         self, k: int, g: int, s: int, backward: bool, causal: float, whole: float, kernels: float, rows: float
     ) -> Sum:
         """Seconds of attention of place k in one step, over the counted fractions of its group's quanta times the

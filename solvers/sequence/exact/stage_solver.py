@@ -15,7 +15,7 @@ from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceParallel
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton, alignments, group_orders
 from solvers.sequence.exact.quanta_grid import QuantaGrid
-from solvers.sequence.exact.quick_shares import QuantaShares, by_speed, climbed
+from solvers.sequence.exact.quick_shares import QuantaShares, by_speed, climb
 from solvers.sequence.exact.skeleton_bounds import SkeletonBounds
 from solvers.sequence.exact.skeleton_memory import SkeletonNeeds
 from solvers.sequence.exact.skeleton_program import SkeletonProgram
@@ -82,14 +82,14 @@ class StageSolver:
 
     def good(self, devices: tuple[int, ...], work: StageWork) -> BestStage:
         """A good stage on all of `devices`, if a simple one fits; without a bound."""
-        return self._plain(self._ranked(devices, work), work, float("inf"))[0]
+        return self._plain(self._rank_skeletons(devices, work), work, float("inf"))[0]
 
     def best(self, devices: tuple[int, ...], work: StageWork, limit_s: float) -> BestStage:
         """The best stage on all of `devices` that takes less than `limit_s` (infinite: any).
 
         Where there is none, or time runs out, a lower bound.
         """
-        skeletons = self._ranked(devices, work)
+        skeletons = self._rank_skeletons(devices, work)
         if not skeletons:
             return BestStage(float("inf"))
         limited = limit_s < float("inf")
@@ -115,7 +115,7 @@ class StageSolver:
         grid = QuantaGrid(self._problem, self._model.framework, self._resolution, size)
         return grid, SkeletonBounds(grid)
 
-    def _ranked(self, devices: tuple[int, ...], work: StageWork) -> list[tuple[float, LayoutSkeleton]]:
+    def _rank_skeletons(self, devices: tuple[int, ...], work: StageWork) -> list[tuple[float, LayoutSkeleton]]:
         """All skeletons by their lower bounds under the first policy, which recomputes least."""
         key = (devices, work.size, work.policies[0])
         found = self._skeletons.get(key)
@@ -144,7 +144,7 @@ class StageSolver:
             shares = by_speed(plain, speeds, self._resolution, self._problem.model.num_heads)
             for policy in work.policies:
                 skeleton = replace(plain, policy=policy)
-                seconds, fits = self._priced(skeleton, shares, work)
+                seconds, fits = self._price_and_fit(skeleton, shares, work)
                 least_s = min(least_s, seconds)
                 if fits:
                     rows.append((seconds, skeleton, shares))
@@ -154,7 +154,7 @@ class StageSolver:
             if not self._go_on():
                 break
             price = partial(self._price, skeleton, work)
-            better = climbed(skeleton, shares, price, self._go_on)
+            better = climb(skeleton, shares, price, self._go_on)
             found = min(found, self._met(skeleton, better, work), key=lambda best: best.seconds)
         return found if found.seconds < limit_s else BestStage(0.0), least_s
 
@@ -179,33 +179,43 @@ class StageSolver:
         for policy in work.policies:
             skeleton = replace(plain, policy=policy)
             if self._tables[work.size][1].of_skeleton(skeleton) < limit_s:
-                better, done = self._solved(skeleton, work, limit_s)
+                better, done = self._solve(skeleton, work, limit_s)
                 if better is not None:
                     best, limit_s = better, better.seconds
                 if not done:
                     return best, False
         return best, True
 
-    def _solved(self, skeleton: LayoutSkeleton, work: StageWork, limit_s: float) -> tuple[BestStage | None, bool]:
-        """The best stage of a skeleton that takes less than `limit_s`; and whether the skeleton was searched
-        completely.
+    def _solve(
+        self, skeleton: LayoutSkeleton, work: StageWork, limit_s: float, heads: tuple[int, ...] | None = None
+    ) -> tuple[BestStage | None, bool]:
+        """The best stage of a skeleton, with `heads` fixed where given, that takes less than `limit_s`; and whether the
+        skeleton was searched completely.
         """
-        program, best = self._program(skeleton, work, limit_s), None
+        program, best = self._program(skeleton, work, limit_s, heads), None
         while self._go_on():
             self._step()
             choice, proven = program.least(self._left_s(), _EFFORT_S)
             if choice is None:
                 return best, proven
-            met = self._met(skeleton, (choice.quanta, choice.heads), work)
+            shares = choice.quanta, choice.heads
+            if heads is None:
+                met = self._met(skeleton, shares, work)
+            else:
+                seconds = self._price(skeleton, work, shares)
+                met = BestStage(0.0, self._layout(skeleton, shares), skeleton.policy, seconds)
             if met.seconds < limit_s:
                 best, limit_s = met, met.seconds
                 if proven and met.seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
                 program.below(limit_s)
-            for groups, heads in alignments(self._problem.model, self._signatures, skeleton.groups, choice.heads):
-                own, done = self._solved_heads(replace(skeleton, groups=groups), heads, work, limit_s)
-                if own is not None:
-                    best, limit_s = own, own.seconds
+            if heads is not None:
+                program.refute_quanta(choice.quanta)
+                continue
+            for groups, fixed in alignments(self._problem.model, self._signatures, skeleton.groups, choice.heads):
+                aligned, done = self._solve(replace(skeleton, groups=groups), work, limit_s, fixed)
+                if aligned is not None:
+                    best, limit_s = aligned, aligned.seconds
                     program.below(limit_s)
                 if not done:
                     return best, False
@@ -223,26 +233,6 @@ class StageSolver:
             if seconds < best.seconds:
                 best = BestStage(0.0, self._layout(turned, own), skeleton.policy, seconds)
         return best
-
-    def _solved_heads(
-        self, skeleton: LayoutSkeleton, heads: tuple[int, ...], work: StageWork, limit_s: float
-    ) -> tuple[BestStage | None, bool]:
-        """As `_solved`, with fixed heads."""
-        program, best = self._program(skeleton, work, limit_s, heads), None
-        while self._go_on():
-            self._step()
-            choice, proven = program.least(self._left_s(), _EFFORT_S)
-            if choice is None:
-                return best, proven
-            shares = choice.quanta, heads
-            seconds = self._price(skeleton, work, shares)
-            if seconds < limit_s:
-                best, limit_s = BestStage(0.0, self._layout(skeleton, shares), skeleton.policy, seconds), seconds
-                if proven and seconds <= choice.seconds * (1 + AGREEMENT):
-                    return best, True
-                program.below(limit_s)
-            program.refute_quanta(choice.quanta)
-        return best, False
 
     def _program(
         self,
@@ -275,10 +265,10 @@ class StageSolver:
 
     def _price(self, skeleton: LayoutSkeleton, work: StageWork, shares: QuantaShares) -> float:
         """Forward and backward seconds; infinite where a device has not enough memory."""
-        seconds, fits = self._priced(skeleton, shares, work)
+        seconds, fits = self._price_and_fit(skeleton, shares, work)
         return seconds if fits else float("inf")
 
-    def _priced(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> tuple[float, bool]:
+    def _price_and_fit(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> tuple[float, bool]:
         """Forward and backward seconds, and whether it fits on every device."""
         layout, policies = self._layout(skeleton, shares), (skeleton.policy,) * self._problem.model.num_layers
         stage = self._model.stages.sequence_stage(layout, work.size, work.sharers)

@@ -11,12 +11,12 @@ from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules, sharding_stages
-from solvers.baselines import _published_space as columns
 from solvers.baselines._grids import lay_out, rank_devices
 from solvers.baselines._plans import StageHolders, aligned_plan, even_parts, pipeline_of
-from solvers.baselines._published_space import PublishedSpace
 from solvers.core.partition import DeviceGroup
 from solvers.frame.starts import cut
+from tests.solvers.baselines import published_space as columns
+from tests.solvers.baselines.published_space import PublishedSpace
 
 Slots = Sequence[Sequence[StageHolders]]
 Complete = Callable[[Problem, Plan, random.Random], Plan | None]

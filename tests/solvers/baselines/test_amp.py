@@ -16,6 +16,7 @@ from hexiopt.schedules.registry import GPIPE
 from hexiopt.solving import Budget
 from solvers.baselines.amp import Amp, best_splits
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.baselines.random_plans import random_plans
 
 
@@ -67,11 +68,11 @@ def test_all_devices_work_and_the_fast_ones_hold_more_layers() -> None:
 
 def test_what_is_not_in_its_space() -> None:
     problem = mixed()
-    drawn = random_plans(Amp.space, problem, random.Random(0), 2000)
+    drawn = random_plans(SPACES["amp"], problem, random.Random(0), 2000)
     plan: Plan = next(
         p for p in drawn if (len(p.pipelines), len(p.pipelines[0].stages), p.pipelines[0].stages[0].tp) == (2, 4, 1)
     )
-    assert Amp.space.first_violation(problem, plan) is None
+    assert SPACES["amp"].first_violation(problem, plan) is None
     one, two = plan.pipelines
     first, second = one.stages[0], two.stages[0]
     policy = "full" if first.policy != "full" else "none"
@@ -97,7 +98,7 @@ def test_what_is_not_in_its_space() -> None:
         ),
     }
     for word, broken in rules.items():
-        assert word in (Amp.space.first_violation(problem, broken) or ""), word
+        assert word in (SPACES["amp"].first_violation(problem, broken) or ""), word
 
 
 def test_odd_numbers_of_devices_have_few_grids() -> None:

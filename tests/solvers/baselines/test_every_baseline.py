@@ -15,12 +15,12 @@ from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Result
 from solvers.baselines._frame import Baseline
-from solvers.baselines._published_space import PublishedSpace
-from solvers.baselines.galvatron.galvatron import choices_of, plan_of, ranks_of
+from solvers.baselines.galvatron.galvatron import plan_of
 from solvers.baselines.galvatron.stages import StagePlanner
 from solvers.registry import baseline, make_solver, names, solver_class
 from tests.slow import slow_but
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.published_spaces import SPACES, choices_of, ranks_of
 from tests.solvers.baselines.random_plans import Complete, random_plans
 
 BASELINES = names(baseline)
@@ -58,10 +58,6 @@ def made(name: str) -> Baseline:
     return solver
 
 
-def space_of(name: str) -> PublishedSpace:
-    return made(name).published_space()
-
-
 @cache
 def answer(name: str, kind: str) -> Result:
     return made(name).solve(problems.MIXED[kind](), Budget(3600.0))
@@ -73,7 +69,7 @@ def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     problem, result = problems.MIXED[kind](), answer(name, kind)
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
-    assert space_of(name).first_violation(problem, result.plan) is None
+    assert SPACES[name].first_violation(problem, result.plan) is None
 
 
 @EVERY
@@ -81,7 +77,7 @@ def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     """There are enough draws in the space, and some of them fit."""
     problem = problems.MIXED[kind]()
-    drawn = set(random_plans(space_of(name), problem, random.Random(1), TRIES, COMPLETE.get(name)))
+    drawn = set(random_plans(SPACES[name], problem, random.Random(1), TRIES, COMPLETE.get(name)))
     assert len(drawn) >= 10
     model = PlanPricer(problem)
     best_s = min(model.price(plan).objective for plan in drawn)
@@ -96,7 +92,7 @@ def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
     problem, own = problems.MIXED[kind](), answer(name, kind)
     for other in BASELINES:
         theirs = answer(other, kind)
-        if theirs.plan is not None and space_of(name).first_violation(problem, theirs.plan) is None:
+        if theirs.plan is not None and SPACES[name].first_violation(problem, theirs.plan) is None:
             assert own.objective <= (1 + TOLERANCE) * theirs.objective, other
 
 

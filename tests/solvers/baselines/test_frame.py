@@ -12,7 +12,6 @@ from hexiopt.problem.space import Space
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first, climb
-from solvers.baselines._published_space import PublishedSpace
 from solvers.core.search import Search
 from tests.solvers import problems
 
@@ -29,7 +28,6 @@ class Listed(Baseline):
     listed: tuple[PlanCandidate, ...] = ()
 
     name = "listed"
-    space = PublishedSpace()
     limits = SearchLimits(max_without_improvement=2)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:

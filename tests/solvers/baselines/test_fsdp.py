@@ -16,6 +16,7 @@ from hexiopt.solving import Budget
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
+from tests.solvers.baselines.published_spaces import SPACES
 
 
 def line(devices: tuple[int, ...], count: int, size: int = 1, policy: str = "none") -> Pipeline:
@@ -45,7 +46,7 @@ def test_the_best_of_everything(network_gb_per_s: float, fast_gib: float) -> Non
         if 16 % (len(devices) * size) == 0:
             plan = plain(devices, sharding, size, policy)
             assert check(problem, plan) == []
-            assert Fsdp.space.first_violation(problem, plan) is None
+            assert SPACES["fsdp"].first_violation(problem, plan) is None
             best_s = min(best_s, model.price(plan).objective)
     assert best_s < float("inf")
     assert Fsdp().solve(problem, Budget(3600.0)).objective == pytest.approx(best_s, rel=1e-12)
@@ -77,7 +78,7 @@ REFUSED = {
 def test_what_it_cannot_express(words: str) -> None:
     problem: Problem = problems.easy()
     assert check(problem, REFUSED[words]) == []
-    assert words in (Fsdp.space.first_violation(problem, REFUSED[words]) or "")
+    assert words in (SPACES["fsdp"].first_violation(problem, REFUSED[words]) or "")
 
 
 def test_a_batch_that_no_number_of_gpus_shares() -> None:

@@ -14,7 +14,6 @@ from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, sharded_s
 from solvers.baselines._grids import (
     StageGrid,
-    follows_ranks,
     grids,
     lay_out,
     machine_classes,
@@ -23,10 +22,10 @@ from solvers.baselines._grids import (
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import balanced_layers, shift_layers
-from solvers.baselines._published_space import divides_model
+from solvers.baselines._plans import balanced_layers, divides_model, shift_layers
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.published_spaces import follows_ranks
 
 GROUPS = [(0,), (1,), (2,), (3,)]
 

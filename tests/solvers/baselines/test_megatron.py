@@ -24,6 +24,7 @@ from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.megatron import Megatron, MegatronLayers, _best_splits, _PipelineTimes
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.baselines.random_plans import random_plans
 
 
@@ -123,9 +124,9 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
 @cache
 def interleaved() -> tuple[Problem, Plan]:
     problem = pair(schedule="interleaved", optimizer_sharding="1")
-    drawn = random_plans(Megatron.space, problem, random.Random(0), 4000)
+    drawn = random_plans(SPACES["megatron"], problem, random.Random(0), 4000)
     plan = next(p for p in drawn if len(p.pipelines) == 2 and len(p.pipelines[0].stages) == 4)
-    assert Megatron.space.first_violation(problem, plan) is None
+    assert SPACES["megatron"].first_violation(problem, plan) is None
     return problem, plan
 
 
@@ -172,7 +173,7 @@ def test_what_is_not_in_its_space() -> None:
         ),
     }
     for word, broken in rules.items():
-        assert word in (Megatron.space.first_violation(problem, broken) or ""), word
+        assert word in (SPACES["megatron"].first_violation(problem, broken) or ""), word
 
 
 def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
@@ -181,7 +182,7 @@ def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
         ends = [sum(per_stage[:k]) for k in range(5)]
         stages = tuple(Stage.of((2 * k, 2 * k + 1), ends[k], ends[k + 1]) for k in range(4))
         plan = Plan((Pipeline(stages, 32),), ONE_F_ONE_B, plan_for(problem).sharding)
-        assert (Megatron.space.first_violation(problem, plan) is None) == allowed
+        assert (SPACES["megatron"].first_violation(problem, plan) is None) == allowed
 
 
 # What it plans.

@@ -15,10 +15,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
-from solvers.baselines._money import MoneyBaseline, Objective, prices_per_s
-from solvers.baselines._published_space import PublishedSpace
-from solvers.registry import make_solver, solver_class
+from solvers.baselines._money import Objective, prices_per_s
+from solvers.registry import make_solver
 from tests.solvers import problems as small
+from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.baselines.random_plans import random_plans
 
 EACH = pytest.mark.parametrize("name", ["espresso", "sailor"])
@@ -32,12 +32,6 @@ def money(prices: tuple[float, ...], plan: Plan, step_s: float) -> float:
 
 def priced(cluster: Cluster) -> Cluster:
     return replace(cluster, machines=tuple(replace(m, price_per_hour=PRICES[m.name]) for m in cluster.machines))
-
-
-def space_of(name: str) -> PublishedSpace:
-    solver = solver_class(name)()
-    assert isinstance(solver, MoneyBaseline)
-    return solver.space
 
 
 def problem() -> Problem:
@@ -66,7 +60,7 @@ def test_money_buys_time(name: str) -> None:
         result = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
         assert result.plan is not None, result.reason
         assert violations(own, result.plan, result.cost) == []
-        assert space_of(name).first_violation(own, result.plan) is None
+        assert SPACES[name].first_violation(own, result.plan) is None
         assert deadline_s is None or result.objective <= deadline_s
         spent.append(money(prices, result.plan, result.objective))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(spent))
@@ -82,7 +76,7 @@ def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
     best = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
     assert best.plan is not None
     in_time = 0
-    for plan in random_plans(space_of(name), own, random.Random(1), 2000):
+    for plan in random_plans(SPACES[name], own, random.Random(1), 2000):
         step_s = model.price(plan).objective
         if step_s <= deadline_s:
             in_time += 1

@@ -8,11 +8,12 @@ from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
-from solvers.baselines import _published_space as columns
-from solvers.baselines._published_space import PublishedSpace
 from solvers.registry import names
 from tests import api_reference
 from tests.solvers import problems
+from tests.solvers.baselines import published_space as columns
+from tests.solvers.baselines.published_space import PublishedSpace
+from tests.solvers.baselines.published_spaces import SPACES
 
 
 def line(*groups: tuple[int, ...], layers: tuple[int, ...], batches: int = 8, size: int = 1) -> Pipeline:
@@ -67,6 +68,10 @@ def test_a_plan_breaks_one_column(column: str) -> None:
 
 def test_every_column_is_tried() -> None:
     assert {"schedules", "sharding", *ANYTHING.rules()} == set(BROKEN)
+
+
+def test_every_baseline_states_its_space() -> None:
+    assert set(SPACES) == set(names(lambda able: able.kind == "baseline"))
 
 
 def test_the_documents_hold_the_table() -> None:

@@ -10,10 +10,11 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._grids import areas, linked_areas
-from solvers.baselines.sailor import Sailor, splits
+from solvers.baselines.sailor import splits
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.published_spaces import SPACES
 
 
 @given(st.integers(1, 100), st.integers(1, 40))
@@ -63,7 +64,7 @@ MIXED = Plan((line((0,), (4, 5), layers=(3, 3)), line((2, 3), (6,), layers=(3, 3
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = Sailor.space.first_violation(small.easy(), tried)
+    said = SPACES["sailor"].first_violation(small.easy(), tried)
     assert said is None if broken is None else said is not None and broken in said
 
 

@@ -30,6 +30,7 @@ from solvers.baselines.symmetric_layouts import (
 )
 from solvers.core.search import Search
 from solvers.registry import make_solver
+from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.sequence.small_layouts import task
 
 RIVALS: dict[str, type[SymmetricLayouts]] = {"ring": RingLayouts, "ulysses": UlyssesLayouts, "usp": UspLayouts}
@@ -81,13 +82,13 @@ def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     problem, own, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
-    assert own.space.first_violation(problem, result.plan) is None
+    assert SPACES[own.name].first_violation(problem, result.plan) is None
     model, steps_s = PlanPricer(problem), []
     for _ in range(DRAWS):
         plan = drawn(own, problem, rng)
         if plan is not None:
             assert check(problem, plan) == []
-            assert own.space.first_violation(problem, plan) is None
+            assert SPACES[own.name].first_violation(problem, plan) is None
             steps_s.append(model.price(plan).objective)
     assert len(steps_s) >= DRAWS / 10
     assert result.objective <= 1.02 * min(steps_s)
@@ -99,7 +100,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
     for name in ("ring", "ulysses"):
         plan = answer(name, kind).plan
         assert plan is not None
-        assert UspLayouts.space.first_violation(problem_of(kind), plan) is None
+        assert SPACES["usp"].first_violation(problem_of(kind), plan) is None
         assert answer("usp", kind).objective <= 1.005 * answer(name, kind).objective
 
 
@@ -135,14 +136,14 @@ def test_what_is_foreign_is_said(name: str) -> None:
         ),
     }
     for word, tried in broken.items():
-        assert word in (own.space.first_violation(problem, tried) or "")
+        assert word in (SPACES[own.name].first_violation(problem, tried) or "")
     words = {"ring": "an all-to-all", "ulysses": "a ring"}
     for other, wrong in words.items():
         theirs = "ulysses" if other == "ring" else "ring"
         foreign = RIVALS[theirs]().solve(problem, Budget(3600.0)).plan
         assert foreign is not None
         if name == other:
-            assert own.space.first_violation(problem, foreign) == wrong
+            assert SPACES[own.name].first_violation(problem, foreign) == wrong
 
 
 def test_the_slowest_device_sets_their_pace() -> None:

@@ -3,13 +3,11 @@
 from collections import Counter
 from dataclasses import replace
 
-from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import price_plan
-from solvers.core.partition import DoesNotFit
 from tests.solvers import problems
 from tests.solvers.completion.test_pipeline_timer import walked
 
@@ -34,24 +32,3 @@ def test_with_slack_or_without_what_is_priced_best() -> None:
         wins["with"] += with_slack < without
         wins["without"] += without < with_slack
     assert min(wins["with"], wins["without"]) > 0
-
-
-def test_a_pipeline_alone_may_have_the_layers_of_the_least_period() -> None:
-    """Then it never ends later, and sooner where slack for the messages of others costs."""
-    cluster = problems.cluster(("a", "fast", 4), ("b", "fast", 4), ("c", "slow", 4), network_gb_per_s=0.3)
-    workload, sequences = Workload(16, 512, schedule="1f1b"), 16
-    problem = Problem(cluster, replace(problems.TINY, num_layers=24), workload, problems.SMALL_SPACE)
-    completer, sooner = PlanCompleter(PlanPricer(problem)), 0
-    for seed in range(60):
-        partition = walked(problem, seed, 30)
-        for group in partition.pipeline_groups if completer.allowed(partition) else ():
-            ends_s = []
-            for tight in (False, True):
-                made = completer.pipelines_alone(
-                    group, partition.schedule, StateSharding(1, 2), sequences, partition.chunks, tight=tight
-                )
-                assert not isinstance(made, DoesNotFit)
-                ends_s.append(made[0].rate.fill_s + sequences / group.micro_batch_size * made[0].rate.period_s)
-            assert ends_s[1] <= ends_s[0]
-            sooner += ends_s[1] < ends_s[0]
-    assert sooner

@@ -52,7 +52,7 @@ def test_replicas_share_samples_by_speed_and_their_options_are_those_of_the_slow
     assert executor.works(6) == {ReplicaShare(fast, more), ReplicaShare(slow, fewer)}
     tables, unsharded = ExecutorTables(pricer, pricer.policies()), StateSharding()
     both, *each = (
-        tables.options(works, True, True, 6, holding(1), unsharded)
+        tables.options[works, True, True, 6, holding(1), unsharded]
         for works in (executor.works(6), *(frozenset([work]) for work in executor.works(6)))
     )
     assert both.times == list(map(max, *(own.times for own in each)))

@@ -133,9 +133,9 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
     pricer = model(5, 1.5, 1.1)
     splitter = LayerSplitter(pricer, ("none", "selective", "full"), even=False)
     fast, slow = pricer.tp_group((0,)), pricer.tp_group((1,))
-    both = splitter.options(frozenset([fast, slow]), False, False, 1, holding(1), UNSHARDED)
+    both = splitter.options[frozenset([fast, slow]), False, False, 1, holding(1), UNSHARDED]
     each = [
-        splitter.options(frozenset([tp_group]), False, False, 1, holding(1), UNSHARDED) for tp_group in (fast, slow)
+        splitter.options[frozenset([tp_group]), False, False, 1, holding(1), UNSHARDED] for tp_group in (fast, slow)
     ]
     assert len(both.times) == min(len(options.times) for options in each)
     assert all(t >= max(o.times[k] for o in each) for k, t in enumerate(both.times))

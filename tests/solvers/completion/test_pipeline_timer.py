@@ -67,7 +67,7 @@ def test_layers_make_room_for_messages(gb_per_s: float, tight: bool, within: flo
     maker, splitter = PipelineTimer(model), LayerSplitter(model, model.policies(), even=False)
     [trips] = maker.trips_s(Partition((pipeline_group,), ONE_F_ONE_B, 1))
     terms = SplitInput(ONE_F_ONE_B, 1, StateSharding(1, 1), True, 4, tight)
-    made = maker.made(pipeline_group, terms, splitter, trips)
+    made = maker.pipelines[pipeline_group, terms, splitter, trips]
     assert not isinstance(made, DoesNotFit)
 
     def period_s(layers: tuple[int, ...]) -> float:

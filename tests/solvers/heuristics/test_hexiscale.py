@@ -14,7 +14,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
-from solvers.core.partition import PipelineGroup
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.frame.starts import first_choice
 from solvers.heuristics import hexiscale
@@ -41,6 +41,11 @@ def test_compositions_by_hand() -> None:
     assert compositions(3, (1, 2)) == [(2, 1), (1, 1, 1)]
 
 
+def kept_by(hierarchy: HierarchicalPartition) -> list[Partition]:
+    """The best partition for each number of pipelines and each set of recompute policies."""
+    return [incumbent.partition for by_number in hierarchy._best for incumbent in by_number.values()]
+
+
 @pytest.mark.parametrize("exclude", [(), ("a:0", "c:2")])
 def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]) -> None:
     problem = problems.easy(Space(exclude=exclude))
@@ -49,7 +54,7 @@ def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]
     bests = []
     for _ in range(80):
         hierarchy.iterate()
-        for partition in hierarchy.found():
+        for partition in kept_by(hierarchy):
             assert_legal(problem, partition)
             bests.append(search.best_s)
     assert bests == sorted(bests, reverse=True)
@@ -66,14 +71,14 @@ def test_it_works_on_from_a_known_partition() -> None:
     groups = PipelineGroup((tuple((device,) for device in first),)), PipelineGroup((((second[0],),), ((second[1],),)))
     known = first_choice(problem, groups)
     hierarchy.begin_at(known)
-    [begun] = hierarchy.found()
+    [begun] = kept_by(hierarchy)
     assert [group.width for group in begun.pipeline_groups] == [1] * known.num_pipelines
     assert begun.devices() == known.devices()
     assert search.plan is not None
     with_idle, kept = False, False
     for _ in range(80):
         hierarchy.iterate()
-        for partition in hierarchy.found():
+        for partition in kept_by(hierarchy):
             assert_legal(problem, partition)
             with_idle |= bool(partition.devices() & set(third))
             kept |= partition != begun and bool(set(partition.pipeline_groups) & set(begun.pipeline_groups))

@@ -46,7 +46,7 @@ def test_the_best_schedule_and_sharding_of_a_grid_are_found() -> None:
     grid = next(g for g in whole_grids(one.search.problem) if len(g.pipeline_groups[0].stages) == 3)
     least_s = min(step_time_s(checked, own) for own in settings(checked, grid))
     assert least_s < 0.9 * step_time_s(checked, grid), "else there is nothing to find"
-    found = one.sharded(one.scheduled(grid, one.search.until()).partition, one.search.until())
+    found = one.best_sharding(one.best_schedule(grid, one.search.until()).partition, one.search.until())
     assert math.exp(found.energy) == pytest.approx(least_s)
     assert found.partition.pipeline_groups == grid.pipeline_groups
     assert 0 < one.search.steps <= 9

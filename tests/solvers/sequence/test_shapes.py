@@ -43,7 +43,7 @@ def used_once(problem: Problem, shape: SequenceShape) -> bool:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     problem = replace(PROBLEM, space=space)
-    ranked = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), zero)).ranked(lambda: True)
+    ranked = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), zero)).rank(lambda: True)
     assert [estimated.step_s for estimated in ranked] == sorted(estimated.step_s for estimated in ranked)
     shapes = [estimated.shape() for estimated in ranked]
     assert all(used_once(problem, shape) for shape in shapes)
@@ -61,7 +61,7 @@ def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
 
 def test_moves_give_shapes_that_obey_the_space() -> None:
     rng, problem = random.Random(3), PROBLEM
-    shape = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), 1)).ranked(lambda: True)[0].shape()
+    shape = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), 1)).rank(lambda: True)[0].shape()
     seen, statistics = {shape}, OperatorStatistics()
     proposals = ShapeProposals(problem, statistics)
     for _ in range(300):
@@ -83,7 +83,7 @@ def test_estimates_are_near_the_price(tensor: bool) -> None:
     """Of the median shape within a factor, and the best estimate is not a bad plan."""
     model = PlanPricer(PROBLEM)
     estimates = SequenceEstimates(model, 1, tensor=tensor)
-    ranked = SequenceStarts(PROBLEM, estimates).ranked(lambda: True)
+    ranked = SequenceStarts(PROBLEM, estimates).rank(lambda: True)
     builder = PlanBuilder(model, LayoutSearch(model, lambda: True), tensor=tensor)
     ratios, prices = [], []
     for estimated in ranked[:: max(1, len(ranked) // 25)]:

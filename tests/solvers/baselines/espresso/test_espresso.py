@@ -14,10 +14,10 @@ from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._money import Objective
-from solvers.baselines.espresso.espresso import Espresso
 from solvers.baselines.espresso.planner import _COUNTS, EspressoAllocation, EspressoPlanner, _numbers
 from solvers.registry import make_solver
 from tests.solvers import problems as small
+from tests.solvers.baselines.published_spaces import SPACES
 
 
 def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches: tuple[int, int] = (4, 4)) -> Plan:
@@ -45,7 +45,7 @@ def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches:
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = Espresso.space.first_violation(small.easy(), tried)
+    said = SPACES["espresso"].first_violation(small.easy(), tried)
     assert said is None if broken is None else said is not None and broken in said
 
 

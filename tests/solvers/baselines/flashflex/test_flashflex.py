@@ -31,6 +31,7 @@ from tests.conftest import ROOT
 from tests.slow import slow_but
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.published_spaces import FLASHFLEX_AS_RELEASED, SPACES
 from tests.solvers.baselines.random_plans import random_plans
 
 pytest.importorskip("pymetis")
@@ -128,7 +129,8 @@ def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
     assert violations(problem, result.plan, result.cost) == []
-    assert own.published_space().first_violation(problem, result.plan) is None
+    space = FLASHFLEX_AS_RELEASED if own.released else SPACES["flashflex"]
+    assert space.first_violation(problem, result.plan) is None
     assert sorted(result.plan.devices()) == list(range(32))
 
 
@@ -139,7 +141,7 @@ def test_the_defects_cost_much() -> None:
 
 def test_what_is_not_in_its_space() -> None:
     problem = small.easy()
-    drawn = random_plans(FlashFlex.space, problem, random.Random(0), 1000)
+    drawn = random_plans(SPACES["flashflex"], problem, random.Random(0), 1000)
     plan: Plan = next(p for p in drawn if len(p.pipelines) == 1 and len(p.pipelines[0].stages) > 4)
     [line] = plan.pipelines
     first = line.stages[0]
@@ -158,7 +160,7 @@ def test_what_is_not_in_its_space() -> None:
         if not isinstance(broken, Plan):
             size = 2 if word == "replicated" else line.micro_batch_size
             broken = replace(plan, pipelines=(replace(line, stages=tuple(broken), micro_batch_size=size),))
-        assert word in (FlashFlex.space.first_violation(problem, broken) or ""), word
+        assert word in (SPACES["flashflex"].first_violation(problem, broken) or ""), word
 
 
 def two_together(problem: Problem, plan: Plan) -> list[int]:
@@ -170,7 +172,7 @@ def two_together(problem: Problem, plan: Plan) -> list[int]:
 def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
     """Machines a: 0, 1; b: 2, 3; c: 4 to 7. One device a stage, two of them swapped."""
     problem = small.easy()
-    drawn = random_plans(FlashFlex.space, problem, random.Random(0), 5000)
+    drawn = random_plans(SPACES["flashflex"], problem, random.Random(0), 5000)
     plan: Plan = next(p for p in drawn if [len(q.stages) for q in p.pipelines] == [5] and two_together(problem, p))
     [line] = plan.pipelines
     k = two_together(problem, plan)[0]
@@ -182,8 +184,8 @@ def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
     )
     broken = replace(plan, pipelines=(replace(line, stages=tuple(stages)),))
     assert check(problem, broken) == []
-    assert "comes back" in (FlashFlex.space.first_violation(problem, broken) or "")
-    assert "comes back" not in (FlashFlex("as_released").published_space().first_violation(problem, broken) or "")
+    assert "comes back" in (SPACES["flashflex"].first_violation(problem, broken) or "")
+    assert "comes back" not in (FLASHFLEX_AS_RELEASED.first_violation(problem, broken) or "")
 
 
 def test_a_graph_of_too_many_gpus_is_refused() -> None:

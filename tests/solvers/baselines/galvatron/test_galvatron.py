@@ -20,6 +20,7 @@ from solvers.baselines.galvatron.galvatron import Galvatron, plan_of
 from solvers.baselines.galvatron.stages import GalvatronChoice, StagePlanner
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
+from tests.solvers.baselines.published_spaces import SPACES
 
 POLICIES = ("none", "full")
 
@@ -105,7 +106,7 @@ def test_unequal_degrees_become_replicas() -> None:
                     plan = plan_of(problem, order, choice, split)
                     assert check(problem, plan) == []
                     assert any(len(stage.parallelism.replicas) > 1 for stage in plan.pipelines[0].stages)
-                    assert Galvatron.space.first_violation(problem, plan) is None
+                    assert SPACES["galvatron"].first_violation(problem, plan) is None
                     seen += 1
     assert seen
 
@@ -133,7 +134,7 @@ REFUSED = {
 def test_what_it_cannot_express(words: str) -> None:
     problem = problems.easy()
     assert check(problem, REFUSED[words]) == []
-    assert words in (Galvatron.space.first_violation(problem, REFUSED[words]) or "")
+    assert words in (SPACES["galvatron"].first_violation(problem, REFUSED[words]) or "")
 
 
 @pytest.mark.parametrize("switch", ["recompute_per_stage", "recompute_per_layer"])

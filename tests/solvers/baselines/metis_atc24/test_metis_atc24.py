@@ -20,12 +20,12 @@ from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.metis_atc24.cutting import cuts
 from solvers.baselines.metis_atc24.group_cuts import batchings, sequences
-from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
 from solvers.baselines.metis_atc24.parallel_pipelines import plan_of_cut
 from solvers.baselines.metis_atc24.ranked_devices import Batching, RankedDevices, StageGroup
 from solvers.completion.allocation import earliest_finish
 from solvers.registry import make_solver
 from tests.solvers import problems as small
+from tests.solvers.baselines.published_spaces import SPACES
 
 
 def pair() -> Problem:
@@ -70,7 +70,7 @@ LANES = Plan(
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = MetisAtc24.space.first_violation(pair(), tried)
+    said = SPACES["metis_atc24"].first_violation(pair(), tried)
     assert said is None if broken is None else said is not None and broken in said
 
 
@@ -79,8 +79,8 @@ def test_devices_idle_only_where_their_share_is_none() -> None:
     problem = pair()
     problem = replace(problem, space=replace(problem.space, exclude=("c",)))
     alone = (Stage.of((0,), 0, 4),)
-    assert MetisAtc24.space.first_violation(problem, plan(*alone, batches=16, size=2)) is None
-    assert "idle or none" in str(MetisAtc24.space.first_violation(problem, plan(*alone, batches=4, size=8)))
+    assert SPACES["metis_atc24"].first_violation(problem, plan(*alone, batches=16, size=2)) is None
+    assert "idle or none" in str(SPACES["metis_atc24"].first_violation(problem, plan(*alone, batches=4, size=8)))
 
 
 def test_samples_by_speed() -> None:
@@ -158,7 +158,7 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
             layers = (1,) * (len(cut) - 1) + (problem.model.num_layers - len(cut) + 1,)
             plan = plan_of_cut(problem, batching, cut, layers, ONE_F_ONE_B, 1)
             assert check(problem, plan) == []
-            assert MetisAtc24.space.first_violation(problem, plan) is None
+            assert SPACES["metis_atc24"].first_violation(problem, plan) is None
             assert asked in (None, len(plan.pipelines))
             for s, group in enumerate(cut):
                 held = {

@@ -11,7 +11,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS
 from hexiopt.schedules.schedule import Schedule
-from solvers.baselines._plans import RUNS_1F1B
+from solvers.baselines._plans import RUNS_1F1B, divides_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,6 @@ def _batch(pipeline: Pipeline) -> tuple[int, int]:
 
 def _degrees(stages: Iterable[Stage]) -> set[int]:
     return {len(replica.devices) for stage in stages for replica in stage.parallelism.replicas}
-
-
-def divides_model(problem: Problem, tp: int) -> bool:
-    """Whether attention heads and MLP columns divide by `tp`, as the layers of Megatron-LM require."""
-    return problem.model.num_heads % tp == 0 and problem.model.ffn_size % tp == 0
 
 
 # What a stage is.
