@@ -26,12 +26,12 @@ _ROOM = 4.5  # time given to a stand-in model over the time that it takes at thi
 
 @dataclass(frozen=True)
 class _Entry:
-    """A plan with the name of its solver, its cost, and its simulated step time where it can be simulated."""
+    """A plan with the name of its solver, its cost, and its simulated step time."""
 
     name: str
     plan: Plan
     cost: Cost
-    simulated_s: float | None
+    simulated_s: float
 
     @classmethod
     def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":

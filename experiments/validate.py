@@ -119,9 +119,9 @@ def _given(job: Job) -> Given:
 
 
 def _simulated(prediction: Prediction, case: Case) -> float:
-    """The run's metric by the finer simulation, or as predicted where the simulation takes too long."""
-    seconds = prediction.simulated_step_s
-    return prediction.predicted if seconds is None else in_metric(case, seconds)
+    """The run's metric by the finer simulation."""
+    assert prediction.simulated_step_s is not None, "a run that is priced is simulated"
+    return in_metric(case, prediction.simulated_step_s)
 
 
 def _memory_errors(priced: Sequence[tuple[Case, Cost]]) -> list[Errors]:

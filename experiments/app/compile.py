@@ -14,6 +14,7 @@ import hexiopt
 import solvers
 
 SOURCES = (
+    "hexiopt/cost/clock/kernel.py",
     "hexiopt/schedules/kernel.py",
     "hexiopt/bounds/box_stages.py",
     "hexiopt/bounds/kernel.py",

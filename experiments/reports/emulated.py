@@ -35,12 +35,12 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class Emulated:
-    """A plan's predicted and, if available, simulated step time; its measured step times in seconds on the cluster; and
+    """A plan's predicted and simulated step time; its measured step times in seconds on the cluster; and
     the share by which the slowest rank exceeded its compute time."""
 
     name: str
     predicted_s: float
-    simulated_s: float | None
+    simulated_s: float
     steps_s: tuple[float, ...]
     late: float
 
@@ -71,9 +71,7 @@ def emulated_table(rows: Sequence[Emulated]) -> Table:
     header = ["Plan", "Predicted", "Measured", "Error", "Simulated", "Error", "Least to most", "Late"]
     cells = []
     for row in sorted(rows, key=lambda row: row.measured_s):
-        simulated = ["", ""]
-        if row.simulated_s is not None:
-            simulated = [seconds(row.simulated_s), f"{row.simulated_s / row.measured_s - 1:+.1%}"]
+        simulated = [seconds(row.simulated_s), f"{row.simulated_s / row.measured_s - 1:+.1%}"]
         spread = f"{seconds(min(row.steps_s))} to {seconds(max(row.steps_s))}"
         times = [seconds(row.predicted_s), seconds(row.measured_s), f"{row.error:+.1%}", *simulated, spread]
         faster = [] if symmetric_s is None else [f"{symmetric_s / row.measured_s:.2f}×"]

@@ -2,62 +2,42 @@
 
 The cost model lets all messages of a step share an interface all the time, each taking as long as if all others of its
 interface came along. Here a message shares it with those only that are under way at once, by max-min fairness
-(`simulation/fair_shares.py`). Nothing searches with it, as it takes longer than a price; next to a price it says how
-much of it is waiting for messages that never meet.
+(`simulation/fair_shares.py`). Nothing searches with it yet; next to a price it says how much of it is waiting for
+messages that never meet.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import inf
 
-from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.clock.clock import Clock, lanes_of
+from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StaticShares, stage_times
-from hexiopt.errors import InputError
-from hexiopt.plan.messages import messages
-from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
-from hexiopt.simulation.engine import ExecutorId, SimulatedLink, Span, Step, link_of
-
-_MOST_MEETINGS = 1_000_000  # of messages; so many take about a second
+from hexiopt.simulation.engine import SimulatedLink, Span, Step, link_of
 
 
-def simulated_s(pricer: PlanPricer, plan: Plan) -> float | None:
-    """The simulated step of `plan` in seconds; None for sequence layouts, and where it would take long."""
-    return simulate_network(pricer, plan).step_time_s if not _has_layouts(plan) and takes_seconds(plan) else None
-
-
-def simulate_network(pricer: PlanPricer, plan: Plan) -> Cost:
-    """The cost of `plan` as `pricer` has it, over a network of fair shares.
-
-    Raises InputError as `pricer.price`, and for sequence layouts.
-    """
-    if _has_layouts(plan):
-        raise InputError("messages of sequence layouts are not simulated; price the plan instead")
-    return pricer.with_network(FairShares()).price(plan)
+def simulated_s(pricer: PlanPricer, plan: Plan) -> float:
+    """The step of `plan` in seconds over a network of fair shares. Raises InputError as `pricer.price`."""
+    return pricer.with_network(FairShares()).price(plan).step_time_s
 
 
 class FairShares:
     """A network (`NetworkModel`) whose resources are shared by those messages that are under way at once.
 
-    The pipelines end as simulated; their `message_s` are those of static shares. The spans of the last plan stay known.
+    Pipelines end by the clock; their `message_s` are those of static shares. Spans are of the event simulation, and
+    those of the last plan stay known.
     """
 
     def __init__(self) -> None:
+        self._clock, self._static = Clock(), StaticShares()
         self._last: tuple[Sequence[PlacedPipeline], tuple[Span, ...]] = (), ()
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        ended: dict[ExecutorId, float] = {}
-        for span in self._all_spans(placed):
-            if not span.is_message:
-                ended[span.pipeline, span.stage, span.executor] = span.end_s  # later ones come later
-        found = []
-        for p, cost in enumerate(StaticShares()(placed)):
-            ends = tuple([ended[p, s, r] for s, stage in enumerate(cost.stages) for r in range(len(stage.executors))])
-            found.append(replace(cost, executor_end_s=ends, end_s=max(ends)))
-        return tuple(found)
+        each = zip(self._static(placed), self._clock.ends_s(placed), strict=True)
+        return tuple([replace(cost, executor_end_s=ends, end_s=max(ends)) for cost, ends in each])
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
@@ -65,6 +45,8 @@ class FairShares:
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
+        self._clock.forget()
+        self._static.forget()
         self._last = (), ()
 
     def _all_spans(self, placed: Sequence[PlacedPipeline]) -> tuple[Span, ...]:
@@ -77,22 +59,6 @@ class FairShares:
         return self._last[1]
 
 
-def takes_seconds(plan: Plan) -> bool:
-    """Whether the simulation takes no longer: each message may meet one of every link."""
-    each = [(len(messages(pipeline)), pipeline.num_chunks * pipeline.num_micro_batches) for pipeline in plan.pipelines]
-    return sum(links * times for links, times in each) * sum(links for links, _ in each) <= _MOST_MEETINGS
-
-
-def _has_layouts(plan: Plan) -> bool:
-    return any(
-        isinstance(stage.parallelism, SequenceParallel) for pipeline in plan.pipelines for stage in pipeline.stages
-    )
-
-
 def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
-    """Latency first; inside machines nothing is shared."""
-    for placed in pipeline.messages:
-        needs = {resource: each * placed.num_bytes for resource, each in placed.route.shared}
-        port_s = placed.route.port_s_per_byte * placed.num_bytes
-        fixed_s = placed.route.latency_s + (0.0 if needs else port_s)
-        yield link_of(p, placed.message, fixed_s, len(pipeline.stages), needs, 1.0 / port_s if port_s else inf)
+    for placed, lane in zip(pipeline.messages, lanes_of(pipeline), strict=True):
+        yield link_of(p, placed.message, lane.fixed_s, len(pipeline.stages), dict(lane.needs), lane.most)

@@ -74,13 +74,8 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
     parts = ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in facts.step.parts)
     yield "step", seconds(cost.step_time_s), f"on {facts.step.executor}, which ends last: {parts}"
     simulated = simulated_s(facts.model, facts.plan)
-    if simulated is not None:
-        yield (
-            "simulated",
-            seconds(simulated),
-            f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only while in transit "
-            "together; in the price, all messages of a step share it throughout",
-        )
+    change = f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only while in transit "
+    yield "simulated", seconds(simulated), f"{change}together; in the price, all messages of a step share it throughout"
     tight, excess_bytes = facts.tightest, facts.tightest.cost.excess_bytes
     has = "lacks" if excess_bytes > 0 else "has the least free memory,"
     where = f"stage {tight.number} of pipeline {tight.pipeline} {has} {gib(abs(excess_bytes))} GiB"

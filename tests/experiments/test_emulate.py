@@ -55,12 +55,12 @@ def test_bad_input_is_one_line(hexiopt: Run, tmp_path: Path, words: tuple[str, .
 
 
 def test_the_table_says_how_much_faster() -> None:
-    rows = [Emulated("megatron", 2.2, 2.1, (2.0, 1.9, 2.4), 0.0), Emulated("portfolio", 1.0, None, (1.0,), 0.01)]
+    rows = [Emulated("megatron", 2.2, 2.1, (2.0, 1.9, 2.4), 0.0), Emulated("portfolio", 1.0, 0.9, (1.0,), 0.01)]
     table = emulated_table(rows)
     cells = [list(map(str, column.cells)) for column in table.columns]
     assert cells[0] == ["portfolio", "megatron"]
-    assert cells[3:6] == [["+0.0%", "+10.0%"], ["", "2.10 s"], ["", "+5.0%"]]
+    assert cells[3:6] == [["+0.0%", "+10.0%"], ["900 ms", "2.10 s"], ["-10.0%", "+5.0%"]]
     assert cells[-1] == ["2.00×", "1.00×"]
     (first, second) = csv.DictReader(emulated_csv(rows, 7.0).splitlines())
     assert (first["least_s"], first["most_s"], first["dilation"]) == ("1.9", "2.4", "7.0")
-    assert (second["late"], second["simulated_s"]) == ("0.01", "")
+    assert (second["late"], second["simulated_s"]) == ("0.01", "0.9")

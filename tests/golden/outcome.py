@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.fair_network import simulate_network
+from hexiopt.cost.fair_network import simulated_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import read_cluster
@@ -48,7 +48,7 @@ def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
     try:
         plan = plan_from_section(Section(plan_data, "plan"), model.problem.cluster)
         cost = model.price(plan)
-        simulated = {"simulated_s": simulate_network(model, plan).step_time_s} if simulate else {}
+        simulated = {"simulated_s": simulated_s(model, plan)} if simulate else {}
     except ValueError as error:
         return {"refusal": str(error)}
     memory = [

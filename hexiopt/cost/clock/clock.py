@@ -1,16 +1,13 @@
-"""A network whose resources are shared by the messages that are under way at once, by max-min fairness."""
+"""When the executors of a plan end if messages share the network while they are under way."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf, isnan
 from typing import Any
 
 import numpy as np
 
 from hexiopt.cost.clock.folding import Lane, components, fold
-from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
-from hexiopt.cost.sharing import StaticShares
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph
@@ -21,49 +18,39 @@ _Set = tuple[tuple[PipelineGraph, tuple[Lane, ...], tuple[tuple[int, ...], ...]]
 
 
 class Clock:
-    """A `NetworkModel`: pipelines end when their operations and messages, one by one, have gone."""
+    """The ends of pipelines beside each other, remembered where they share resources in the same way."""
 
     def __init__(self) -> None:
-        self._static = StaticShares()
         self._ends = Memo(_ends_s, _KEPT)
 
-    def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
-        """As of `NetworkModel`; `message_s` are those of static shares. Raises InputError where operations wait for
-        each other for ever."""
-        graphs, lanes = [pipeline.graph for pipeline in placed], [lanes_of(pipeline) for pipeline in placed]
-        folding = fold(graphs, lanes)
-        representatives = [folding.class_of.index(number) for number in range(len(folding.lanes))]
+    def ends_s(self, placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
+        """When each executor ends its last operation [pipelines][executors], in seconds from the step's start.
+
+        Raises InputError where operations wait for each other for ever.
+        """
+        graphs = [pipeline.graph for pipeline in placed]
+        folding = fold(graphs, [lanes_of(pipeline) for pipeline in placed])
+        first = [folding.class_of.index(number) for number in range(len(folding.lanes))]
         ends: dict[int, tuple[float, ...]] = {}
         for together in components(folding.lanes):
             number: dict[int, int] = {}  # of resources, in the order in which they come: equal sets have equal keys
-            key = tuple(
-                [
-                    (
-                        graphs[representatives[c]],
-                        tuple(
-                            [
-                                lane._replace(
-                                    needs=tuple([(number.setdefault(r, len(number)), s) for r, s in lane.needs])
-                                )
-                                for lane in folding.lanes[c]
-                            ]
-                        ),
-                        folding.flows[c],
-                    )
-                    for c in together
-                ]
-            )
+            key = tuple([(graphs[first[c]], _numbered(folding.lanes[c], number), folding.flows[c]) for c in together])
             ends |= zip(together, self._ends[key], strict=True)
-        costs = self._static(placed)
-        each = [ends[c] for c in folding.class_of]
-        return tuple(
-            [replace(cost, executor_end_s=own, end_s=max(own)) for cost, own in zip(costs, each, strict=True)]
-        )
+        return [ends[number] for number in folding.class_of]
 
     def forget(self) -> None:
-        """As of `NetworkModel`."""
-        self._static.forget()
+        """Forget all ends."""
         self._ends.clear()
+
+
+def _numbered(lanes: Sequence[Lane], number: dict[int, int]) -> tuple[Lane, ...]:
+    """`lanes` whose resources have the numbers of `number`, to which new ones are added."""
+    return tuple(
+        [
+            lane._replace(needs=tuple([(number.setdefault(r, len(number)), need_s) for r, need_s in lane.needs]))
+            for lane in lanes
+        ]
+    )
 
 
 def lanes_of(pipeline: PlacedPipeline) -> tuple[Lane, ...]:
@@ -110,17 +97,21 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
         each = len(at) // len(graph.stages)
         row = (
             first[:-1] + num_blocks,
-            blocks + (num_turns, 0, 0),
+            blocks + np.array([num_turns, 0, 0]),
             turns,
             num_operations + each * np.arange(len(graph.stages)),
             np.array([s for chunks in graph.chunk_s for chunk in chunks for s in chunk]),
-            at + (num_takes, num_takes, num_sends, num_sends),
+            at + np.array([num_takes, num_takes, num_sends, num_sends]),
             takes + num_queues,
-            sends + (num_links, num_queues),
+            sends + np.array([num_links, num_queues]),
         )
         for part, array in zip(parts, row, strict=True):
             part.append(array)
-        num_blocks, num_turns, num_operations = num_blocks + len(blocks), num_turns + len(turns), num_operations + len(at)
+        num_blocks, num_turns, num_operations = (
+            num_blocks + len(blocks),
+            num_turns + len(turns),
+            num_operations + len(at),
+        )
         num_takes, num_sends = num_takes + len(takes), num_sends + len(sends)
         num_queues, num_links = num_queues + queues, num_links + len(graph.links)
     parts[0].append(np.array([num_blocks]))

@@ -35,8 +35,10 @@ def fold(graphs: Sequence[PipelineGraph], lanes: Sequence[Sequence[Lane]]) -> Fo
     """Fold pipelines of a plan. `graphs` [pipelines] must be the same object where pipelines are equal."""
     pipelines = range(len(graphs))
     colour = _numbers(
-        [(id(graph), *[(lane.fixed_s, lane.most, *[s for _, s in lane.needs]) for lane in own])
-         for graph, own in zip(graphs, lanes, strict=True)]
+        [
+            (id(graph), *[(lane.fixed_s, lane.most, *[s for _, s in lane.needs]) for lane in own])
+            for graph, own in zip(graphs, lanes, strict=True)
+        ]
     )
     users: dict[int, list[tuple[int, int, float]]] = {}  # of each resource: pipeline, lane, seconds
     for p in pipelines:
@@ -53,9 +55,7 @@ def fold(graphs: Sequence[PipelineGraph], lanes: Sequence[Sequence[Lane]]) -> Fo
         if finer == colour:
             break
         colour = finer
-    flows_of = {
-        kind: Counter([(colour[p], k, s) for p, k, s in users[resource]]) for resource, kind in kind_of.items()
-    }
+    flows_of = {kind: Counter([(colour[p], k, s) for p, k, s in users[resource]]) for resource, kind in kind_of.items()}
     folded, flows = [], []
     for number, p in enumerate([colour.index(number) for number in range(max(colour) + 1)]):
         needs = [tuple(dict.fromkeys([(kind_of[r], s) for r, s in lane.needs])) for lane in lanes[p]]

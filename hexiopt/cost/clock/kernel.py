@@ -178,10 +178,10 @@ def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
     size = ring.shape[1]
     if waiting[link, 1] == size:
         larger = np.empty((len(ring), 2 * size), np.int64)
-        for l in range(len(ring)):
-            for k in range(waiting[l, 1]):
-                larger[l, k] = ring[l, (waiting[l, 0] + k) % size]
-            waiting[l, 0] = 0
+        for other in range(len(ring)):
+            for k in range(waiting[other, 1]):
+                larger[other, k] = ring[other, (waiting[other, 0] + k) % size]
+            waiting[other, 0] = 0
         ring, size = larger, 2 * size
     ring[link, (waiting[link, 0] + waiting[link, 1]) % size] = queue
     waiting[link, 1] += 1

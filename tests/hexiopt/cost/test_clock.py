@@ -1,0 +1,83 @@
+"""The clock: equal pipelines are one class, sets that share nothing are apart, and what waits for ever is refused.
+
+`test_fair_network.py` holds its ends to the event simulation on random plans.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+import pytest
+
+from hexiopt.cost.clock.clock import Clock
+from hexiopt.cost.clock.folding import Folding, Lane, components, fold
+from hexiopt.cost.executors.routes import Route
+from hexiopt.cost.place import PlacedMessage, PlacedPipeline
+from hexiopt.errors import InputError
+from hexiopt.plan.messages import executor_links, messages_of
+from hexiopt.schedules.gpipe import GPipe
+from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
+
+SAMPLES = ((1,), (1,))
+
+
+def graph(forward_s: float = 1.0, schedule: Schedule = ONE_F_ONE_B) -> PipelineGraph:
+    """Two stages and four micro-batches; backwards take twice as long as forwards."""
+    times = ((forward_s, 2 * forward_s),)
+    return pipeline_graph(schedule, 2, 4, (0, 1), (times, times), executor_links(SAMPLES, False))
+
+
+def lanes(*resources: int) -> tuple[Lane, Lane]:
+    """Ahead over one resource and back over another, half a second each."""
+    ahead, back = (Lane(0.0, inf, ((resource, 0.5),)) for resource in resources)
+    return ahead, back
+
+
+def placed(of: PipelineGraph, *resources: int) -> PlacedPipeline:
+    """A pipeline over `lanes`."""
+    messages = messages_of(SAMPLES, False)
+    routes = [Route(((resource, 0.5),), 0.0, 0.0) for resource in resources]
+    ways = tuple(PlacedMessage(message, route, 1.0) for message, route in zip(messages, routes, strict=True))
+    return PlacedPipeline(of.schedule, of.num_micro_batches, (), ways, messages, (), of)
+
+
+def test_pipelines_with_like_company_are_one_class() -> None:
+    """Two over an interface and two over another: each message meets one like it."""
+    folding = fold([graph()] * 4, [lanes(7, 8), lanes(7, 8), lanes(1, 2), lanes(1, 2)])
+    assert folding == Folding([0, 0, 0, 0], [lanes(0, 1)], [((2,), (2,))])
+
+
+def test_pipelines_with_unlike_company_are_not() -> None:
+    """The third shares its way ahead with a slower one; all others are alone."""
+    folding = fold([graph(), graph(), graph(), graph(3.0)], [lanes(0, 1), lanes(2, 3), lanes(4, 5), lanes(4, 6)])
+    assert folding.class_of == [0, 0, 1, 2]
+    assert components(folding.lanes) == [[0], [1, 2]]
+
+
+def test_company_slows_down_and_equal_company_equally() -> None:
+    """By hand: stage 1 waits for the third and the fourth forward, which come a second after the answer to the first
+    and the second; a message that meets another takes a second, alone half of it."""
+    clock = Clock()
+    (alone,) = clock.ends_s([placed(graph(), 0, 1)])
+    assert alone == (17.0, 14.5)
+    assert clock.ends_s([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
+    together = clock.ends_s([placed(graph(), 0, 1), placed(graph(), 0, 1)])
+    assert together == [(19.0, 16.0)] * 2
+    clock.forget()
+    assert clock.ends_s([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
+
+
+def test_an_order_that_waits_for_itself_is_refused() -> None:
+    """The first stage wants its backwards first; they come when its forwards have been through the second."""
+
+    @dataclass(frozen=True)
+    class Backwards(GPipe):
+        name: ClassVar[str] = "backwards"
+
+        def programme(self, at: StagePosition) -> Programme:
+            return super().programme(at)[:: -1 if at.first else 1]
+
+    with pytest.raises(InputError, match="schedule backwards: operations wait for each other"):
+        Clock().ends_s([placed(graph(schedule=Backwards()), 0, 1)])
