@@ -15,6 +15,7 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StaticShares, stage_times
 from hexiopt.errors import InputError
+from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
@@ -45,12 +46,12 @@ class FairShares:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[Sequence[PlacedPipeline], tuple[Span, ...]] = (), ()
+        self._spans = Memo(_simulate, 1)
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
         ended: dict[ExecutorId, float] = {}
-        for span in self._all_spans(placed):
+        for span in self._spans[tuple(placed)]:
             if not span.is_message:
                 ended[span.pipeline, span.stage, span.executor] = span.end_s  # later ones come later
         found = []
@@ -61,20 +62,18 @@ class FairShares:
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
-        return (span for span in self._all_spans(placed) if span.pipeline == number)
+        return (span for span in self._spans[tuple(placed)] if span.pipeline == number)
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
-        self._last = (), ()
+        self._spans.clear()
 
-    def _all_spans(self, placed: Sequence[PlacedPipeline]) -> tuple[Span, ...]:
-        if self._last[0] != placed:
-            links = [link for p, pipeline in enumerate(placed) for link in _links(p, pipeline)]
-            running = {
-                p: (pipeline.num_micro_batches, stage_times(pipeline.stages)) for p, pipeline in enumerate(placed)
-            }
-            self._last = placed, tuple(Step(running, placed[0].schedule, links).spans())
-        return self._last[1]
+
+def _simulate(placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
+    """All spans of pipelines that share the network, in the order in which they end."""
+    links = [link for p, line in enumerate(placed) for link in _links(p, line)]
+    running = {p: (line.num_micro_batches, stage_times(line.stages)) for p, line in enumerate(placed)}
+    return tuple(Step(running, placed[0].schedule, links).spans())
 
 
 def takes_seconds(plan: Plan) -> bool:
