@@ -42,7 +42,7 @@ def simulate_network(pricer: PlanPricer, plan: Plan) -> Cost:
 class FairShares:
     """A network (`NetworkModel`) whose resources are shared by those messages that are under way at once.
 
-    The pipelines end as simulated; their `message_s` are those of static shares. The spans of the last plan stay known.
+    The pipelines end as simulated; their `message_s` are those of static shares. The last plan's spans are remembered.
     """
 
     def __init__(self) -> None:
