@@ -14,6 +14,7 @@ from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StaticShares, stage_times
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan
 from hexiopt.simulation.engine import SimulatedLink, Span, Step, link_of
 
@@ -27,12 +28,12 @@ class FairShares:
     """A network (`NetworkModel`) whose resources are shared by those messages that are under way at once.
 
     Pipelines end by the clock; their `message_s` are those of static shares. Spans are of the event simulation, and
-    those of the last plan stay known.
+    those of the last plan are remembered.
     """
 
     def __init__(self) -> None:
         self._clock, self._static = Clock(), StaticShares()
-        self._last: tuple[Sequence[PlacedPipeline], tuple[Span, ...]] = (), ()
+        self._spans = Memo(_simulate, 1)
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
@@ -41,22 +42,20 @@ class FairShares:
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
-        return (span for span in self._all_spans(placed) if span.pipeline == number)
+        return (span for span in self._spans[tuple(placed)] if span.pipeline == number)
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._clock.forget()
         self._static.forget()
-        self._last = (), ()
+        self._spans.clear()
 
-    def _all_spans(self, placed: Sequence[PlacedPipeline]) -> tuple[Span, ...]:
-        if self._last[0] != placed:
-            links = [link for p, pipeline in enumerate(placed) for link in _links(p, pipeline)]
-            running = {
-                p: (pipeline.num_micro_batches, stage_times(pipeline.stages)) for p, pipeline in enumerate(placed)
-            }
-            self._last = placed, tuple(Step(running, placed[0].schedule, links).spans())
-        return self._last[1]
+
+def _simulate(placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
+    """All spans of pipelines that share the network, in the order in which they end."""
+    links = [link for p, line in enumerate(placed) for link in _links(p, line)]
+    running = {p: (line.num_micro_batches, stage_times(line.stages)) for p, line in enumerate(placed)}
+    return tuple(Step(running, placed[0].schedule, links).spans())
 
 
 def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:

@@ -87,7 +87,7 @@ def in_lockstep(
             seconds = _stage_s(plan.sharding.stage, together, rate, wait, workload, framework)
             times |= {(one.pipeline, one.number): seconds for one in together}
         for p, own in enumerate(stages):
-            own[s] = StageCost(tuple([one.taking(*times[p, r]) for r, one in enumerate(own[s].executors)]))
+            own[s] = StageCost(tuple([one.with_times(*times[p, r]) for r, one in enumerate(own[s].executors)]))
     return [pipeline.with_stages(tuple(own)) for pipeline, own in zip(placed, stages, strict=True)]
 
 

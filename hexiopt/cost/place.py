@@ -1,82 +1,18 @@
 """A pipeline on its devices: what its executors take and hold, and what its messages occupy, whatever else runs."""
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from hexiopt.cost.context import PipelineContext
 from hexiopt.cost.cost import StageCost
-from hexiopt.cost.executors.routes import NetworkLoad, Route
+from hexiopt.cost.executors.network_load import PlacedMessage, executor_loads
+from hexiopt.cost.executors.routes import place_messages
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
-from hexiopt.plan.messages import messages as messages_in
-from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.plan import Pipeline, unpriced
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
-
-
-class PlacedMessage(NamedTuple):
-    """A message of a pipeline, its route, and its size in bytes."""
-
-    message: Message
-    route: Route
-    num_bytes: float
-
-    def seconds(self, load_s: NetworkLoad) -> float:
-        """Seconds from its start to its end while the resources are loaded with `load_s`, its own part included."""
-        _, route, num_bytes = self
-        slowest = route.port_s_per_byte * num_bytes
-        for resource, _ in route.shared:
-            if load_s[resource] > slowest:
-                slowest = load_s[resource]
-        return slowest + route.latency_s
-
-
-def placed_messages(
-    messages: Iterable[Message],
-    layouts: Sequence[Sequence[TokenLayout]],
-    route_of: Callable[[TokenLayout, TokenLayout], Route],
-    sample_bytes: float,
-) -> tuple[PlacedMessage, ...]:
-    """`messages` of a pipeline whose executor r of stage s is `layouts[s][r]`.
-
-    `sample_bytes` are the hidden states of one sequence.
-    """
-    count = len(layouts)
-    return tuple(
-        [
-            PlacedMessage(
-                one,
-                route_of(layouts[one.stage][one.sender], layouts[one.target(count)][one.receiver]),
-                one.samples * sample_bytes,
-            )
-            for one in messages
-        ]
-    )
-
-
-def pipeline_messages(
-    pipeline: Pipeline, route_of: Callable[[TokenLayout, TokenLayout], Route], sample_bytes: float
-) -> tuple[PlacedMessage, ...]:
-    """As `placed_messages`, all of a pipeline of a plan."""
-    layouts = [stage.parallelism.token_layouts for stage in pipeline.stages]
-    return placed_messages(messages_in(pipeline), layouts, route_of, sample_bytes)
-
-
-def network_load(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
-    """(network resource, seconds per micro-batch) for which the messages of every executor occupy it.
-
-    Forward and backward messages of an executor alternate, so the slower direction counts.
-    """
-    load_s: dict[tuple[int, int, int], list[float]] = {}
-    for message, route, num_bytes in messages:
-        for resource, s_per_byte in route.shared:
-            both = load_s.setdefault((message.stage, message.sender, resource), [0.0, 0.0])
-            both[message.backward] += s_per_byte * num_bytes
-    return tuple([(resource, max(both)) for (_, _, resource), both in load_s.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +68,13 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
     samples, wraps = tuple([stage.parallelism.samples(size) for stage in own]), chunks > 1
     messages, links = messages_of(samples, wraps), executor_links(samples, wraps)
     layouts = [stage.parallelism.token_layouts for stage in own]
-    placed = placed_messages(messages, layouts, stages.routes.between, stages.routes.message_bytes(1))
+    placed = place_messages(messages, layouts, stages.routes.between, stages.routes.message_bytes(1))
     return PlacedPipeline(
         schedule,
         batches,
         tuple(costs),
         placed,
         messages,
-        network_load(placed),
+        executor_loads(placed),
         pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links),
     )

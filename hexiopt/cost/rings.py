@@ -2,7 +2,7 @@
 
 Each group of holders is one all-reduce. It starts when the last backward of its holders' stages has ended, so late
 stages synchronise while early ones still compute. Groups run as rings in the order of machines, over all interfaces at
-their devices; rings that cross the same interface, uplink, link or device port share it, as in `sharing.py`.
+their devices, and share them as in `executors/network_load.py`; inside a machine a ring loads the sender's port alone.
 Sharding groups cut a ring: gradients and weights go around inside each group, and devices that hold the same shard in
 each of them all-reduce its gradient once, at the end of the step (hybrid sharding, Zhao et al., arXiv 2304.11277,
 section 3.2.2).
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hexiopt.cost.executors.collectives import tree_depth
+from hexiopt.cost.executors.network_load import load_of
 from hexiopt.plan.holdings import Floats, Holdings, Ints, ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -65,9 +66,12 @@ class RingTimes:
         codes, where = np.unique(
             np.concatenate([found.sources * size + found.targets for found in each]), return_inverse=True
         )
-        volume = np.bincount(where, moved).astype(np.float64)
-        pair_s, pair_latency_s = self._pairs(cluster, codes, volume)
-        per_edge, latency_per_edge = pair_s[where], pair_latency_s[where]
+        volume = np.bincount(where, moved).astype(np.float64)  # parameters from one device to another
+        senders, receivers = np.divmod(codes, size)
+        transfers = zip(senders.tolist(), receivers.tolist(), volume.tolist(), strict=True)
+        load, crossings = load_of(cluster.network, transfers, receivers=False)
+        per_edge = np.array([max([load[resource] for resource, _ in crossed]) for _, crossed in crossings])[where]
+        latency_per_edge = np.array([latency_s for latency_s, _ in crossings])[where]
         waits = np.zeros(size)  # a device starts its groups one after another
         self._per_byte, latencies, at = [], [], 0
         for holders, found in zip(groups.holders, each, strict=True):
@@ -77,24 +81,6 @@ class RingTimes:
             np.add.at(waits, holders.ravel(), np.repeat(latencies[-1], n))
             at = end
         self._latency = [waits[holders].max(axis=1) for holders in groups.holders]
-
-    @staticmethod
-    def _pairs(cluster: Cluster, codes: Ints, volume: Floats) -> tuple[Floats, Floats]:
-        """Per edge (source · devices + target) carrying `volume` parameters: seconds per byte of a parameter,
-        shared, and latency."""
-        path, size = cluster.network.path, cluster.num_devices
-        load: dict[int, float] = {}
-        ways: list[tuple[tuple[int, float], ...]] = []
-        latency_s: list[float] = []
-        for code, params in zip(codes.tolist(), volume.tolist(), strict=True):
-            a, b = divmod(code, size)
-            pair_latency_s, link_bytes_per_s, shared = path(a, b)
-            shared = shared or ((-1 - a, link_bytes_per_s),)  # inside a machine the sender's port
-            for resource, bytes_per_s in shared:
-                load[resource] = load.get(resource, 0.0) + params / bytes_per_s
-            latency_s.append(pair_latency_s)
-            ways.append(shared)
-        return np.array([max([load[resource] for resource, _ in way]) for way in ways]), np.array(latency_s)
 
     def ring_pass_s(self, bytes_per_param: float) -> list[Floats]:
         """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""

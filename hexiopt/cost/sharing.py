@@ -1,20 +1,15 @@
-"""How the messages of all pipelines of a plan share the network, and when executors end for it.
+"""How the messages of all pipelines of a plan share the network (`executors/network_load.py`), and when executors end
+for it."""
 
-Whatever crosses an interface, an uplink or a stated link at once shares it: the load of a resource is the sum over
-executors of the seconds for which their messages need it alone. A message takes as long as the most loaded resource on
-its route, plus the latency.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from hexiopt.cost.cost import PipelineCost, StageCost
-from hexiopt.cost.executors.routes import NetworkLoad
-from hexiopt.cost.place import PlacedMessage, PlacedPipeline
+from hexiopt.cost.executors.network_load import total_load
+from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
-from hexiopt.plan.messages import longest_s
 from hexiopt.schedules.recurrence import PipelineGraph
-from hexiopt.simulation.engine import Span, StageTimes, simulate_pipeline
+from hexiopt.simulation.engine import Span, StageTimes, Step, link_of
 
 _KEPT = 50_000  # pipelines with the seconds of their messages
 
@@ -51,8 +46,12 @@ class StaticShares:
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`: a message always takes as long."""
-        schedule, batches, cost = placed[number].schedule, placed[number].num_micro_batches, priced[number]
-        return simulate_pipeline(number, schedule, batches, stage_times(cost.stages), cost.messages, cost.message_s)
+        line, cost = placed[number], priced[number]
+        links = [
+            link_of(number, message, seconds, len(cost.stages))
+            for message, seconds in zip(cost.messages, cost.message_s, strict=True)
+        ]
+        return Step({number: (line.num_micro_batches, stage_times(cost.stages))}, line.schedule, links).spans()
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
@@ -67,20 +66,3 @@ def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
 def _ends_s(key: tuple[PipelineGraph, tuple[float, ...]]) -> tuple[float, ...]:
     graph, message_s = key
     return graph.ends_s(message_s)
-
-
-def total_load(parts: Iterable[tuple[int, float]]) -> NetworkLoad:
-    """The load of all parts (network resource, seconds) together."""
-    load: NetworkLoad = {}
-    for resource, seconds in parts:
-        load[resource] = load.get(resource, 0.0) + seconds
-    return load
-
-
-def round_trips_s(messages: Sequence[PlacedMessage], num_stages: int, load_s: NetworkLoad) -> list[float]:
-    """Seconds at each boundary of a pipeline [stages − 1]: the longest message ahead and the longest back, together.
-
-    `load_s`: the seconds for which all messages need each network resource, those of `messages` included.
-    """
-    ahead, back = longest_s([one.message for one in messages], [one.seconds(load_s) for one in messages], num_stages)
-    return [a + b for a, b in zip(ahead, back, strict=True)]

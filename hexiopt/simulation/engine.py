@@ -180,19 +180,6 @@ class Step:
         return sent
 
 
-def simulate_pipeline(
-    number: int,
-    schedule: Schedule,
-    num_micro_batches: int,
-    stages: Sequence[StageTimes],
-    messages: Sequence[Message],
-    message_s: Sequence[float],
-) -> Iterator[Span]:
-    """All spans of the pipeline `number`, in the order in which they end; each of `messages` takes its `message_s`."""
-    links = [link_of(number, *timed, len(stages)) for timed in zip(messages, message_s, strict=True)]
-    return Step({number: (num_micro_batches, stages)}, schedule, links).spans()
-
-
 def link_of(
     pipeline: int,
     message: Message,
@@ -201,7 +188,7 @@ def link_of(
     needs: Mapping[int, float] | None = None,
     most: float = inf,
 ) -> SimulatedLink:
-    """The link on which messages like `message` go in a pipeline; the rest as of `SimulatedLink`."""
+    """The link on which messages like `message` go in the pipeline of that number; the rest as of `SimulatedLink`."""
     sender = pipeline, message.stage, message.sender
     receiver = pipeline, message.target(num_stages), message.receiver
     kind = OperationKind.BACKWARD if message.backward else OperationKind.FORWARD

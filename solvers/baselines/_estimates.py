@@ -13,7 +13,8 @@ from hexiopt.bounds import our_model
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
-from hexiopt.cost.executors.routes import NetworkLoad, Route, route
+from hexiopt.cost.executors.network_load import NetworkLoad, Route
+from hexiopt.cost.executors.routes import route
 from hexiopt.memo import Memo
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight, in_flight

@@ -25,8 +25,8 @@ from math import log
 
 import numpy as np
 
-from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
+from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.place import PlacedMessage, network_load, placed_messages
-from hexiopt.cost.sharing import round_trips_s, total_load
+from hexiopt.cost.executors.network_load import PlacedMessage, executor_loads, round_trips_s, total_load
+from hexiopt.cost.executors.routes import place_messages
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.plan import Stage
@@ -221,7 +221,7 @@ class PipelineTimer:
             return _Traffic(placed_pipelines, works, examples, example_of)
         sample_bytes = self._stages.routes.message_bytes(1)
         found = tuple(
-            placed_messages(
+            place_messages(
                 messages_of(tuple([executor.samples for executor in placed_pipelines[k]]), wraps),
                 [executor.groups for executor in placed_pipelines[k]],
                 self._stages.routes.between,
@@ -233,7 +233,7 @@ class PipelineTimer:
         load = total_load(
             (resource, count * seconds)
             for own, count in zip(found, counts, strict=True)
-            for resource, seconds in network_load(own)
+            for resource, seconds in executor_loads(own)
         )
         return _Traffic(placed_pipelines, works, examples, example_of, found, tuple(load.items()))
 

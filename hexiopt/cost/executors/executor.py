@@ -129,6 +129,6 @@ class ExecutorCost(MemoryUse):
         """As of `MemoryUse`."""
         return fullest_of(self.copies)
 
-    def taking(self, forward_s: float, backward_s: float) -> "ExecutorCost":
+    def with_times(self, forward_s: float, backward_s: float) -> "ExecutorCost":
         """The same with other seconds, for one layer range."""
         return replace(self, chunk_s=((forward_s, backward_s),))

@@ -7,31 +7,16 @@ sequence parallelism each receiver takes a whole copy from one sender, as in Meg
 A sequence layout says which tokens each of its devices has; each token goes from its owner to its owner.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
+from hexiopt.cost.executors.network_load import PlacedMessage, Route, load_of
 from hexiopt.memo import Memo
+from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import SequenceParallel, TokenLayout
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
-
-NetworkLoad = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One direction of a boundary, per byte of the whole message."""
-
-    shared: tuple[tuple[int, float], ...]  # (resource of the network, seconds a byte needs it alone)
-    port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
-    latency_s: float
-
-    def alone_s(self, num_bytes: float) -> float:
-        """Seconds of a message of `num_bytes` when nothing else uses the network."""
-        slowest = max((s for _, s in self.shared), default=0.0)
-        return max(slowest, self.port_s_per_byte) * num_bytes + self.latency_s
 
 
 def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
@@ -81,22 +66,27 @@ def _owners(layout: TokenLayout, seq_len: int) -> list[tuple[Fraction | int, int
 
 
 def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout, *, divided: bool = True) -> Route:
-    """The way from one stage to the next; `divided` as of `shared_tokens`."""
-    path = cluster.network.path
-    shared: NetworkLoad = {}
-    ports: dict[tuple[bool, int], float] = {}
+    """The route from one stage to the next; `divided` as of `shared_tokens`."""
+    # Between equal parts the sender's port alone is charged; ragged ones may crowd at one receiver.
     ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
-    latency_s = 0.0
-    for a, b, share in shared_tokens(senders, receivers, divided):
-        pair_latency_s, link_bytes_per_s, crossed = path(a, b)
-        latency_s = max(latency_s, pair_latency_s)
-        for resource, bytes_per_s in crossed:
-            shared[resource] = shared.get(resource, 0.0) + share / bytes_per_s
-        if not crossed:
-            # Between equal parts the sender's port alone is charged; ragged ones may crowd at one receiver.
-            for port in ((False, a), (True, b)) if ragged else ((False, a),):
-                ports[port] = ports.get(port, 0.0) + share / link_bytes_per_s
-    return Route(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)
+    load, crossings = load_of(cluster.network, shared_tokens(senders, receivers, divided), receivers=ragged)
+    shared = tuple([part for part in load.items() if part[0] >= 0])
+    port_s_per_byte = max([seconds for resource, seconds in load.items() if resource < 0], default=0.0)
+    return Route(shared, port_s_per_byte, max([latency_s for latency_s, _ in crossings], default=0.0))
+
+
+def place_messages(
+    messages: Iterable[Message],
+    layouts: Sequence[Sequence[TokenLayout]],
+    route_of: Callable[[TokenLayout, TokenLayout], Route],
+    sample_bytes: float,
+) -> tuple[PlacedMessage, ...]:
+    """`messages` of a pipeline whose executor r of stage s is `layouts[s][r]`; a sequence has `sample_bytes`."""
+    placed = []
+    for one in messages:
+        ends = layouts[one.stage][one.sender], layouts[one.target(len(layouts))][one.receiver]
+        placed.append(PlacedMessage(one, route_of(*ends), one.samples * sample_bytes))
+    return tuple(placed)
 
 
 class Routes:

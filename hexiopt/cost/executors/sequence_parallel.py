@@ -34,8 +34,8 @@ from hexiopt.cost.executors.compute import (
     embedding_compute,
     head_compute,
 )
-from hexiopt.cost.executors.links import LinkLoads, LinkTable, RingLinks
 from hexiopt.cost.executors.memory import MemoryModel
+from hexiopt.cost.executors.network_load import LinkLoads, LinkTable, RingLinks
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, RingSteps, SequencePeers, Work, ends_s
 from hexiopt.errors import InputError

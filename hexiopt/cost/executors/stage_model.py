@@ -21,8 +21,8 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
-from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together
+from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups

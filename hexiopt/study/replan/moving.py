@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
+from hexiopt.cost.executors.network_load import load_of
 from hexiopt.plan.holdings import Holdings, Interval, intervals, sharding_groups
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.operators import Holder
@@ -69,25 +70,16 @@ class Moving:
         devices. A machine reads a checkpoint at most at `checkpoint_gb_per_s`, and as fast as its interfaces receive.
         """
         cluster, network = self.problem.cluster, self.problem.cluster.network
-        between: dict[int, float] = defaultdict(float)
-        inside: dict[tuple[int, bool], float] = defaultdict(float)
+        between = [(one.source, one.device, one.num_bytes) for one in self.transfers if one.source is not None]
+        load, _ = load_of(network, between, receivers=True)
         read: dict[int, float] = defaultdict(float)
         for one in self.transfers:
-            machine = int(cluster.machine_of[one.device])
             if one.source is None:
-                between[network.receive_interface(one.device)] += one.num_bytes
-                read[machine] += one.num_bytes
-            elif int(cluster.machine_of[one.source]) == machine:
-                seconds = one.num_bytes / network.path(one.source, one.device)[1]
-                inside[one.source, True] += seconds
-                inside[one.device, False] += seconds
-            else:
-                for resource in network.route(one.source, one.device):
-                    between[resource] += one.num_bytes
-        shared = (num_bytes / float(network.capacity[resource]) for resource, num_bytes in between.items())
+                interface = network.receive_interface(one.device)
+                load[interface] = load.get(interface, 0.0) + one.num_bytes / float(network.capacity[interface])
+                read[int(cluster.machine_of[one.device])] += one.num_bytes
         rate = inf if checkpoint_gb_per_s is None else checkpoint_gb_per_s * GB
-        reading = (num_bytes / rate for num_bytes in read.values())
-        return max((*shared, *inside.values(), *reading), default=0.0)
+        return max((*load.values(), *(num_bytes / rate for num_bytes in read.values())), default=0.0)
 
 
 def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Moving:

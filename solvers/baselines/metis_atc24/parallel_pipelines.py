@@ -5,9 +5,9 @@ They have the same replicas, layers and gradients; the plan space bounds the mic
 
 from collections.abc import Callable, Sequence
 
-from hexiopt.cost.executors.routes import Route
-from hexiopt.cost.place import network_load, pipeline_messages
-from hexiopt.cost.sharing import round_trips_s, total_load
+from hexiopt.cost.executors.network_load import Route, executor_loads, round_trips_s, total_load
+from hexiopt.cost.executors.routes import place_messages
+from hexiopt.plan.messages import messages
 from hexiopt.plan.parallelism import Replica, TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
@@ -74,7 +74,11 @@ def boundaries_s(
 
     `sequence_bytes` are the hidden states of one sequence.
     """
-    messages = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
-    load = total_load(item for of_pipeline in messages for item in network_load(of_pipeline))
-    each = [round_trips_s(of_pipeline, len(pipelines[0].stages), load) for of_pipeline in messages]
+    layouts = [[stage.parallelism.token_layouts for stage in pipeline.stages] for pipeline in pipelines]
+    sent = [
+        place_messages(messages(pipeline), executors, hop_of, sequence_bytes)
+        for pipeline, executors in zip(pipelines, layouts, strict=True)
+    ]
+    load = total_load(item for of_pipeline in sent for item in executor_loads(of_pipeline))
+    each = [round_trips_s(of_pipeline, len(pipelines[0].stages), load) for of_pipeline in sent]
     return [max(trips) for trips in zip(*each, strict=True)]

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hexiopt.cost.executors.links import LinkLoads
+from hexiopt.cost.executors.network_load import LinkLoads
 from solvers.sequence.exact.variables import Sum, Variables
 
 
@@ -46,7 +46,7 @@ class SkeletonMessages:
         many = self._v.grid.resolution
         pairs = [(a, b) for own in self._v.places for a, b in product(own, own) if a != b]
         senders, receivers = (np.array([self._v.devices[pair[end]] for pair in pairs]) for end in (0, 1))
-        links = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
+        links = LinkLoads.of(self._cluster, senders, receivers).split(self._sharers)
         found = {}
         for name, of_kv, back in (
             ("qkv", 2.0, False),
@@ -115,7 +115,7 @@ class SkeletonMessages:
         network = self._cluster.network.num_resources
         size = self._cluster.num_devices
         common: dict[int, float] | None = None
-        links = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
+        links = LinkLoads.of(self._cluster, senders, receivers).split(self._sharers)
         machine_of = self._cluster.machine_of
         for k, (a, b) in enumerate(zip(senders.tolist(), receivers.tolist(), strict=True)):
             inside = machine_of[a] == machine_of[b]

@@ -181,7 +181,7 @@ class ExactPlans:
             ended = []
             for q, cost in enumerate(costs):
                 (stage,), end_s = cost.stages, 0.0 if q == p else -_LONG_S
-                one = stage.executors[0].taking(0.0, last_s if q == p else 0.0)
+                one = stage.executors[0].with_times(0.0, last_s if q == p else 0.0)
                 ended.append(
                     replace(cost, stages=(replace(stage, executors=(one,)),), executor_end_s=(end_s,), end_s=end_s)
                 )

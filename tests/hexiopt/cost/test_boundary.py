@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.executors.routes import Route, overlaps, route
-from hexiopt.cost.place import PlacedMessage, network_load
+from hexiopt.cost.executors.network_load import PlacedMessage, Route, executor_loads
+from hexiopt.cost.executors.routes import overlaps, route
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.messages import Message
@@ -173,7 +173,7 @@ def test_a_senders_load_takes_the_larger_direction() -> None:
     ahead, back = route(cluster, (1,), (2,)), route(cluster, (1,), (0,))
     transmit = cluster.network.transmit_interface(1)
     sent = (Message(False, 1, 0, 0, 1), ahead, 1e9), (Message(True, 1, 0, 0, 1), back, 3e9)
-    load = dict(network_load([PlacedMessage(*one) for one in sent]))
+    load = dict(executor_loads([PlacedMessage(*one) for one in sent]))
     assert load[transmit] == pytest.approx(3.0)
     assert load[cluster.network.receive_interface(2)] == pytest.approx(1.0)
     assert load[cluster.network.receive_interface(0)] == pytest.approx(3.0)
@@ -201,6 +201,6 @@ def test_an_unlimited_interface_takes_no_time() -> None:
     """Machines of a cluster that states no network: messages cost their latency only."""
     one = Route(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
     sent = PlacedMessage(Message(False, 0, 0, 0, 1), one, 1e6)
-    load = dict(network_load([sent]))
+    load = dict(executor_loads([sent]))
     assert load == {3: 0.0}
     assert sent.seconds(load) == 1e-5

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 
 from hexiopt.cost.fair_network import FairShares, simulated_s
-from hexiopt.cost.place import pipeline_messages
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
@@ -25,9 +24,8 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     """When replicas end if no message meets another."""
     cost = model.price(plan)
     pipelines = []
-    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-        ways = pipeline_messages(pipeline, model.stages.routes.between, model.stages.routes.message_bytes(1))
-        alone = {way.message: way.route.alone_s(way.num_bytes) for way in ways}
+    for placed, priced in zip(model.placed(plan), cost.pipelines, strict=True):
+        alone = {way.message: way.route.alone_s(way.num_bytes) for way in placed.messages}
         pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
     found: Ends = {}
     for span in all_spans(model, plan, replace(cost, pipelines=tuple(pipelines))):
@@ -40,10 +38,7 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
 def most_ways(model: PlanPricer, plan: Plan) -> int:
     """Of all resources of the network, the most ways of messages over one."""
     over = Counter(
-        resource
-        for pipeline in plan.pipelines
-        for way in pipeline_messages(pipeline, model.stages.routes.between, model.stages.routes.message_bytes(1))
-        for resource, _ in way.route.shared
+        resource for placed in model.placed(plan) for way in placed.messages for resource, _ in way.route.shared
     )
     return max(over.values(), default=0)
 

@@ -11,7 +11,7 @@ from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s, operations
-from hexiopt.simulation.engine import simulate_pipeline
+from hexiopt.simulation.engine import Step, link_of
 from tests.stated_pipelines import chain_ends_s
 from tests.timing import within
 
@@ -63,7 +63,8 @@ def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[
     message_s = tuple(s for pair in zip(ahead, back, strict=True) for s in pair)
     ends = [0.0] * p
     count = 0
-    for span in simulate_pipeline(0, schedule, num_micro_batches, stages, messages(pipeline), message_s):
+    links = [link_of(0, *timed, p) for timed in zip(messages(pipeline), message_s, strict=True)]
+    for span in Step({0: (num_micro_batches, stages)}, schedule, links).spans():
         if not span.is_message:
             ends[span.stage] = max(ends[span.stage], span.end_s)
             count += 1

@@ -22,7 +22,7 @@ from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition, operations
-from hexiopt.simulation.engine import simulate_pipeline
+from hexiopt.simulation.engine import Step, link_of
 from tests.hexiopt.schedules.test_chain_recurrence import COUNTS, HOPS, SECONDS, Times, step_times
 from tests.stated_pipelines import Executor, ExecutorLink, chain_ends_s, executor_ends_s
 from tests.strategies import compositions
@@ -120,8 +120,12 @@ class Case:
             (s, r): 0.0 for s, stage in enumerate(self.pipeline.stages) for r in range(len(stage.parallelism.replicas))
         }
         messages = tuple(Message(*link[:4], samples=1) for link in self.links)
-        message_s, batches = tuple(link.seconds for link in self.links), self.pipeline.num_micro_batches
-        for span in simulate_pipeline(0, self.schedule, batches, stage_times(self.stages), messages, message_s):
+        links = [
+            link_of(0, message, link.seconds, len(self.stages))
+            for message, link in zip(messages, self.links, strict=True)
+        ]
+        running = {0: (self.pipeline.num_micro_batches, stage_times(self.stages))}
+        for span in Step(running, self.schedule, links).spans():
             if not span.is_message:
                 ends[span.stage, span.executor] = span.end_s
         return list(ends.values())

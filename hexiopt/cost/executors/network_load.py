@@ -1,27 +1,125 @@
-"""Ways between many pairs of devices at once, and how messages share them.
+"""Who uses which part of the network for how long, and how much of it each gets.
 
-Between machines a message loads what `network.route` crosses; inside one the ports of its sender and its receiver.
-What goes at once shares statically, as in `cost/sharing.py`: a message takes as long as the most loaded resource on its
-way, plus the latency.
+Between machines a transfer loads every interface, uplink and stated link that it crosses, inside one the ports of its
+devices. Whatever goes at once shares statically: the load of a resource is the sum of the seconds for which all who use
+it need it alone, and a transfer takes as long as the most loaded resource on its route, plus the latency. Messages
+between stages, gradient rings, links of sequence layouts and moves of states all follow this rule.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
+from hexiopt.plan.messages import Message, longest_s
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.network import Network
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Sharers = tuple[tuple[int, int], ...]
+Users = tuple[tuple[int, int], ...]
+NetworkLoad = dict[int, float]  # resource → seconds (per byte of a message, or in all)
+
+
+Crossing = tuple[float, tuple[tuple[int, float], ...]]  # of a transfer: its latency_s, and (resource, bytes/s)
+
+
+def load_of(
+    network: Network, transfers: Iterable[tuple[int, int, float]], *, receivers: bool
+) -> tuple[NetworkLoad, list[Crossing]]:
+    """Seconds for which (sender, receiver, amount) need each resource together, and what each transfer crosses.
+
+    Amounts are bytes, or bytes per unit; the load then is seconds per unit. Inside a machine the port of device d is
+    resource −1 − 2d as a sender and, where `receivers` are charged too, −2 − 2d as a receiver.
+    """
+    load: NetworkLoad = {}
+    crossings: list[Crossing] = []
+    path = network.path
+    for a, b, amount in transfers:
+        latency_s, port_bytes_per_s, resources = path(a, b)
+        if not resources:
+            resources = ((-1 - 2 * a, port_bytes_per_s),)
+            if receivers:
+                resources = (*resources, (-2 - 2 * b, port_bytes_per_s))
+        for resource, bytes_per_s in resources:
+            load[resource] = load.get(resource, 0.0) + amount / bytes_per_s
+        crossings.append((latency_s, resources))
+    return load, crossings
+
+
+def total_load(parts: Iterable[tuple[int, float]]) -> NetworkLoad:
+    """The load of all parts (resource, seconds) together."""
+    load: NetworkLoad = {}
+    for resource, seconds in parts:
+        load[resource] = load.get(resource, 0.0) + seconds
+    return load
+
+
+# ------------------------------------------------------------------ messages between stages
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One direction of a boundary, per byte of the whole message."""
+
+    shared: tuple[tuple[int, float], ...]  # (resource of the network, seconds a byte needs it alone)
+    port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
+    latency_s: float
+
+    def alone_s(self, num_bytes: float) -> float:
+        """Seconds of a message of `num_bytes` when nothing else uses the network."""
+        slowest = max((s for _, s in self.shared), default=0.0)
+        return max(slowest, self.port_s_per_byte) * num_bytes + self.latency_s
+
+
+class PlacedMessage(NamedTuple):
+    """A message of a pipeline, its route, and its size in bytes."""
+
+    message: Message
+    route: Route
+    num_bytes: float
+
+    def seconds(self, load_s: NetworkLoad) -> float:
+        """Seconds from its start to its end while the resources are loaded with `load_s`, its own part included."""
+        _, route, num_bytes = self
+        slowest = route.port_s_per_byte * num_bytes
+        for resource, _ in route.shared:
+            if load_s[resource] > slowest:
+                slowest = load_s[resource]
+        return slowest + route.latency_s
+
+
+def executor_loads(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
+    """(network resource, seconds per micro-batch) for which the messages of every executor occupy it.
+
+    Forward and backward messages of an executor alternate, so the slower direction counts.
+    """
+    load_s: dict[tuple[int, int, int], list[float]] = {}
+    for message, route, num_bytes in messages:
+        for resource, s_per_byte in route.shared:
+            both = load_s.setdefault((message.stage, message.sender, resource), [0.0, 0.0])
+            both[message.backward] += s_per_byte * num_bytes
+    return tuple([(resource, max(both)) for (_, _, resource), both in load_s.items()])
+
+
+def round_trips_s(messages: Sequence[PlacedMessage], num_stages: int, load_s: NetworkLoad) -> list[float]:
+    """Seconds at each boundary of a pipeline [stages − 1]: the longest message ahead and the longest back, together.
+
+    `load_s`: the seconds for which all messages need each network resource, those of `messages` included.
+    """
+    ahead, back = longest_s([one.message for one in messages], [one.seconds(load_s) for one in messages], num_stages)
+    return [a + b for a, b in zip(ahead, back, strict=True)]
+
+
+# ------------------------------------------------------------------ many transfers at once
 
 
 @dataclass(frozen=True)
 class LinkLoads:
-    """The ways of pairs of devices.
+    """The routes of pairs of devices, as `load_of` has them, receivers included.
 
     `resource` [pairs, steps] is a number below `count`; `s_per_byte` [pairs, steps] what a byte loads it with, 0 for a
     step that is not there; `latency_s` [pairs]. `network` [count] is the resource's number in the network, or -1.
@@ -34,7 +132,7 @@ class LinkLoads:
 
     @classmethod
     def of(cls, cluster: Cluster, senders: Ints, receivers: Ints) -> "LinkLoads":
-        """The ways from each of `senders` to its one of `receivers`, [pairs] each."""
+        """The routes from each of `senders` to its one of `receivers`, [pairs] each."""
         network, machines = cluster.network, cluster.machines
         machine_of = cluster.machine_of
         here, there = machine_of[senders], machine_of[receivers]
@@ -62,7 +160,7 @@ class LinkLoads:
         s_per_byte = 1.0 / np.where(inside[:, None], rate[:, None], capacity[np.where(inside[:, None], -1, resource)])
         if most:
             none = ports + 2 * size
-            steps = np.array([[*way, *[none] * (most - len(way))] for way in extra])[where]
+            steps = np.array([[*route, *[none] * (most - len(route))] for route in extra])[where]
             resource = np.concatenate([resource, steps], axis=1)
             more = np.where(steps == none, 0.0, 1.0 / capacity[np.where(steps == none, -1, steps)])
             s_per_byte = np.concatenate([s_per_byte, more], axis=1)
@@ -77,11 +175,11 @@ class LinkLoads:
             compact.reshape(resource.shape), s_per_byte, latency_s.copy(), np.where(numbers < ports, numbers, -1)
         )
 
-    def crowded(self, sharers: Mapping[int, int]) -> "LinkLoads":
-        """The same where `sharers[resource]` users have an equal part each of a resource of the network."""
-        if not sharers:
+    def split(self, users: Mapping[int, int]) -> "LinkLoads":
+        """The same where `users[resource]` users have an equal part each of a resource of the network."""
+        if not users:
             return self
-        factor = np.array([sharers.get(number, 1) for number in self.network.tolist()], float)
+        factor = np.array([users.get(number, 1) for number in self.network.tolist()], float)
         return replace(self, s_per_byte=self.s_per_byte * factor[self.resource])
 
     def seconds(self, num_bytes: Floats) -> Floats:
@@ -94,7 +192,7 @@ class LinkLoads:
 
 
 class RingLinks:
-    """The ways along sub-rings, from each group of a layout to the next.
+    """The routes along sub-rings, from each group of a layout to the next.
 
     All messages of a group carry the same tokens at a turn, of as many heads as their ring has: so a port's load goes
     with one group's tokens, a resource of the network's with those of the groups whose messages cross it, and many
@@ -139,28 +237,28 @@ class RingLinks:
 
 
 class LinkTable:
-    """The links of a cluster, worked out once for each list of pairs. `sharers` as in `LinkLoads.crowded`."""
+    """The links of a cluster, worked out once for each list of pairs. `users` as in `LinkLoads.split`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._loads = Memo(self._new_loads, 1024)
         self._rings = Memo(self._new_rings, 1024)
 
-    def loads(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> LinkLoads:
+    def loads(self, senders: Ints, receivers: Ints, users: Mapping[int, int]) -> LinkLoads:
         """As `LinkLoads.of`."""
-        return self._loads[senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))]
+        return self._loads[senders.tobytes(), receivers.tobytes(), tuple(sorted(users.items()))]
 
-    def rings(self, holders: Ints, heads: Ints, sharers: Mapping[int, int]) -> RingLinks:
+    def rings(self, holders: Ints, heads: Ints, users: Mapping[int, int]) -> RingLinks:
         """The links of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
-        return self._rings[holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))]
+        return self._rings[holders.tobytes(), heads.tobytes(), tuple(sorted(users.items()))]
 
-    def _new_loads(self, key: tuple[bytes, bytes, Sharers]) -> LinkLoads:
+    def _new_loads(self, key: tuple[bytes, bytes, Users]) -> LinkLoads:
         senders, receivers = (np.frombuffer(raw, np.int64) for raw in key[:2])
-        return LinkLoads.of(self._cluster, senders, receivers).crowded(dict(key[2]))
+        return LinkLoads.of(self._cluster, senders, receivers).split(dict(key[2]))
 
-    def _new_rings(self, key: tuple[bytes, bytes, Sharers]) -> RingLinks:
+    def _new_rings(self, key: tuple[bytes, bytes, Users]) -> RingLinks:
         holders, heads = (np.frombuffer(raw, np.int64) for raw in key[:2])
         holders = holders.reshape(-1, len(heads))
         after = np.concatenate([holders[1:], holders[:1]])
-        loads = LinkLoads.of(self._cluster, holders.ravel(), after.ravel()).crowded(dict(key[2]))
+        loads = LinkLoads.of(self._cluster, holders.ravel(), after.ravel()).split(dict(key[2]))
         return RingLinks(loads, heads, len(holders))
