@@ -23,7 +23,7 @@ _BEST = 8  # grids near which others are proposed
 _PERMUTED = 4  # kinds of machines up to which all their orders are drawn; of more, those by speed and by memory
 _SIZES = 3  # smallest micro-batch sizes of grids
 IN_TURNS, EVERYWHERE, ONE_BY_ONE = range(3)  # ways to share TP groups among pipelines
-RESPECTS = ("kinds", "degree", "pipelines", "most", "size", "parts", "way", "mode")  # in which grids differ
+RESPECTS = ("kinds", "degree", "pipelines", "size", "parts", "way", "mode")  # in which grids differ
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Grid:
     """What says a grid.
 
     `kinds` of machines, the others left out, in the order of stages. `degree` of TP at most. `pipelines` beside each
-    other, of at most `most` stages each (0: as many as find devices); of `ONE_BY_ONE`, stages of each of at most `most`
-    pipelines. `size`, `mode`: rows of the micro-batch size and of the sharding mode.
+    other; of `ONE_BY_ONE`, stages of each. `size`, `mode`: rows of the micro-batch size and of the sharding mode.
     `parts` of the machines, which have pipelines of their own: consecutive or, with `dealt`, every so manieth. `way`:
     TP groups of a machine are stages of pipelines `IN_TURNS`, so that a stage is on like devices of all of them; so and
     so narrow that every machine has a stage of each, `EVERYWHERE`; or of pipelines `ONE_BY_ONE`.
@@ -41,7 +40,6 @@ class Grid:
     kinds: tuple[int, ...]
     degree: int = 1
     pipelines: int = 1
-    most: int = 0
     size: int = 0
     parts: int = 1
     dealt: bool = False
@@ -51,17 +49,16 @@ class Grid:
 
 @entry
 def lay_grid(tables: Any, work: Any, state: Any, machines: Any, grid: Any) -> None:
-    """Lay pipelines on free devices of `machines`, in this order. `grid` [6]: degree, pipelines, most, size, parts and
-    way, as `Grid` has them."""
-    degree, count, size, parts, way = grid[0], grid[1], grid[3], grid[4], grid[5]
-    last = count * grid[2] if grid[2] else count * len(state.pipelines) * state.stages.shape[1]
+    """Lay pipelines on free devices of `machines`, in this order. `grid` [5]: degree, pipelines, size, parts and way,
+    as `Grid` has them."""
+    degree, count, size, parts, way = grid[0], grid[1], grid[2], grid[3], grid[4]
     free, stages, pipelines, plan = state.free, state.stages, state.pipelines, state.plan[0]
     for part in range(parts):
         first, number = plan.num_pipelines, 0
         for k in range(part * len(machines) // parts, (part + 1) * len(machines) // parts):
             m = machines[k]
             most = max(1, min(degree, count_devices(free[m]) // count)) if way == EVERYWHERE else degree
-            while free[m] and number < last:
+            while free[m]:
                 mask = widest(tables, free, m, most)
                 p = first + (number // count if way == ONE_BY_ONE else number % count)
                 if mask == 0 or p >= len(pipelines) or (p < plan.num_pipelines and is_full(stages, pipelines, p)):
@@ -158,8 +155,6 @@ class Grids:
             return replace(grid, degree=int(rng.choice(tables.degrees)))
         if respect == "pipelines":
             return replace(grid, pipelines=rng.choice(self._counts))
-        if respect == "most":
-            return replace(grid, most=rng.choice(self._counts) if rng.random() < 0.5 else 0)
         if respect == "size":
             return replace(grid, size=rng.randrange(min(_SIZES, len(tables.sizes))))
         if respect == "parts":
@@ -176,7 +171,7 @@ class Grids:
         parts = min(grid.parts, len(machines))
         if grid.dealt:
             machines = np.concatenate([machines[part::parts] for part in range(parts)])
-        numbers = np.array([grid.degree, grid.pipelines, grid.most, grid.size, parts, grid.way], np.int64)
+        numbers = np.array([grid.degree, grid.pipelines, grid.size, parts, grid.way], np.int64)
         lay_grid(self.tables, self._work, state, machines, numbers)
 
 

@@ -120,7 +120,7 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
 
 def _lanes(key: _Set) -> tuple[Any, int]:
     """The lanes of pipelines after one another, and how many resources they cross."""
-    from hexiopt.cost.clock.kernel import Lanes
+    from hexiopt.cost.clock.kernel import LaneArrays
 
     receivers, num_executors = [], 0
     for graph, _, _ in key:
@@ -130,7 +130,7 @@ def _lanes(key: _Set) -> tuple[Any, int]:
     needs = [need for lane in lanes for need in lane.needs]
     flows = [flow for _, _, own in key for lane in own for flow in lane]
     num_resources = max([resource for resource, _ in needs], default=-1) + 1
-    return Lanes(
+    return LaneArrays(
         np.array(receivers, np.int64),
         np.array([lane.fixed_s for lane in lanes]),
         np.array([lane.most for lane in lanes]),

@@ -34,7 +34,7 @@ class Programmes(NamedTuple):
     sends: Ints
 
 
-class Lanes(NamedTuple):
+class LaneArrays(NamedTuple):
     """What links are: `receiver` executor, `fixed_s` of each message, and `most` messages a second.
 
     Link k crosses `resources[first[k] : first[k + 1]]`; a message alone needs each for `need_s`, and `flows` messages
@@ -95,7 +95,7 @@ def _pop(agenda: Agenda) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _share(lanes: Lanes, longest_s: Floats, moving: Ints, count: int, left: Floats, load: Floats, rate: Floats) -> None:
+def _share(lanes: LaneArrays, longest_s: Floats, moving: Ints, count: int, left: Floats, load: Floats, rate: Floats) -> None:
     """Set the `rate` of the links `moving[:count]`, in messages a second: as `hexiopt/simulation/fair_shares.py`.
 
     `left`, `load` [resources] are scratch.
@@ -189,7 +189,7 @@ def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def ends_s(programmes: Programmes, lanes: Lanes, num_queues: int, num_resources: int, limit_s: float) -> Any:
+def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resources: int, limit_s: float) -> Any:
     """When each executor ends [executors], in seconds from the step's start.
 
     NaN where executors wait for each other for ever; infinite for all where one ends after `limit_s`.
