@@ -1,5 +1,6 @@
 """What a plan costs: the answer of a cost model, with enough inside to explain it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hexiopt.cost.executors.executor import ChunkTimes, ExecutorCost, MemoryUse, ParameterCopy, fullest_of
@@ -130,6 +131,14 @@ class Cost:
         )
 
 
+def copy_costs(plan: Plan, cost: Cost) -> Iterator[tuple[int, int, tuple[int, ...], ParameterCopy]]:
+    """(pipeline, stage, devices, what they take) of every copy of a stage's parameters, in the order of the plan."""
+    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        for s, (stage, own) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            for devices, copy in zip(stage.parallelism.parameter_copies, own.copies, strict=True):
+                yield p, s, devices, copy
+
+
 def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
     """Seconds that each device of a priced plan takes for a micro-batch, forward and backward, in all ranges of its
     layers."""
@@ -149,19 +158,15 @@ def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
 
 def memory_violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
     """The devices of a valid plan of `cost` that it does not fit."""
-    found = []
     headroom = problem.space.memory_headroom
     beside = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
-    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, one in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True):
-                if one.excess_bytes > 0:
-                    name = problem.cluster.device_name(devices[0])
-                    found.append(
-                        Violation(
-                            "memory",
-                            f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
-                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much{beside}",
-                        )
-                    )
-    return found
+    return [
+        Violation(
+            "memory",
+            f"device {problem.cluster.device_name(devices[0])} (stage {s} of pipeline {p}) needs "
+            f"{one.memory.total / GIB:.2f} GiB of {one.limit_bytes / GIB:.2f} GiB: "
+            f"{one.excess_bytes / GIB:.2f} GiB too much{beside}",
+        )
+        for p, s, devices, one in copy_costs(plan, cost)
+        if one.excess_bytes > 0
+    ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from hexiopt.checks import is_whole
-from hexiopt.cost.cost import Cost
+from hexiopt.cost.cost import Cost, copy_costs
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
 from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
@@ -94,14 +94,12 @@ def _group_to_dict(group: TensorParallel | Replica, names: Any) -> dict[str, Any
 
 def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
     """The cost model's prediction: seconds, tokens/s, MFU, and GiB per device."""
-    memory = {}
-    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, copy in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True):
-                parts = {part: getattr(copy.memory, part) / GIB for part in MEMORY_PARTS}
-                row = {"limit": copy.limit_bytes / GIB, "total": copy.memory.total / GIB} | parts
-                for device in devices:
-                    memory[problem.cluster.device_name(device)] = row
+    memory = {
+        problem.cluster.device_name(device): {"limit": copy.limit_bytes / GIB, "total": copy.memory.total / GIB}
+        | {part: getattr(copy.memory, part) / GIB for part in MEMORY_PARTS}
+        for _, _, devices, copy in copy_costs(plan, cost)
+        for device in devices
+    }
     return {
         "step_time_s": cost.step_time_s,
         "tokens_per_s": cost.tokens_per_s,

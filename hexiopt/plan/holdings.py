@@ -123,6 +123,10 @@ class Holdings(NamedTuple):
                     group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
                 )
 
+    def shared(self, model: ModelSpec) -> list[GroupCopies]:
+        """Those of `groups` that several copies hold, which sum the gradients."""
+        return [group for group in self.groups(model) if len(group.copies) > 1]
+
 
 Interval = tuple[int, float, float]  # device; the part of a parameter that it holds, [start, end) within [0, 1)
 
@@ -143,7 +147,7 @@ def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
 
 def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
     """Who sums the gradients of which parameters together."""
-    shared = [group for group in held.groups(model) if len(group.copies) > 1]
+    shared = held.shared(model)
     if not shared:
         return ParameterHolders((), ())
     degree = [len(devices) for devices in held.copies]

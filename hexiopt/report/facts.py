@@ -13,7 +13,7 @@ from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.holdings import Holdings, parameter_holders
+from hexiopt.plan.holdings import Holdings
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.cluster import Cluster
@@ -285,7 +285,7 @@ class PlanFacts:
     def has_gradient_sync(self) -> bool:
         """Whether any gradient has more than one holder: in several pipelines, in a replicated stage or, with tied
         embeddings, in the first and the last stage."""
-        return parameter_holders(Holdings.of(self.plan.pipelines), self.problem.model).count > 0
+        return bool(Holdings.of(self.plan.pipelines).shared(self.problem.model))
 
     @property
     def last_phase(self) -> str:

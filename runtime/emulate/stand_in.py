@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from hexiopt.cost.cost import Cost
+from hexiopt.cost.cost import Cost, copy_costs
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
@@ -33,21 +33,15 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     """The pace of every rank of a priced plan, all times multiplied by `dilation`; without a namespace."""
     layout, network = layout_of(plan, problem.model), problem.cluster.network
     model = PlanPricer(problem)
+    optimizer_s = {device: copy.optimizer_s for _, _, devices, copy in copy_costs(plan, cost) for device in devices}
     found = []
     for rank, executor in enumerate(layout.executor_of):
         priced = cost.pipelines[executor.pipeline].stages[executor.stage].executors[executor.replica]
         device = layout.devices[rank]
-        stage = plan.pipelines[executor.pipeline].stages[executor.stage]
-        copies = cost.pipelines[executor.pipeline].stages[executor.stage].copies
-        optimizer_s = next(
-            copy.optimizer_s
-            for devices, copy in zip(stage.parallelism.parameter_copies, copies, strict=True)
-            if device in devices
-        )
         found.append(
             Pace(
                 tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.chunk_s),
-                dilation * optimizer_s,
+                dilation * optimizer_s[device],
                 tuple(dilation * network.pair_latency(device, other) for other in layout.devices),
                 units=tuple(
                     (dilation * unit.forward_s, dilation * unit.backward_s)

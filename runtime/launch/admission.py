@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hexiopt.cores import usable_cores
+from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.discovery.product import match
 from hexiopt.errors import InputError
@@ -80,9 +81,7 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
     copied = 0.0 if kind == "cuda" else 1.5  # times the moments
     needed = {
         device: one.memory.tensors + copied * one.memory.optimizer
-        for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
-        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
-        for devices, one in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True)
+        for _, _, devices, one in copy_costs(plan, cost)
         for device in devices
     }
     devices = layout_of(plan, problem.model).devices

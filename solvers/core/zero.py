@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from hexiopt.plan.holdings import Holdings
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, sharding_stages
@@ -21,12 +22,10 @@ def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
     """`plan` without sharding where every parameter has a single holder, so that ZeRO would shard nothing: equal
     price.
     """
-    pipeline = plan.pipelines[0]
-    alone = len(plan.pipelines) == 1 and all(len(stage.parallelism.parameter_copies) == 1 for stage in pipeline.stages)
-    twice = problem.model.tied_embeddings and len(pipeline.stages) > 1  # first and last stage hold the vocabulary
-    if plan.sharding.stage and alone and not twice and 0 in sharding_stages(problem.workload):
-        return replace(plan, sharding=Sharding())
-    return plan
+    if not plan.sharding.stage or len(plan.pipelines) > 1 or 0 not in sharding_stages(problem.workload):
+        return plan
+    several = Holdings.of(plan.pipelines).shared(problem.model)
+    return plan if several else replace(plan, sharding=Sharding())
 
 
 def requires_lockstep(problem: Problem) -> bool:

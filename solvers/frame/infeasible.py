@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.executors.memory import Memory, StateSharding
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.pricer import PlanPricer
@@ -165,11 +166,7 @@ def _closest_to_fitting(search: Search) -> str:
     if search.closest_to_fitting is None:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
     plan, cost = search.closest_to_fitting
-    p, s = cost.binding_stage()
-    copies = zip(
-        plan.pipelines[p].stages[s].parallelism.parameter_copies, cost.pipelines[p].stages[s].copies, strict=True
-    )
-    fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
+    _, _, fullest, _ = max(copy_costs(plan, cost), key=lambda row: row[3].excess_bytes)
     device = problem.cluster.device_name(fullest[0])
     return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"
 

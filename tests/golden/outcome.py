@@ -10,6 +10,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.fair_network import simulated_s
 from hexiopt.cost.pricer import PlanPricer
@@ -51,13 +52,7 @@ def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
         simulated = {"simulated_s": simulated_s(model, plan)} if simulate else {}
     except ValueError as error:
         return {"refusal": str(error)}
-    memory = [
-        (one.memory, one.limit_bytes)
-        for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
-        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True)
-        for devices, one in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True)
-        for _ in devices
-    ]
+    memory = [(one.memory, one.limit_bytes) for _, _, devices, one in copy_costs(plan, cost) for _ in devices]
     return {
         "step_time_s": cost.step_time_s,
         "pipeline_s": cost.pipeline_s,
