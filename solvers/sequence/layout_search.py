@@ -13,6 +13,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from solvers.sequence.grouping import Signatures, clusterings
 from solvers.sequence.layout_evaluator import (
     RULES,
@@ -29,11 +30,19 @@ _RANKS = 48  # devices up to which ranks are scaled one by one
 _STEPS = (1.3, 1.1, 1.03, 1.01)  # factors of the descent, from coarse to fine
 _ROUNDS = 3  # most rounds with each factor
 _WORTH = 1.0 - 1e-6  # of the best: what counts as better
-_KEPT = 20_000  # layouts remembered before memory is given back
+_KEPT = 20_000  # layouts remembered, each with its stage
 
 
 def _rank(one: EvaluatedLayout) -> tuple[float, float]:
     return one.rank
+
+
+def _relabel(evaluated: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
+    """The same layout on other devices with the same signature."""
+    to = dict(zip(sorted(evaluated.layout.devices), devices, strict=True))
+    groups = tuple(replace(group, devices=tuple(to[d] for d in group.devices)) for group in evaluated.layout.groups)
+    recipe = replace(evaluated.recipe, groups=tuple(tuple(to[d] for d in group) for group in evaluated.recipe.groups))
+    return replace(evaluated, layout=replace(evaluated.layout, groups=groups), recipe=recipe)
 
 
 class LayoutSearch:
@@ -48,7 +57,9 @@ class LayoutSearch:
         self._go_on = should_continue
         self._signatures = Signatures(model.problem)
         self._examples: dict[bytes, tuple[int, ...]] = {}
-        self._kept: dict[tuple[object, ...], EvaluatedLayout | None] = {}
+        self._best: Memo[tuple[tuple[int, ...], int, StageNeeds, int], EvaluatedLayout | None] = Memo(
+            lambda key: self._search(*key), _KEPT
+        )
 
     def best(self, devices: Sequence[int], size: int, need: StageNeeds, effort: int = 1) -> EvaluatedLayout | None:
         """The best layout over all of `devices` for micro-batches of `size` sequences.
@@ -59,31 +70,16 @@ class LayoutSearch:
         devices = tuple(sorted(devices))
         if len(devices) > self.problem.workload.seq_len:
             return None
-        alike = self._signatures.of(devices)
-        example = self._examples.setdefault(alike, devices)
-        if example != devices:
-            found = self.best(example, size, need, effort)
-            return None if found is None else self._relabel(found, devices)
-        key = (alike, size, need, effort)
-        if key in self._kept:
-            return self._kept[key]
-        if len(self._kept) > _KEPT:
-            self._kept.clear()
-        rest = self._choose if effort < 3 else self.best
-        found = rest(devices, size, need, min(effort, 2))
-        if effort > 1 and found is not None and found.excess_bytes <= 0.0:
-            found = self._descend(found, size, need, fine=effort > 2)
-        self._kept[key] = found
-        return found
+        example = self._examples.setdefault(self._signatures.of(devices), devices)
+        best = self._best[example, size, need, effort]
+        return best if best is None or example == devices else _relabel(best, devices)
 
-    def _relabel(self, found: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
-        """The same layout on other devices with the same signature."""
-        to = dict(zip(sorted(found.layout.devices), devices, strict=True))
-        if all(a == b for a, b in to.items()):
-            return found
-        groups = tuple(replace(g, devices=tuple(to[d] for d in g.devices)) for g in found.layout.groups)
-        recipe = replace(found.recipe, groups=tuple(tuple(to[d] for d in own) for own in found.recipe.groups))
-        return replace(found, layout=replace(found.layout, groups=groups), recipe=recipe)
+    def _search(self, devices: tuple[int, ...], size: int, need: StageNeeds, effort: int) -> EvaluatedLayout | None:
+        rest = self._choose if effort < 3 else self.best
+        best = rest(devices, size, need, min(effort, 2))
+        if effort > 1 and best is not None and best.excess_bytes <= 0.0:
+            best = self._descend(best, size, need, fine=effort > 2)
+        return best
 
     # ---------------------------------------------------------------- stages I and II
 
@@ -103,7 +99,8 @@ class LayoutSearch:
         tried.sort(key=_rank)
         best = tried[0]
         for start in tried[: _VARIED * effort]:
-            for recipe in chain(self._variants(start.recipe), self._other_policies(start.recipe)):
+            others = (replace(start.recipe, policy=p) for p in self.model.policies() if p != start.policy)
+            for recipe in chain(self._variants(start.recipe), others):
                 if not self._go_on():
                     return best
                 best = min(best, self.evaluator.evaluate(recipe, size, need)[0], key=_rank)
@@ -123,9 +120,6 @@ class LayoutSearch:
             found, repaired = self.evaluator.evaluate(replace(recipe, policy=policy), size, need)
             best = min(best, found, key=_rank)
         return best
-
-    def _other_policies(self, recipe: LayoutRecipe) -> Iterator[LayoutRecipe]:
-        return (replace(recipe, policy=policy) for policy in self.model.policies() if policy != recipe.policy)
 
     def _variants(self, recipe: LayoutRecipe) -> Iterator[LayoutRecipe]:
         """The recipe with other token orders, group orders, rules and head units."""
