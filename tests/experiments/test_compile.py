@@ -56,3 +56,18 @@ def test_installing_ends_where_a_kernel_is_left_out_or_a_part_fails(
 def test_parts_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_PARTS", ("unknown",))
     assert compiling.main() == ["unknown"]
+
+
+def test_what_numba_keeps_of_older_sources_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is as new stays."""
+    kept = tmp_path / "hexiopt" / "__pycache__"
+    kept.mkdir(parents=True)
+    for name in ("old", "new"):
+        (tmp_path / "hexiopt" / f"{name}.py").touch()
+        (kept / f"{name}.ends_s-1.py311.nbi").touch()
+    os.utime(kept / "old.ends_s-1.py311.nbi", (1.0, 1.0))
+    monkeypatch.setattr(compiling, "SOURCES", ("hexiopt/old.py", "hexiopt/new.py"))
+    monkeypatch.setattr(compiling, "_ROOTS", {"hexiopt": tmp_path})
+    monkeypatch.setattr(compiling, "_PARTS", ())
+    assert compiling.main() == []
+    assert [path.name for path in kept.iterdir()] == ["new.ends_s-1.py311.nbi"]

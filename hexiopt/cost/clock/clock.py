@@ -68,7 +68,7 @@ def lanes_of(pipeline: PlacedPipeline) -> tuple[Lane, ...]:
 
 def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
     """When the executors of each of a set of pipelines end."""
-    from hexiopt.cost.clock.kernel import ends_s  # only here, as numba takes a second to start
+    from hexiopt.cost.clock.events import ends_s  # only here, as numba takes a second to start
 
     graphs = [graph for graph, _, _ in key]
     programmes, num_queues = _programmes(graphs)
@@ -87,7 +87,7 @@ def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
 
 def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
     """The programmes of pipelines after one another, and how many queues they have."""
-    from hexiopt.cost.clock.kernel import Programmes
+    from hexiopt.cost.clock.events import Programmes
 
     parts: list[list[Any]] = [[] for _ in Programmes._fields]
     num_blocks = num_turns = num_operations = num_takes = num_sends = num_queues = num_links = 0
@@ -120,7 +120,7 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
 
 def _lanes(key: _Set) -> tuple[Any, int]:
     """The lanes of pipelines after one another, and how many resources they cross."""
-    from hexiopt.cost.clock.kernel import LaneArrays
+    from hexiopt.cost.clock.events import LaneArrays
 
     receivers, num_executors = [], 0
     for graph, _, _ in key:
