@@ -16,7 +16,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.simulation.network import simulated_s
+from hexiopt.simulation.network import simulation_s
 
 if TYPE_CHECKING:
     from runtime.emulate.bench import EmulationBench
@@ -36,7 +36,7 @@ class _Entry:
     @classmethod
     def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
         """The entry of a plan, which is simulated."""
-        return cls(name, plan, cost, simulated_s(PlanPricer(problem), plan))
+        return cls(name, plan, cost, simulation_s(PlanPricer(problem), plan))
 
 
 def run(job: Job) -> float:

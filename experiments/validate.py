@@ -47,7 +47,7 @@ from hexiopt.files.profile_files import read_profile
 from hexiopt.ledger import Ledger, Vocabulary
 from hexiopt.numbers.constants import constant_values
 from hexiopt.problem.profile import Profile
-from hexiopt.simulation.network import simulated_s
+from hexiopt.simulation.network import simulation_s
 
 _FAMILY = 8  # least number of rows for a meaningful ρ
 _TYPE = 10  # least number of rows for a summary of a GPU type
@@ -167,7 +167,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None, Cost | No
         predicted=in_metric(case, seconds),
         measured_step_s=step_time_s(case),
         predicted_step_s=seconds,
-        simulated_step_s=simulated_s(model, case.plan),
+        simulated_step_s=simulation_s(model, case.plan),
     )
     return prediction, case, cost
 

@@ -12,7 +12,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.report.tabular import plain_table
-from hexiopt.simulation.network import simulated_s
+from hexiopt.simulation.network import simulation_s
 from hexiopt.units import GIB
 
 _HEADER = ("Plan", "Step, ms", "priced", "error", "GiB at most", "priced", "error")
@@ -65,7 +65,7 @@ def _prediction(number: int, tried: tuple[TriedPlan, Cost]) -> Prediction:
         predicted=cost.step_time_s,
         measured_step_s=one.step_s,
         predicted_step_s=cost.step_time_s,
-        simulated_step_s=simulated_s(PlanPricer(problem), plan),
+        simulated_step_s=simulation_s(PlanPricer(problem), plan),
     )
 
 

@@ -140,10 +140,10 @@ def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> 
     paths = {(a, b): topology.paths[indices[a], indices[b]] for a, b in pairs}
     links = {(a, b): topology.nvlinks(indices[a], indices[b]) for a, b in pairs}
     gpu = catalogue().get(entry["gpu"] or "")
-    each = None if gpu is None else nvlink_gb_per_s(gpu)
+    nvlink_rate = None if gpu is None else nvlink_gb_per_s(gpu)
 
     def rate(number: int) -> float | None:
-        return None if each is None or not number else number * each
+        return None if nvlink_rate is None or not number else number * nvlink_rate
 
     counts = Counter(links.values())
     usual = 0 if 0 in counts else max(counts, key=lambda number: (counts[number], -number))
@@ -151,9 +151,11 @@ def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> 
     others = [{"between": [a, b], "bandwidth_gb_per_s": rate(n)} for (a, b), n in links.items() if n != usual]
     if others:
         entry["intra_links"] = others
-    listed = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
-    of_link = f"; {each:g} GB/s per NVLink and direction" if each is not None and usual + len(others) else ""
-    return [f"pairs of GPUs: {listed}{of_link}"]
+    paths_in_words = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
+    of_link = (
+        f"; {nvlink_rate:g} GB/s per NVLink and direction" if nvlink_rate is not None and usual + len(others) else ""
+    )
+    return [f"pairs of GPUs: {paths_in_words}{of_link}"]
 
 
 def paths_between(a: Kind, b: Kind, topology: Topology | None) -> str | None:

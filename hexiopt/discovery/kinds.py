@@ -60,7 +60,7 @@ _KINDS = (
     _Kind("slurm.conf", slurm.is_slurm_conf, "slurm", slurm.read_slurm_conf),
     _Kind(
         "a table of sinfo with commas between its columns",
-        sinfo.is_comma_separated,
+        sinfo.has_commas,
         "slurm",
         lacks="cannot be told from those inside them",
     ),

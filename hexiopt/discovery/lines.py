@@ -104,12 +104,12 @@ class Faults:
         for fault in self._faults:
             place, _, rule = fault.removeprefix(self._path).removeprefix(", ").partition(": ")
             places_of.setdefault(rule, []).append(place)
-        named = [
+        faults = [
             f"{places[0]}: {rule}" + (f" (so {len(places) - 1} more)" if len(places) > 1 else "")
             for rule, places in places_of.items()
         ]
-        if not named:
+        if not faults:
             return
-        more = len(named) - _MOST_FAULTS
+        more = len(faults) - _MOST_FAULTS
         rest = [f"{more:,} more faults"] if more > 0 else []
-        raise InputError(f"{self._path}, " + "; also ".join(named[:_MOST_FAULTS] + rest))
+        raise InputError(f"{self._path}, " + "; also ".join(faults[:_MOST_FAULTS] + rest))

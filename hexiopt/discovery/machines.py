@@ -65,7 +65,7 @@ class _Read:
     remarks: tuple[str, ...]
 
     @property
-    def machines(self) -> list[str]:
+    def machine_names(self) -> list[str]:
         """All machines that any text names."""
         named = [name for inventory in self.inventories.values() for name in inventory.nodes]
         return list(dict.fromkeys([*named, *self.smi, *self.topologies, *self.buses]))
@@ -86,7 +86,7 @@ def discover(name: str, texts: Texts) -> Discovery:
     texts.
     """
     texts_read = _read(texts)
-    nodes = {machine: _node(machine, texts_read.nodes_of(machine)) for machine in texts_read.machines}
+    nodes = {machine: _node(machine, texts_read.nodes_of(machine)) for machine in texts_read.machine_names}
     twins = _twins(nodes, (texts_read.smi, texts_read.topologies, texts_read.buses))
     texts_read = _spread(texts_read, twins)
     entries: list[dict[str, Any]] = []
@@ -166,10 +166,10 @@ def _read(texts: Texts) -> _Read:
     paths = {option: path for option in _INVENTORIES if (path := getattr(texts, option)) is not None}
     inventories: dict[str, Inventory] = {option: read(option, path) for option, path in paths.items()}
     by_machine = {option: getattr(texts, option) for option in ("nvidia_smi", "rocm_smi", "topology", "nccl_tests")}
-    named = [name for inventory in inventories.values() for name in inventory.nodes]
-    named = list(dict.fromkeys([*named, *(machine for part in by_machine.values() for machine in part)]))
-    named = [machine for machine in named if machine != LONE]
-    by_machine = {option: _by_machine(option, part, named) for option, part in by_machine.items()}
+    machines = [name for inventory in inventories.values() for name in inventory.nodes]
+    machines = list(dict.fromkeys([*machines, *(machine for part in by_machine.values() for machine in part)]))
+    machines = [machine for machine in machines if machine != LONE]
+    by_machine = {option: _by_machine(option, part, machines) for option, part in by_machine.items()}
     smi: dict[str, SmiGpus] = read_all("nvidia_smi", by_machine["nvidia_smi"])
     rocm: dict[str, SmiGpus] = read_all("rocm_smi", by_machine["rocm_smi"])
     if both := smi.keys() & rocm.keys():
@@ -194,9 +194,9 @@ def _node(machine: str, by_option: Mapping[str, Node]) -> Node | None:
         return None
     typed = {option: node for option, node in by_option.items() if any(group.product for group in node.gpus)}
     types = {option: [match(group.product or "").gpu for group in node.gpus] for option, node in typed.items()}
-    known = {option: sorted(map(str, gpus)) for option, gpus in types.items() if None not in gpus}
-    if len({repr(gpus) for gpus in known.values()}) > 1:
-        which = ", ".join(f"{' and '.join(gpus)} by {_INVENTORIES[option]}" for option, gpus in known.items())
+    types_by_option = {option: sorted(map(str, gpus)) for option, gpus in types.items() if None not in gpus}
+    if len({repr(gpus) for gpus in types_by_option.values()}) > 1:
+        which = ", ".join(f"{' and '.join(gpus)} by {_INVENTORIES[option]}" for option, gpus in types_by_option.items())
         raise InputError(f"{machine}: has {which}; give texts that agree, or leave one out")
     chosen = next(iter(typed.values()), next(iter(by_option.values())))
     outage = next((node.outage for node in by_option.values() if node.outage is not None), None)
@@ -255,17 +255,17 @@ def _refuse_nothing(out_of_service: Mapping[str, str], without_gpus: Sequence[st
     raise InputError(f"discover: no text names a GPU{nodes}; give texts of machines with GPUs")
 
 
-def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+def _by_machine(option: str, paths: Mapping[str, str], machines: Sequence[str]) -> dict[str, str]:
     """Paths by machine; a path without a machine belongs to the only machine."""
     for machine in paths:
         if machine != LONE and not NAME.fullmatch(machine):
             raise InputError(f"discover.{option}: {quoted(machine)} {NAME_RULE}")
     if LONE not in paths:
         return dict(paths)
-    if len(named) > 1:
-        which = f"{paths[LONE]!r} belongs to one of {len(named)} machines"
-        raise InputError(f"discover.{option}: {which}; state which: discover.{option}={{{named[0]}: {paths[LONE]}}}")
-    return {named[0] if named else _LOCAL: paths[LONE]}
+    if len(machines) > 1:
+        which = f"{paths[LONE]!r} belongs to one of {len(machines)} machines"
+        raise InputError(f"discover.{option}: {which}; state which: discover.{option}={{{machines[0]}: {paths[LONE]}}}")
+    return {machines[0] if machines else _LOCAL: paths[LONE]}
 
 
 def _count(machine: str, texts_read: _Read) -> int | None:
@@ -282,8 +282,8 @@ def _count(machine: str, texts_read: _Read) -> int | None:
         if node.num_gpus is not None:
             counts[_INVENTORIES[option]] = node.num_gpus
     if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{count} by {source}" for source, count in counts.items())
-        raise InputError(f"{machine}: has {listed}; give texts that agree, or leave one out")
+        counts_in_words = ", ".join(f"{count} by {source}" for source, count in counts.items())
+        raise InputError(f"{machine}: has {counts_in_words}; give texts that agree, or leave one out")
     count = next(iter(counts.values()), None)
     if count is not None and count > MAX_GPUS_PER_MACHINE:
         raise InputError(f"{machine}: has {count} GPUs; a machine has up to {MAX_GPUS_PER_MACHINE}, split it by hand")
@@ -308,7 +308,7 @@ def _fabrics(
         fabrics = {gpu.fabric for gpu in smi.get(entry["name"], ())}
         fabric = next(iter(fabrics)) if len(fabrics) == 1 else None
         groups.setdefault(fabric or f"of {entry['name']}", []).append(entry)
-    joined = []
+    merged = []
     for group in groups.values():
         first, count = group[0], len(group)
         if count > 1:
@@ -323,8 +323,8 @@ def _fabrics(
             names = ", ".join(entry["name"] for entry in group)
             notes[first["name"]] += (f"one NVLink fabric of {count} machines: {names}",)
             first = first | {"num_gpus": total, "network_interfaces": count * first.get("network_interfaces", 1)}
-        joined.append(first)
-    return joined, {entry["name"]: notes[entry["name"]] for entry in joined}
+        merged.append(first)
+    return merged, {entry["name"]: notes[entry["name"]] for entry in merged}
 
 
 def _merge_entries(
@@ -332,16 +332,16 @@ def _merge_entries(
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
     """The entries with like machines merged: all that are named d-0, d-1, ... into one entry d with a count, others
     whose names differ in the number at their end into one with a node list as its name."""
-    taken, kinds = {entry["name"] for entry in entries}, dict[str, list[dict[str, Any]]]()
-    bases = Counter(base for name in taken if (base := name.rpartition("-")[0]))
+    names_in_use, kinds = {entry["name"] for entry in entries}, dict[str, list[dict[str, Any]]]()
+    bases = Counter(base for name in names_in_use if (base := name.rpartition("-")[0]))
     for entry in entries:
         kinds.setdefault(repr((entry | {"name": ""}, notes[entry["name"]])), []).append(entry)
     out, comments = [], {}
     for same in kinds.values():
-        for listed in compress(entry["name"] for entry in same):
-            names, merged = expand(listed), same[0] | {"name": listed}
+        for node_list in compress(entry["name"] for entry in same):
+            names, merged = expand(node_list), same[0] | {"name": node_list}
             count, base = len(names), names[0].removesuffix("-0")
-            if count > 1 and bases[base] == count and base not in taken and names[-1] == f"{base}-{count - 1}":
+            if count > 1 and bases[base] == count and base not in names_in_use and names[-1] == f"{base}-{count - 1}":
                 merged |= {"name": base, "count": count}
             out.append(merged)
             comments[merged["name"]] = notes[names[0]]

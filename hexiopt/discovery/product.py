@@ -106,10 +106,10 @@ def _fits(name_parts: _NameParts, type_parts: _NameParts, name: str, memory_byte
     if name_parts.model != type_parts.model or name_parts.line not in (None, type_parts.line):
         return False
     if name_parts.form is None:  # the driver always names NVL
-        formed = not (name_parts.by_driver and type_parts.form == "nvl")
+        same_form = not (name_parts.by_driver and type_parts.form == "nvl")
     else:
-        formed = name_parts.form == (type_parts.form or "pcie")
-    if not formed:
+        same_form = name_parts.form == (type_parts.form or "pcie")
+    if not same_form:
         return False
     if memory_bytes is not None:
         return _LEAST_MEMORY <= memory_bytes / gpu.memory_bytes <= _MOST_MEMORY
@@ -144,11 +144,11 @@ def _others(name_parts: _NameParts, memory_bytes: float | None) -> tuple[str, ..
 
 def _certain(name_parts: _NameParts, type_parts: _NameParts, memory_bytes: float | None) -> bool:
     """Whether everything is stated that distinguishes the products of one model."""
-    formed = name_parts.form is not None or type_parts.form is None
-    lined = name_parts.line is not None or type_parts.line is None
+    states_form = name_parts.form is not None or type_parts.form is None
+    states_line = name_parts.line is not None or type_parts.line is None
     return (
-        formed
-        and lined
+        states_form
+        and states_line
         and (type_parts.memory_gb is None or name_parts.memory_gb is not None or memory_bytes is not None)
     )
 
@@ -163,16 +163,16 @@ def _types() -> dict[str, _NameParts]:
 
 def _product_parts(text: str) -> _NameParts:
     """The parts of a name written by the driver, which begins with the brand, or by an administrator."""
-    named = replace(_name_parts(text), by_driver=text.lower().startswith("nvidia"))
-    for model in named.model:
+    parts = replace(_name_parts(text), by_driver=text.lower().startswith("nvidia"))
+    for model in parts.model:
         by_memory = _SXM_MEMORY.get(model)
         if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
-            return replace(named, form=named.form or "sxm")
-        if model in _ONE_FORM or (named.by_driver and named.model <= _SXM_UNSAID):
+            return replace(parts, form=parts.form or "sxm")
+        if model in _ONE_FORM or (parts.by_driver and parts.model <= _SXM_UNSAID):
             # The name of a GH200 of 96 GB states its processor's memory.
-            is_processors = model == "gh200" and (named.memory_gb or 0) >= 480
-            return replace(named, form=named.form or "sxm", memory_gb=None if is_processors else named.memory_gb)
-    return named
+            is_processors = model == "gh200" and (parts.memory_gb or 0) >= 480
+            return replace(parts, form=parts.form or "sxm", memory_gb=None if is_processors else parts.memory_gb)
+    return parts
 
 
 def _name_parts(text: str) -> _NameParts:

@@ -39,14 +39,14 @@ def is_sinfo(text: Text) -> bool:
     return _is_header([text.first[slice(*span)] for span in _spans(text.first, "|" in text.first)])
 
 
-def is_comma_separated(text: Text) -> bool:
+def has_commas(text: Text) -> bool:
     """Whether the text is a table of sinfo whose columns are separated as nodes and GRES are themselves."""
     return _is_header(text.first.split(","))
 
 
 def _is_header(words: Sequence[str]) -> bool:
-    known = {*words} & {*_READ, *_HARMLESS}
-    return len(known) > 1 and all(re.fullmatch(r"[A-Z][A-Z_:/()]*", word) for word in words)
+    columns = {*words} & {*_READ, *_HARMLESS}
+    return len(columns) > 1 and all(re.fullmatch(r"[A-Z][A-Z_:/()]*", word) for word in words)
 
 
 def _spans(text: str, piped: bool) -> list[tuple[int, int]]:

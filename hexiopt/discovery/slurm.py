@@ -120,18 +120,18 @@ def logical_lines(text: Text) -> Iterator[Line]:
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
     """The keys of a line in lower case, and their values; a value that is free text ends at its quotes or the line."""
-    at = 0
-    while (key := _KEY.search(text, at)) is not None:
+    start = 0
+    while (key := _KEY.search(text, start)) is not None:
         name, rest = key[1].lower(), text[key.end() :]
         if rest.startswith('"') and '"' in rest[1:]:
             value = rest[1 : rest.index('"', 1)]
-            at = key.end() + len(value) + 2
+            start = key.end() + len(value) + 2
         elif name in _FREE:
-            value, at = rest, len(text)
+            value, start = rest, len(text)
         else:
             following = _KEY.search(text, key.end())
-            at = len(text) if following is None else following.start()
-            value = text[key.end() : at].strip()
+            start = len(text) if following is None else following.start()
+            value = text[key.end() : start].strip()
         yield name, value
 
 

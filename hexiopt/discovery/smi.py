@@ -131,8 +131,8 @@ def read_list(text: Text) -> SmiGpus:
     """The GPUs of `nvidia-smi -L`, with the MIG slices below each; it states no memory. Raises InputError."""
     gpus: list[SmiGpu] = []
     for line in text.lines:
-        if (listed := _LISTED.fullmatch(line.text)) is not None:
-            gpus.append(SmiGpu(int(listed[1]), listed[2], None))
+        if (gpu_line := _LISTED.fullmatch(line.text)) is not None:
+            gpus.append(SmiGpu(int(gpu_line[1]), gpu_line[2], None))
         elif gpus and (slice_ := _LISTED_SLICE.fullmatch(line.text)) is not None:
             gpus[-1] = replace(gpus[-1], is_sliced=True, slices=(*gpus[-1].slices, slice_[1]))
         else:
@@ -146,8 +146,8 @@ def _header_cells(text: str) -> list[str]:
 
 
 def _is_product(cell: str) -> bool:
-    known = _PRODUCT.search(cell) is not None and not re.fullmatch(r"[0-9A-Fa-f:.-]+|GPU-.*|MIG-.*|P\d+", cell)
-    return known and not re.search(r"\d (MiB|W|%|MHz)$", cell)
+    looks_like_one = _PRODUCT.search(cell) is not None and not re.fullmatch(r"[0-9A-Fa-f:.-]+|GPU-.*|MIG-.*|P\d+", cell)
+    return looks_like_one and not re.search(r"\d (MiB|W|%|MHz)$", cell)
 
 
 def _may_be_memory(names: Sequence[str], column: Sequence[str]) -> bool:

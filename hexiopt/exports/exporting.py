@@ -9,7 +9,7 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, 
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
-from hexiopt.exports.reading_line import what_was_read
+from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -86,7 +86,7 @@ def read_layout(
     workload: Workload,
     space: Space,
     ranks: str | None,
-    stated: frozenset[str] = frozenset(),
+    stated_keys: frozenset[str] = frozenset(),
 ) -> ImportedPlan:
     """The layout in a trainer's `file`; the GPU of each rank is in the table `ranks`, or else ranks are the usable GPUs
     in order. `workload` has what the file does not state; its keys in `stated`, and those that are not at their
@@ -98,10 +98,10 @@ def read_layout(
         devices = tuple(device for device in range(cluster.num_devices) if device not in excluded)
     else:
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
-    stated |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
-    context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
+    stated_keys |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
+    context = ImportContext(str(file), cluster, devices, model, workload, space, stated_keys, table=ranks is not None)
     layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
-    return replace(layout, notes=(what_was_read(layout.problem, layout.plan), *layout.notes))
+    return replace(layout, notes=(reading_note(layout.problem, layout.plan), *layout.notes))
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:

@@ -54,18 +54,18 @@ class ImportContext:
     model: ModelSpec | None
     workload: Workload
     space: Space
-    stated: frozenset[str] = frozenset()
+    stated_keys: frozenset[str] = frozenset()
     table: bool = False
 
     def fail(self, what: str) -> NoReturn:
         """Refuse the file: `what` ends in the remedy."""
         raise InputError(f"{self.where}: {what}")
 
-    def blamed(self) -> AbstractContextManager[None]:
+    def blame_file(self) -> AbstractContextManager[None]:
         """Where what is made of the file's values refuses them, the error names the file."""
         return blame(self.where)
 
-    def stated_model(self, name: str) -> ModelSpec:
+    def require_model(self, name: str) -> ModelSpec:
         """The model. Raises InputError where none is stated, since files of `name` do not hold one."""
         if self.model is None:
             raise InputError(
@@ -79,12 +79,14 @@ class ImportContext:
         Raises InputError as `Workload` does.
         """
         overruled = {
-            key: value for key, value in values.items() if key in self.stated and getattr(self.workload, key) != value
+            key: value
+            for key, value in values.items()
+            if key in self.stated_keys and getattr(self.workload, key) != value
         }
-        notes = tuple(self.overruled(key, value) for key, value in overruled.items())
+        notes = tuple(self.overrule_note(key, value) for key, value in overruled.items())
         return replace(self.workload, **{k: v for k, v in values.items() if k not in overruled}), notes
 
-    def overruled(self, key: str, value: Any) -> str:
+    def overrule_note(self, key: str, value: Any) -> str:
         """The note on a value of the file that the user's own replaces."""
         return f"workload.{key}={getattr(self.workload, key)} of the command line replaces {value} of the file"
 
@@ -213,8 +215,8 @@ class Trainer(ABC):
         """Raise InputError where the files cannot state the precision of a problem."""
         if problem.workload.precision not in self.precisions:
             *others, last = self.precisions
-            known = f"{', '.join(others)} and {last}"
-            rule = f"{self.name} is written for {known}; plan with workload.precision=bf16"
+            precisions = f"{', '.join(others)} and {last}"
+            rule = f"{self.name} is written for {precisions}; plan with workload.precision=bf16"
             raise InputError(f"export.format: {rule}")
 
 

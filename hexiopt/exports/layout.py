@@ -49,9 +49,9 @@ class LayoutStage:
 
     def policies(self) -> list[Recompute]:
         """The policy of every layer, range by range."""
-        each = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
+        policy_of_layer = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
         ends = [0, *accumulate(end - first for first, end in self.layers)]
-        return [each[a:b] for a, b in pairwise(ends)]
+        return [policy_of_layer[a:b] for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,8 @@ class BlockRecompute:
             return ("full",) if all(starts) else tuple("full" if start else JOINED for start in starts)
         if self.block is None:
             return (self.policy,)
-        each = [k < self.block for first, end in ranges for k in range(end - first)]
-        return (self.policy,) if all(each) else tuple(self.policy if first else "none" for first in each)
+        in_block = [k < self.block for first, end in ranges for k in range(end - first)]
+        return (self.policy,) if all(in_block) else tuple(self.policy if first else "none" for first in in_block)
 
 
 NO_RECOMPUTE = BlockRecompute("none")
@@ -250,7 +250,7 @@ NO_RECOMPUTE = BlockRecompute("none")
 
 def first_layers(policies: Sequence[str], policy: str = "full") -> int | None:
     """The number of first layers that have `policy` where all others have none; None where that is not so."""
-    count = next((k for k, each in enumerate(policies) if each != policy), len(policies))
+    count = next((k for k, layer_policy in enumerate(policies) if layer_policy != policy), len(policies))
     return count if set(policies[count:]) <= {"none"} else None
 
 
@@ -272,7 +272,7 @@ def block_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     if len(every) == 1:
         return BlockRecompute(every.pop())
     if JOINED in every:
-        return joined_groups(layout, refuse)
+        return group_recompute(layout, refuse)
     most = max(first_layers(policies) or 0 for _, policies in ranges)
     for s, policies in ranges:
         name, count = stage_name(0, s), first_layers(policies)
@@ -286,7 +286,7 @@ def block_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     return BlockRecompute("full", most)
 
 
-def joined_groups(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
+def group_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     """Full recompute of groups of layers, the last of a range with what is left."""
     lengths = [n for stage in layout.stages for policies in stage.policies() for n in recompute_groups(policies)]
     grouped = BlockRecompute("full", together=max(lengths))

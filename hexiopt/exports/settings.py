@@ -152,5 +152,5 @@ class FileSettings(Ledger):
 
 def script_notes(context: ImportContext, **assumed: Any) -> list[str]:
     """The note on what the training script sets, and neither the file nor the command line states, as it is assumed."""
-    listed = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
-    return [f"not in the file but in the training script, so assumed: {listed}"] if listed else []
+    values = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated_keys)
+    return [f"not in the file but in the training script, so assumed: {values}"] if values else []

@@ -166,10 +166,12 @@ class Machine(Value):
 
         Where all are equally slow, `gpu` is that slow type; else `slow` says which are.
         """
-        now = [speeds.get(i, gpu.speed) for i, gpu in enumerate(self.gpus)]
-        if len(set(now)) == 1:
-            return replace(self, gpu=self.gpu.at(now[0]), slow=())
-        return replace(self, gpu=self.gpu.at(1.0), slow=tuple((i, one) for i, one in enumerate(now) if one != 1.0))
+        new = [speeds.get(i, gpu.speed) for i, gpu in enumerate(self.gpus)]
+        if len(set(new)) == 1:
+            return replace(self, gpu=self.gpu.at(new[0]), slow=())
+        return replace(
+            self, gpu=self.gpu.at(1.0), slow=tuple((i, speed) for i, speed in enumerate(new) if speed != 1.0)
+        )
 
     def slowest(self, indices: Iterable[int]) -> Gpu:
         """The type of the slowest of some devices, whose speed is that of a group which computes together."""
@@ -228,16 +230,16 @@ def _best_ring(
 
     if size > _EXACT_RING:
         rings = [list(range(size)), [0]]
-        left = set(range(1, size))
-        while left:
+        unvisited = set(range(1, size))
+        while unvisited:
             here = rings[1][-1]
-            rings[1].append(min(left, key=lambda k: (-bandwidths[here][k], latencies[here][k], k)))
-            left.remove(rings[1][-1])
-        found = []
+            rings[1].append(min(unvisited, key=lambda k: (-bandwidths[here][k], latencies[here][k], k)))
+            unvisited.remove(rings[1][-1])
+        scores = []
         for order in rings:
             routes = list(pairwise([*order, order[0]]))
-            found.append((min(bandwidths[a][b] for a, b in routes), -max(latencies[a][b] for a, b in routes)))
-        slowest, negated = max(found)
+            scores.append((min(bandwidths[a][b] for a, b in routes), -max(latencies[a][b] for a, b in routes)))
+        slowest, negated = max(scores)
         return slowest, -negated
 
     def closes(least: float, most_latency: float) -> bool:
@@ -283,8 +285,8 @@ def spec_spans(machines: Iterable[Machine]) -> dict[str, range]:
     for m, machine in enumerate(machines):
         span = spans.get(machine.spec_name)
         if span is not None and span.stop != m:
-            said = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of earlier machines"
-            raise InputError(f"{said}; put machines of one spec together")
+            apart = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of earlier machines"
+            raise InputError(f"{apart}; put machines of one spec together")
         spans[machine.spec_name] = range(span.start if span else m, m + 1)
     return spans
 

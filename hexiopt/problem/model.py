@@ -336,8 +336,8 @@ class ModelSpec(Value):
     @cached_property
     def embedding_params(self) -> int:
         """Parameters of token embedding, its norm, learned positions and the projection to hidden_size."""
-        beside = self.learned_positions * self.hidden_size + self.decoder_form.embedding_norm * self._norm_params
-        return self.vocabulary_params + beside + self._projection
+        further = self.learned_positions * self.hidden_size + self.decoder_form.embedding_norm * self._norm_params
+        return self.vocabulary_params + further + self._projection
 
     @property
     def final_norm_params(self) -> int:

@@ -182,8 +182,11 @@ class Network:
         self.capacity.setflags(write=False)
         self._capacities: list[float] = self.capacity.tolist()
         # Of each device: its interface as a resource, and the capacity.
-        self._transmit = [(own, self._capacities[own]) for own in self._interface]
-        self._receive = [(own, self._capacities[own]) for own in (self._num_interfaces + i for i in self._interface)]
+        self._transmit = [(interface, self._capacities[interface]) for interface in self._interface]
+        self._receive = [
+            (interface, self._capacities[interface])
+            for interface in (self._num_interfaces + i for i in self._interface)
+        ]
 
     @property
     def num_resources(self) -> int:
@@ -233,8 +236,8 @@ class Network:
         first, second = self._machine_of[a], self._machine_of[b]
         assert first != second, "no route inside a machine"
         crossing = self._crossing[self._group_of[first], self._group_of[second]]
-        found = self._link(first, second)
-        link = () if found is None else (found[0],)
+        entry = self._link(first, second)
+        link = () if entry is None else (entry[0],)
         return (transmit, *crossing.out, *link, *crossing.into, receive)
 
     def pair_bandwidth(self, a: int, b: int) -> float:
@@ -247,9 +250,9 @@ class Network:
         rate = min(machines[machine].nic_bandwidth_bytes_per_s, machines[second].nic_bandwidth_bytes_per_s)
         if self._plain:
             return rate
-        found = self._link(machine, second)
-        if found is not None:
-            rate = min(rate, found[1].bandwidth_bytes_per_s)
+        entry = self._link(machine, second)
+        if entry is not None:
+            rate = min(rate, entry[1].bandwidth_bytes_per_s)
         crossing = self._crossing[self._group_of[machine], self._group_of[second]]
         return min(rate, crossing.bandwidth_bytes_per_s)
 
@@ -262,9 +265,9 @@ class Network:
         latency = max(machines[first].nic_latency_s, machines[second].nic_latency_s)
         if self._plain:
             return latency
-        found = self._link(first, second)
-        if found is not None and found[1].latency_s is not None:
-            latency = found[1].latency_s
+        entry = self._link(first, second)
+        if entry is not None and entry[1].latency_s is not None:
+            latency = entry[1].latency_s
         return latency + self._crossing[self._group_of[first], self._group_of[second]].latency_s
 
     @cached_property
@@ -314,11 +317,11 @@ class Network:
         count = self._num_interfaces
         if resource < 2 * count:
             direction = "transmit" if resource < count else "receive"
-            left = resource % count
+            index = resource % count
             for machine in self._machines:
-                if left < machine.num_interfaces:
-                    return f"{machine.name} interface {left} {direction}"
-                left -= machine.num_interfaces
+                if index < machine.num_interfaces:
+                    return f"{machine.name} interface {index} {direction}"
+                index -= machine.num_interfaces
         for g, first in self._uplink.items():
             if first <= resource < first + 2:
                 return f"{self._groups[g].name} uplink {'in' if resource > first else 'out'}"
@@ -344,7 +347,7 @@ class Network:
             for g in self._chains[group]:
                 inside[g].append(m)
         every = np.arange(len(self._group_of))
-        return [(g, np.array(own), np.delete(every, own)) for g, own in enumerate(inside)]
+        return [(g, np.array(members), np.delete(every, members)) for g, members in enumerate(inside)]
 
     def _cross(self, ends: tuple[int | None, int | None]) -> _Crossing:
         """The uplinks crossed between machines whose innermost groups are a and b."""
@@ -366,9 +369,9 @@ class Network:
             return None
         for sources in self._runs[first]:
             for targets in self._runs[second]:
-                found = self._links.get((sources, targets))
-                if found is not None:
-                    start, link = found
+                entry = self._links.get((sources, targets))
+                if entry is not None:
+                    start, link = entry
                     offset = (first - sources.start) * len(targets) + second - targets.start
                     return start + offset, link
         return None

@@ -154,13 +154,13 @@ def decoder_layer(form: Form, sizes: LayerSizes) -> Layer:
 
     def norm(name: str, after: bool, products: int) -> LayerOperator:
         """A norm of the hidden states, whose output so many matrix products read."""
-        read = Split(hidden * products)
+        product_inputs = Split(hidden * products)
         return LayerOperator(
             name=name,
             after=after,
             vectors=norm_vector,
             moves=Split(c.NORM_PASSES * hidden),
-            casts=read,
+            casts=product_inputs,
             stores=Split(hidden),
             stores_cast=Split(hidden * (products > 0)),
             statistics=Split(num_statistics),

@@ -32,8 +32,10 @@ class Problem(Value):
         parts = {"cluster": Cluster, "model": ModelSpec, "workload": Workload, "space": Space}
         for name, kind in parts.items():
             if not isinstance(part := getattr(self, name), kind):
-                made = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
-                raise InputError(f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{made}")
+                constructor = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
+                raise InputError(
+                    f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{constructor}"
+                )
         precision, space = self.workload.precision, self.space
         object.__setattr__(self, "cluster", self.cluster.with_memory_headroom(space.memory_headroom))
         usable = self.usable_devices
@@ -73,8 +75,8 @@ class Problem(Value):
                 f"of the global batch; every pipeline needs one, so choose at most {self.workload.global_batch}"
             )
         if pipelines * stages > len(usable):
-            stated = (("num_pipelines", space.num_pipelines), ("num_stages", space.num_stages))
-            lifted = " ".join(f"constraints.{name}=null" for name, value in stated if value is not None)
+            bounds = (("num_pipelines", space.num_pipelines), ("num_stages", space.num_stages))
+            lifted = " ".join(f"constraints.{name}=null" for name, value in bounds if value is not None)
             raise InputError(
                 f"constraints: {pipelines} pipelines of {stages} stages need {pipelines * stages} devices, the "
                 f"cluster has {len(usable)} to use; ask for fewer, or for any number: {lifted}"
@@ -106,9 +108,9 @@ class Problem(Value):
     @cached_property
     def usable_by_machine(self) -> Mapping[int, tuple[int, ...]]:
         """The usable devices of each machine that has any, both ascending, by the machine's index."""
-        found: dict[int, list[int]] = {}
+        by_machine: dict[int, list[int]] = {}
         for device, machine in zip(
             self.usable_devices, self.cluster.machine_of[list(self.usable_devices)].tolist(), strict=True
         ):
-            found.setdefault(machine, []).append(device)
-        return {machine: tuple(devices) for machine, devices in found.items()}
+            by_machine.setdefault(machine, []).append(device)
+        return {machine: tuple(devices) for machine, devices in by_machine.items()}

@@ -20,7 +20,7 @@ from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATE
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, largest_parts, memory_of_limit
 from hexiopt.report.style import gib, milliseconds, percent, place, rate, seconds
-from hexiopt.simulation.network import simulated_s
+from hexiopt.simulation.network import simulation_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
 
 _MAX_STAGES = 40
@@ -36,7 +36,7 @@ def explanation_tables(facts: PlanFacts, source: str) -> Iterator[tuple[str, Tab
     yield "Stages, per micro-batch", _table(stage_header, stage_rows(facts))
     yield "GPU types", _table(values, gpu_rows(problem))
     if problem.cluster.profile.entries:
-        yield "Layers", _table(("where", "take", "from"), measured_rows(facts))
+        yield "Layers", _table(("where", "take", "from"), layer_rows(facts))
     yield "Links", _table(values, link_rows(problem, source))
     yield "Workload", _table(values, workload_rows(problem, facts.plan))
     yield "Coefficients", _table(names, coefficient_rows())
@@ -73,7 +73,7 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
     yield "optimizer", seconds(cost.optimizer_s), traffic
     parts = ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in facts.step.parts)
     yield "step", seconds(cost.step_time_s), f"on {facts.step.executor}, which ends last: {parts}"
-    simulated = simulated_s(facts.model, facts.plan)
+    simulated = simulation_s(facts.model, facts.plan)
     if simulated is not None:
         yield (
             "simulated",
@@ -95,12 +95,12 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
         for s, (stage, priced) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
             samples = stage.parallelism.samples(pipeline.micro_batch_size)
             for e, (devices, cost) in enumerate(zip(stage.parallelism.executors, priced.executors, strict=True)):
-                alike: Hashable = (e, p, s)
+                key: Hashable = (e, p, s)
                 if not isinstance(stage.parallelism, SequenceParallel):
-                    alike = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
-                if alike in seen:
+                    key = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
+                if key in seen:
                     continue
-                seen.add(alike)
+                seen.add(key)
                 number = f".{e}" if len(stage.parallelism.executors) > 1 else ""
                 name = f"{p}·{s}{number} {place(cluster, devices)}"
                 total_s, parts = cost.forward_s + cost.backward_s, _time_parts(facts, p, s, e)
@@ -163,9 +163,9 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
 
 
 def _efficiency_source(gpu: Gpu) -> str:
-    known = catalogue().get(gpu.type_name)
+    shipped = catalogue().get(gpu.type_name)
     gpu = gpu.full_speed or gpu
-    if known is None or known.efficiency != gpu.efficiency:
+    if shipped is None or shipped.efficiency != gpu.efficiency:
         return gpu.source
     fitted = [
         f"{field} fitted on {constants()[name].fitted_on}"
@@ -174,7 +174,7 @@ def _efficiency_source(gpu: Gpu) -> str:
     return ", ".join(["the type's family in gpus.yaml", *fitted])
 
 
-def measured_rows(facts: PlanFacts) -> Iterator[Row]:
+def layer_rows(facts: PlanFacts) -> Iterator[Row]:
     """The TP groups of the plan, with layer times from the cluster's profile where it has them."""
     model, seen = facts.model, set()
     for pipeline in facts.plan.pipelines:
@@ -238,8 +238,8 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
     states = workload.states
-    each = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
-    yield "per parameter", each, f"weight, gradient, master, {states.moments}: mixed precision"
+    state_bytes = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
+    yield "per parameter", state_bytes, f"weight, gradient, master, {states.moments}: mixed precision"
     for name, choice in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
         yield name, choice, "chosen by the search (auto)" if getattr(workload, name) == "auto" else "workload"
 

@@ -105,7 +105,7 @@ class StageFacts:
 
     def where(self, most: int) -> str:
         """Its devices as ranges, at most `most` of them."""
-        return style.listed(style.device_ranges(self.cluster, self.devices), most)
+        return style.join_names(style.device_ranges(self.cluster, self.devices), most)
 
     @property
     def gpus(self) -> str:
@@ -207,19 +207,19 @@ class PlanFacts:
         return sum(len(pipeline.stages) for pipeline in self.plan.pipelines)
 
     @property
-    def devices_used(self) -> str:
+    def used_devices(self) -> str:
         """`31 of 32`: of the cluster's devices."""
         return f"{len(self.plan.devices()):,} of {self.problem.cluster.num_devices:,}"
 
     @cached_property
-    def unused(self) -> tuple[int, ...]:
+    def unused_devices(self) -> tuple[int, ...]:
         """The cluster's devices that the plan does not use."""
         used = set(self.plan.devices())
         return tuple(device for device in range(self.problem.cluster.num_devices) if device not in used)
 
-    def unused_where(self, most: int) -> str:
+    def unused_ranges(self, most: int) -> str:
         """The unused devices as ranges, at most `most` of them."""
-        return style.listed(style.device_ranges(self.problem.cluster, self.unused), most)
+        return style.join_names(style.device_ranges(self.problem.cluster, self.unused_devices), most)
 
     @property
     def sharding(self) -> str:
@@ -234,22 +234,22 @@ class PlanFacts:
 
     def stages(self, pipeline: int) -> tuple[StageFacts, ...]:
         """The stages of the pipeline of that number."""
-        own, priced = self.plan.pipelines[pipeline], self.cost.pipelines[pipeline]
+        plan, priced = self.plan.pipelines[pipeline], self.cost.pipelines[pipeline]
         times = [stage.forward_s + stage.backward_s for stage in priced.stages]
         slow_s = max(times) * (1 - _TIE)
         uneven = min(times) < slow_s
         sends = [a + b for a, b in zip(priced.send_forward_s, priced.send_backward_s, strict=True)]
-        found = []
-        for k, (stage, cost, time_s) in enumerate(zip(own.stages, priced.stages, times, strict=True)):
+        stages = []
+        for k, (stage, cost, time_s) in enumerate(zip(plan.stages, priced.stages, times, strict=True)):
             binds = ["slowest"] if uneven and time_s >= slow_s else []
             if cost.excess_bytes > 0:
                 binds.insert(0, f"+{style.gib(cost.excess_bytes)} GiB")
             elif is_full(cost):
                 binds.insert(0, "memory")
-            busy = own.num_micro_batches * time_s / self.cost.step_time_s
+            busy = plan.num_micro_batches * time_s / self.cost.step_time_s
             send_s = sends[k] if k < len(sends) else None
-            found.append(StageFacts(self.problem.cluster, pipeline, k, stage, cost, busy, send_s, tuple(binds)))
-        return tuple(found)
+            stages.append(StageFacts(self.problem.cluster, pipeline, k, stage, cost, busy, send_s, tuple(binds)))
+        return tuple(stages)
 
     @property
     def longest(self) -> int:
@@ -337,9 +337,9 @@ def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepPart
     """
     unit_s, decimals, unit = style.seconds_scale(step_time_s)
     steps = 10**decimals
-    durations = _rounded_to_sum([value for _, value in spent.parts], round(step_time_s / unit_s * steps))
+    durations = _round_to_sum([value for _, value in spent.parts], round(step_time_s / unit_s * steps))
     shown = [(*part, duration) for part, duration in zip(spent.parts, durations, strict=True) if duration]
-    permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
+    permille = _round_to_sum([value for _, value, _ in shown], 1000)
     replica = f"replica {spent.executor} of " if several else ""
     return StepParts(
         f"{replica}stage {spent.stage} of pipeline {spent.pipeline}",
@@ -350,7 +350,7 @@ def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepPart
     )
 
 
-def _rounded_to_sum(values: Sequence[float], total: int) -> list[int]:
+def _round_to_sum(values: Sequence[float], total: int) -> list[int]:
     """`values` scaled to whole numbers that sum to `total`; the largest remainders are rounded up."""
     scale = total / sum(values)
     exact = [max(0.0, value * scale) for value in values]

@@ -6,7 +6,7 @@ from typing import Any
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
-from hexiopt.report.style import clipped, listed, milliseconds, percent, rate
+from hexiopt.report.style import clip, join_names, milliseconds, percent, rate
 from hexiopt.units import GB
 
 FASTEST_NIC_GB_PER_S = 100.0
@@ -35,15 +35,15 @@ def notes(problem: Problem) -> list[str]:
 def plan_notes(facts: PlanFacts) -> list[str]:
     """Notes on a plan: those on its problem, memory filled to the last, steps that the host may bind, and what its file
     records."""
-    return [*notes(facts.problem), *_memory(facts), *_host(facts), *recorded_notes(facts.solver)]
+    return [*notes(facts.problem), *_memory(facts), *_host(facts), *solver_notes(facts.solver)]
 
 
-def recorded_notes(solver: Mapping[str, Any]) -> list[str]:
+def solver_notes(solver: Mapping[str, Any]) -> list[str]:
     """The notes that a plan file's object `solver` records, as importers write them; whatever else stands there is not
     one."""
     recorded = solver.get("notes")
     texts = [note for note in recorded if isinstance(note, str)] if isinstance(recorded, list | tuple) else []
-    return [clipped(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
+    return [clip(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
 
 
 def _memory(facts: PlanFacts) -> list[str]:
@@ -67,7 +67,7 @@ def _network(problem: Problem) -> list[str]:
         if machine.nic_bandwidth_bytes_per_s > FASTEST_NIC_GB_PER_S * GB:
             fast.setdefault(machine.nic_bandwidth_bytes_per_s, {})[machine.spec_name] = None
     return [
-        f"{rate(value)} GB/s per network interface ({listed(list(names), 3)}) is more than any on the market has "
+        f"{rate(value)} GB/s per network interface ({join_names(list(names), 3)}) is more than any on the market has "
         f"({FASTEST_NIC_GB_PER_S:g}); if it is in Gbit/s, state {rate(value / 8)}"
         for value, names in fast.items()
     ]
@@ -78,7 +78,7 @@ def _positions(problem: Problem) -> list[str]:
     if length <= positions:
         return []
     return [
-        f"seq_len {length:,} is beyond the {positions:,} positions of {clipped(problem.model.name, 60)} "
+        f"seq_len {length:,} is beyond the {positions:,} positions of {clip(problem.model.name, 60)} "
         "(max_position_embeddings); the plan holds, but the model must be trained for such positions"
     ]
 
@@ -96,9 +96,9 @@ def _host(facts: PlanFacts) -> list[str]:
     if isinstance(stage.parallelism, SequenceParallel):
         return []
     samples = stage.parallelism.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
-    each = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]
-    forward_s = max(stages.layer_s(*one, "none")[0] for one in each)
-    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*one) is not None for one in each):
+    loads = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]
+    forward_s = max(stages.layer_s(*load, "none")[0] for load in loads)
+    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*load) is not None for load in loads):
         return []
     return [
         f"layers take {milliseconds(forward_s)} ms forward, less than in any run that prices were compared with "

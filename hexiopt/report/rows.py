@@ -54,7 +54,7 @@ class PlanRows:
     num_left_out: int
 
     @property
-    def grouped(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether a row may stand for several pipelines."""
         return self.num_left_out > 0 or any(len(row.members) > 1 for row in self.pipelines)
 
@@ -160,7 +160,7 @@ def _in_words(stage: StageFacts) -> str:
 
 def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[StageFacts, ...]]) -> PipelineKind:
     members = tuple(stages[0].pipeline for stages in pipelines)
-    stages = [stage for one in pipelines for stage in one]
+    stages = [stage for pipeline in pipelines for stage in pipeline]
     layers = [stage.num_layers for stage in stages]
     sizes = [(facts.plan.pipelines[p].num_micro_batches, facts.plan.pipelines[p].micro_batch_size) for p in members]
     sequences = [number * size for number, size in sizes]
@@ -178,6 +178,6 @@ def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[St
 def chain(stages: Iterable[str]) -> str:
     """Stages in words, runs of like ones with their number: `3 × TP 4 h100 → a100`."""
     runs = [(words, len(list(same))) for words, same in groupby(stages)]
-    told = [f"{number} × {words}" if number > 1 else words for words, number in runs[:_MOST_RUNS]]
+    texts = [f"{number} × {words}" if number > 1 else words for words, number in runs[:_MOST_RUNS]]
     rest = sum(number for _, number in runs[_MOST_RUNS:])
-    return " → ".join([*told, *([f"{count(rest, 'stage')} more"] if rest else [])])
+    return " → ".join([*texts, *([f"{count(rest, 'stage')} more"] if rest else [])])

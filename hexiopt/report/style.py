@@ -122,7 +122,7 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def clipped(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
     """`text`, truncated with an ellipsis to at most `limit` characters."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + "…"
 
@@ -152,8 +152,8 @@ def place(cluster: Cluster, devices: Sequence[int]) -> str:
     """Devices and their types, `b:0-3 (rtx_3090)`; a type that begins the machine's name is omitted."""
     ranges = device_ranges(cluster, devices)
     gpus = gpu_names(cluster, devices)
-    told = all(name.startswith(gpus) for name in ranges)
-    return ", ".join(ranges) + ("" if told else f" ({gpus})")
+    evident = all(name.startswith(gpus) for name in ranges)
+    return ", ".join(ranges) + ("" if evident else f" ({gpus})")
 
 
 def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
@@ -161,7 +161,7 @@ def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
     return " + ".join(dict.fromkeys(cluster.gpu_of(device).name for device in devices))
 
 
-def listed(names: Sequence[str], limit: int) -> str:
+def join_names(names: Sequence[str], limit: int) -> str:
     """The first `limit` names, and the number of others."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")

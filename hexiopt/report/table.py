@@ -13,10 +13,10 @@ from hexiopt.report.notes import plan_notes
 from hexiopt.report.rows import PipelineKind, PipelineRow, PlanRows, chain, pipeline_kinds, plan_rows
 from hexiopt.report.style import (
     PIPELINE_HUES,
-    clipped,
+    clip,
     count,
     gib,
-    listed,
+    join_names,
     memory_words,
     milliseconds,
     percent,
@@ -86,7 +86,7 @@ class _PlanTable:
         yield _grid(widths, [header])
         for row, part in zip(self._rows.pipelines, parts, strict=True):
             yield Text(_title(row, total), style=f"bold {PIPELINE_HUES[row.hue % len(PIPELINE_HUES)]}")
-            yield _grid(widths, part, fold=narrow or not self._rows.grouped)
+            yield _grid(widths, part, fold=narrow or not self._rows.is_grouped)
         if self._rows.note:
             yield Text(self._rows.note[0].upper() + self._rows.note[1:] + ".", style="italic")
         yield Text(self._note, style="dim")
@@ -202,8 +202,8 @@ def summary_table(facts: PlanFacts) -> RenderableType:
     lines += map(Text, restricted_bound(facts))
     if not facts.cost.fits:
         lines.append(Text(misfit(facts), style="bold red"))
-    if facts.unused:
-        lines.append(Text(f"unused: {facts.unused_where(8)}", style="yellow"))
+    if facts.unused_devices:
+        lines.append(Text(f"unused: {facts.unused_ranges(8)}", style="yellow"))
     lines += [Text(f"note: {note}", style="yellow") for note in plan_notes(facts)]
     return Group(*lines)
 
@@ -229,9 +229,9 @@ def headline(problem: Problem) -> str:
     gpus: dict[str, int] = {}
     for machine in cluster.machines:
         gpus[machine.gpu.name] = gpus.get(machine.gpu.name, 0) + machine.num_gpus
-    types = listed([f"{number:,} × {name}" for name, number in gpus.items()], 6)
+    types = join_names([f"{number:,} × {name}" for name, number in gpus.items()], 6)
     return (
-        f"{clipped(model.name, 100)} ({model.num_params / 1e9:.3g} B) on {clipped(cluster.name, 100)}: "
+        f"{clip(model.name, 100)} ({model.num_params / 1e9:.3g} B) on {clip(cluster.name, 100)}: "
         f"{count(cluster.num_devices, 'GPU')} ({types})"
     )
 
@@ -256,10 +256,10 @@ def restricted_bound(facts: PlanFacts) -> list[str]:
     """The lower bound that the solver proved for the part of the plan space that it searched, as a sentence; empty
     where it proved none."""
     known = facts.bound("own_lower_bound_s")
-    return [restricted_in_words(clipped(str(facts.solver.get("own_space", "")), 200), *known)] if known else []
+    return [bound_in_words(clip(str(facts.solver.get("own_space", "")), 200), *known)] if known else []
 
 
-def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
+def bound_in_words(space: str, bound_s: float, gap: float) -> str:
     """A lower bound in seconds for `space`, a part of the plan space in words, and a plan's gap to it."""
     return f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap {gap:.1%})."
 
@@ -270,7 +270,7 @@ def choices(facts: PlanFacts) -> Pairs:
     return [
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {workload.precision}"),
         ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(facts.num_stages, 'stage')}"),
-        ("devices", f"{facts.devices_used} used"),
+        ("devices", f"{facts.used_devices} used"),
         ("schedule", plan.schedule.name),
         ("sharding", facts.sharding),
     ]
@@ -281,13 +281,13 @@ def origin(facts: PlanFacts) -> Pairs:
     solver = facts.solver
     if "name" not in solver:
         return []
-    status, seed = clipped(str(solver.get("status", "")), 40), clipped(str(solver.get("seed", "")), 20)
-    rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {seed}")]
+    status, seed = clip(str(solver.get("status", "")), 40), clip(str(solver.get("seed", "")), 20)
+    rows = [("solver", f"{clip(str(solver['name']), 60)}, seed {seed}")]
     runtime_s = solver.get("runtime_s")  # null in a plan file
     if status:
         rows.append(("search", f"{seconds(runtime_s)}, {status}" if isinstance(runtime_s, int | float) else status))
     if solver.get("pricer"):
-        rows.append(("cost model", clipped(str(solver["pricer"]), 60)))
+        rows.append(("cost model", clip(str(solver["pricer"]), 60)))
     return rows
 
 
@@ -312,9 +312,14 @@ def in_short(facts: PlanFacts) -> Pairs:
         ("slowest", _slowest(facts)),
         ("memory", f"stage {tight.name} {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 2)}"),
         *facts.money,
-        ("unused", f"{count(len(facts.unused), 'GPU')}: {facts.unused_where(3)}" if facts.unused else "no GPU"),
+        (
+            "unused",
+            f"{count(len(facts.unused_devices), 'GPU')}: {facts.unused_ranges(3)}"
+            if facts.unused_devices
+            else "no GPU",
+        ),
     ]
-    return [(label, clipped(text, _SHORT)) for label, text in islice(rows, 10)]
+    return [(label, clip(text, _SHORT)) for label, text in islice(rows, 10)]
 
 
 def short_table(facts: PlanFacts) -> Table:
@@ -335,5 +340,5 @@ def _slowest(facts: PlanFacts) -> str:
     if message is not None and message.send_s is not None:
         ends = f"{message.name} and {message.pipeline}·{message.number + 1}"
         return f"messages of stages {ends} take {milliseconds(message.send_s)} ms a micro-batch"
-    took = f"{milliseconds(stage.compute_s)} ms a micro-batch, busy {percent(stage.busy)}"
-    return f"stage {stage.name} ({stage.where(1)}) {took}"
+    time_and_share = f"{milliseconds(stage.compute_s)} ms a micro-batch, busy {percent(stage.busy)}"
+    return f"stage {stage.name} ({stage.where(1)}) {time_and_share}"

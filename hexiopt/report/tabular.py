@@ -41,8 +41,8 @@ def plain_table(
         split = name.replace(" ", "\n")
         table.compact.add_column(split, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold")
     for row in rows:
-        for one in (table, table.compact):
-            one.add_row(*map(Text, row))
+        for view in (table, table.compact):
+            view.add_row(*map(Text, row))
     columns = zip(*[header, *rows], strict=True)
     table.full_width = sum(max(map(cell_len, column)) + 2 for column in columns) - 2
     return table

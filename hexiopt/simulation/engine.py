@@ -1,7 +1,7 @@
 """An event simulation of one training step: it replays a plan's operations and messages one by one.
 
-It shares stage times and the order of operations with the cost model, not its recurrence. With the static shares of
-the network too, the timeline it makes must end when the cost model says; `network.py` has messages share it otherwise.
+It shares stage times and the order of operations with the cost model, not its recurrence. With static shares of the
+network, its timeline must end when the cost model says; in `network.py`, messages share the network dynamically.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from hexiopt.simulation.fair_shares import fair_rates
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that takes time on a stage: `kind` is forward, backward, send_forward or send_backward.
+    """An operation or message of a stage: `kind` is forward, backward, send_forward or send_backward.
 
     `replica` of the stage runs or sends it, `chunk` is the layer range, and a message goes to replica `receiver`.
     """
@@ -41,11 +41,11 @@ ExecutorId = tuple[int, int, int]  # pipeline, stage, replica
 
 @dataclass(eq=False, slots=True)
 class SimulatedLink:
-    """From one replica to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
-    network, as long as their share of it takes.
+    """The link from one replica to another, on which messages go one after another.
 
-    `needs` has the seconds for which a message alone needs each shared resource, `most` is the most messages a second
-    by all that is not shared.
+    A message takes `fixed_s` seconds and then, if it shares the network, the time that its share takes. `needs` has the
+    seconds for which a message alone needs each shared resource; `most` is the most messages a second that everything
+    else lets pass.
     """
 
     sender: ExecutorId
@@ -54,14 +54,14 @@ class SimulatedLink:
     fixed_s: float
     needs: Mapping[int, float] = field(default_factory=dict)
     most: float = inf
-    waiting: deque[Operation] = field(default_factory=deque)  # what the messages come from; the first is under link
+    waiting: deque[Operation] = field(default_factory=deque)  # that the messages come from; the first is in transit
     began_s: float = 0.0
-    left: float = 0.0  # share of the first that has not gone over
-    rate: float = 0.0  # share a second
+    remaining: float = 0.0  # share of the first message that has not arrived
+    rate: float = 0.0  # share of a message a second
 
 
 class Step:
-    """One step of some pipelines, event by event: by their numbers in the plan, (micro-batches, stages) of each."""
+    """One step, event by event; `pipelines` has micro-batches and stages of each by its number in the plan."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Step:
             self._outgoing.setdefault((link.sender, link.kind), []).append(link)
             self._incoming[link.receiver, link.kind] += 1
         self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | SimulatedLink]](), 0
-        self._moving: list[SimulatedLink] = []  # whose messages share the network now
+        self._moving: list[SimulatedLink] = []  # links whose messages share the network now
         self._running: set[ExecutorId] = set()
-        self._came: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
+        self._arrivals: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
         self._todo: dict[ExecutorId, list[Operation]] = {}
         for p, (batches, stages) in pipelines.items():
             chunks = len(stages[0].executors[0].chunk_s)
@@ -93,33 +93,33 @@ class Step:
         for place in self._todo:
             self._begin(place)
         while self._events or self._moving:
-            first = min(self._moving, key=lambda link: max(0.0, link.left) / link.rate, default=None)
-            arrival_s = inf if first is None else self._now + max(0.0, first.left) / first.rate
+            first = min(self._moving, key=lambda link: max(0.0, link.remaining) / link.rate, default=None)
+            arrival_s = inf if first is None else self._now + max(0.0, first.remaining) / first.rate
             if first is not None and (not self._events or arrival_s <= self._events[0][0]):
                 self._move_to(arrival_s)
                 self._moving.remove(first)
                 self._share()
-                yield self._arrived(first)
+                yield self._arrive(first)
                 continue
             time_s, _, what = heapq.heappop(self._events)
             self._move_to(time_s)
             if isinstance(what, Event):
                 yield what
-                self._ended(what)
+                self._end(what)
             elif what.needs:
-                what.left = 1.0
+                what.remaining = 1.0
                 self._moving.append(what)
                 self._share()
             else:
-                yield self._arrived(what)
+                yield self._arrive(what)
 
-    def _at(self, time_s: float, what: Event | SimulatedLink) -> None:
+    def _plan_event(self, time_s: float, what: Event | SimulatedLink) -> None:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
     def _move_to(self, time_s: float) -> None:
         for link in self._moving:
-            link.left -= link.rate * (time_s - self._now)
+            link.remaining -= link.rate * (time_s - self._now)
         self._now = time_s
 
     def _share(self) -> None:
@@ -132,21 +132,21 @@ class Step:
         return next_place(kind, place[1], chunk, len(stages), len(stages[0].executors[0].chunk_s), steps)
 
     def _begin(self, place: ExecutorId) -> None:
-        """Start the replica's next operation if its input is there."""
+        """Start the replica's next operation if its input has arrived."""
         if place in self._running or not self._todo[place]:
             return
         p, s, r = place
         kind, chunk, batch = operation = self._todo[place][-1]
         source = self._next(place, kind, chunk, -1)
-        if source is not None and self._came[place, operation] < self._incoming[place, kind]:
+        if source is not None and self._arrivals[place, operation] < self._incoming[place, kind]:
             return
         self._todo[place].pop()
         self._running.add(place)
         end_s = self._now + self._stages[p][s].executors[r].chunk_s[chunk][self._kinds.index(kind)]
-        self._at(end_s, Event(kind.value, p, s, batch, self._now, end_s, chunk, r))
+        self._plan_event(end_s, Event(kind.value, p, s, batch, self._now, end_s, chunk, r))
 
-    def _ended(self, event: Event) -> None:
-        """Put an operation's messages on their links, behind those before them, and go on."""
+    def _end(self, event: Event) -> None:
+        """Queue an operation's messages on their links, and start the replica's next operation."""
         place = event.pipeline, event.stage, event.replica
         self._running.discard(place)
         kind = self._kind_of[event.kind]
@@ -158,16 +158,16 @@ class Step:
 
     def _send(self, link: SimulatedLink) -> None:
         link.began_s = self._now
-        self._at(self._now + link.fixed_s, link)
+        self._plan_event(self._now + link.fixed_s, link)
 
-    def _arrived(self, link: SimulatedLink) -> Event:
-        """The first message of a link is there."""
+    def _arrive(self, link: SimulatedLink) -> Event:
+        """Deliver the first message of a link; returns its event."""
         kind, chunk, batch = link.waiting.popleft()
         p, s, r = link.sender
         sent = Event(f"send_{kind.value}", p, s, batch, link.began_s, self._now, chunk, r, link.receiver[2])
         target = self._next(link.sender, kind, chunk)
         assert target is not None, "a message was sent to a stage"
-        self._came[link.receiver, Operation(kind, target[1], batch)] += 1
+        self._arrivals[link.receiver, Operation(kind, target[1], batch)] += 1
         if link.waiting:
             self._send(link)
         self._begin(link.receiver)
@@ -191,7 +191,7 @@ def link_of(
     needs: Mapping[int, float] | None = None,
     most: float = inf,
 ) -> SimulatedLink:
-    """The link on which messages like `message` go in a pipeline; the rest as of `SimulatedLink`."""
+    """The link of a pipeline on which messages between the ends of `message` go; see `SimulatedLink`."""
     sender = pipeline, message.stage, message.sender
     receiver = pipeline, message.target(num_stages), message.receiver
     kind = OperationKind.BACKWARD if message.backward else OperationKind.FORWARD

@@ -82,14 +82,14 @@ _TABLE = """
 _NAMES = {gpu: names for gpu, *names in map(str.split, _TABLE.strip().splitlines())}
 
 
-def kubernetes_product(gpu: str, given: Mapping[str, str]) -> str | None:
+def kubernetes_product(gpu: str, gpu_names: Mapping[str, str]) -> str | None:
     """The value of the label nvidia.com/gpu.product of a GPU type, first of those `given`; None where none is known."""
-    return given.get(gpu) or _name(gpu, 0)
+    return gpu_names.get(gpu) or _name(gpu, 0)
 
 
-def skypilot_accelerator(gpu: str, given: Mapping[str, str]) -> str | None:
+def skypilot_accelerator(gpu: str, gpu_names: Mapping[str, str]) -> str | None:
     """SkyPilot's name of a GPU type, first of those `given`; None where none is known."""
-    return given.get(gpu) or _name(gpu, 1)
+    return gpu_names.get(gpu) or _name(gpu, 1)
 
 
 def _name(gpu: str, column: int) -> str | None:

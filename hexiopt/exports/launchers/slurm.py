@@ -37,9 +37,9 @@ def _batch(cluster: Cluster, rows: Sequence[RankRow], options: LaunchOptions) ->
     ]
     for number, (gpu, count, machines) in enumerate(parts):
         lines += ["#SBATCH hetjob"] if number else []
-        asked = f"--gpus-per-node={options.gpu_names.get(gpu, gpu)}:{count}"
+        gpus = f"--gpus-per-node={options.gpu_names.get(gpu, gpu)}:{count}"
         where = f"--nodes={len(machines)} --nodelist={','.join(machines)}"
-        lines.append(f"#SBATCH {where} --ntasks-per-node=1 {asked}")
+        lines.append(f"#SBATCH {where} --ntasks-per-node=1 {gpus}")
     groups = f"--het-group={','.join(map(str, range(len(parts))))} " if len(parts) > 1 else ""
     lines += [
         "# One task on every node, which starts the ranks of its machine; arguments of this script are handed on.",

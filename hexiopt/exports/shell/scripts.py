@@ -58,12 +58,14 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     runs = [(path, commands) for path, commands in runs if path.unlikely == likely]
     for _, commands in runs:
         if any(_split(words)[1] != _split(commands[0])[1] for words in commands[1:]):
-            programs = " and ".join(" ".join(map(unknowns.shown, _split(words)[0][-2:])) for words in commands[:2])
+            programs = " and ".join(
+                " ".join(map(unknowns.source_text, _split(words)[0][-2:])) for words in commands[:2]
+            )
             raise InputError(f"{where}: starts several runs ({programs}); keep the one that is meant")
-    read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
-    notes = list(dict.fromkeys(note for path, _, passed, _ in read for note in (*path.notes, *passed)))
-    arguments = _agreement([(path, values) for path, values, _, _ in read])
-    worlds = {_world(launcher, slurm) for *_, launcher in read}
+    runs_read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
+    notes = list(dict.fromkeys(note for path, _, passed, _ in runs_read for note in (*path.notes, *passed)))
+    arguments = _agreement([(path, values) for path, values, _, _ in runs_read])
+    worlds = {_world(launcher, slurm) for *_, launcher in runs_read}
     return Script(arguments, worlds.pop() if len(worlds) == 1 else None, tuple(notes))
 
 
@@ -168,11 +170,11 @@ def _agreement(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Wo
         if all(words == values_by_path[0] for words in values_by_path):
             result[name] = read[0][1][name]
             continue
-        shown = dict.fromkeys(
+        texts = dict.fromkeys(
             "absent" if words is None else " ".join(map(str, words)) or "stated" for words in values_by_path
         )
         why = f"depends on {_dividing(read, name)}, which the script does not decide"
-        result[name] = [Unknown(" or ".join(shown), why, undecided=True)]
+        result[name] = [Unknown(" or ".join(texts), why, undecided=True)]
     return result
 
 
@@ -262,8 +264,8 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
             names_given.add(name)
     if {"--nnodes", "--nproc-per-node"} & names_given:
         nodes = result.get("--nnodes", slurm.get("--nodes", "1"))
-        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in names_given else _per_node(result)
-        return _ranks(_count(nodes), each)
+        per_node = _count(result["--nproc-per-node"]) if "--nproc-per-node" in names_given else _per_node(result)
+        return _ranks(_count(nodes), per_node)
     if any(word.rpartition("/")[2] in ("mpirun", "mpiexec") for word in launcher):
         return _count(result.get("--ntasks"))
     if "--ntasks" in result and "--nodes" not in result:
@@ -271,6 +273,6 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
     return _ranks(_count(result.get("--nodes")), _per_node(result))
 
 
-def _ranks(nodes: int | None, each: int | None) -> int | None:
+def _ranks(nodes: int | None, per_node: int | None) -> int | None:
     """Ranks of so many nodes with so many each; None where either is not known."""
-    return nodes * each if nodes and each else None
+    return nodes * per_node if nodes and per_node else None

@@ -66,14 +66,14 @@ class Unknowns:
         codes = (ord(character) for character in text)
         return next((self.of[(code - _FIRST) % (_OPEN - _FIRST)] for code in codes if code >= _FIRST), None)
 
-    def shown(self, text: str) -> str:
+    def source_text(self, text: str) -> str:
         """A text as the script has it."""
         return "".join(c if ord(c) < _FIRST else self.of[(ord(c) - _FIRST) % (_OPEN - _FIRST)].text for c in text)
 
     def word(self, text: str) -> str | Unknown:
         """A word of a command, as text or as what it is not known for."""
         unknown = self.first(text)
-        return text if unknown is None else Unknown(self.shown(text), unknown.why)
+        return text if unknown is None else Unknown(self.source_text(text), unknown.why)
 
 
 def is_open(word: str) -> bool:
@@ -281,8 +281,8 @@ class Scope:
         text = self.text(node)
         unknown = self.unknowns.first(text)
         if unknown is not None:
-            alone = len(text) == 1 and unknown.why == "is not set in the script"
-            verdict = LIKELY if alone else MAYBE
+            lone = len(text) == 1 and unknown.why == "is not set in the script"
+            verdict = LIKELY if lone else MAYBE
         else:
             verdict = NO if text else YES
         return verdict if operator == "-z" else YES - verdict

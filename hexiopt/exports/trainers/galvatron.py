@@ -6,7 +6,7 @@ Ranks are t + T·(r + R·s) for replica r of R of stage s (`galvatron/core/runti
 import json
 from itertools import accumulate, pairwise
 
-from hexiopt.exports.file_jobs import imported_layout
+from hexiopt.exports.file_jobs import import_layout
 from hexiopt.exports.formats import (
     EVEN,
     ImportContext,
@@ -134,7 +134,7 @@ class GalvatronFormat(Trainer):
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         settings = FileSettings.of_json(text, context, VOCABULARY, _KEYS)
-        model = context.stated_model("Galvatron")
+        model = context.require_model("Galvatron")
         devices, of_ranks = context.ranks_of(None)
         stages = settings.whole("pp_deg")
         division = _numbers(settings, "pp_division", stages)
@@ -179,7 +179,7 @@ class GalvatronFormat(Trainer):
         notes = (*of_ranks, *((note,) if ends else ()), *script_notes(context, **script), *settings.notes())
         layout = JobLayout(tuple(chain), chunks, size)
         zero = 3 if set(types) == {1} else zero
-        return imported_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
+        return import_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
 
 
 TRAINER = GalvatronFormat()

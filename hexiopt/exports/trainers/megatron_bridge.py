@@ -14,7 +14,7 @@ from hexiopt.exports.layout import note_lines
 from hexiopt.exports.python_settings import Computed, python_settings
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.shell.values import Unknown
-from hexiopt.exports.trainers.megatron import MegatronFormat, imported, plan_arguments
+from hexiopt.exports.trainers.megatron import MegatronFormat, import_arguments, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.ledger import words
 from hexiopt.plan.plan import Plan
@@ -164,7 +164,7 @@ class MegatronBridgeFormat(MegatronFormat):
         names = {key: _name(key) for key in values}
         if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
             context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
-        context.stated_model("Megatron-Bridge")
+        context.require_model("Megatron-Bridge")
         if adapters := [key for key in values if key.startswith("peft")]:
             context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
         arguments: dict[str, Words] = {}
@@ -187,7 +187,7 @@ class MegatronBridgeFormat(MegatronFormat):
             notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
         by_name = {name: key for key, name in reversed(names.items())}
         ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
-        return imported(ledger, context, None, notes)
+        return import_arguments(ledger, context, None, notes)
 
 
 TRAINER = MegatronBridgeFormat()

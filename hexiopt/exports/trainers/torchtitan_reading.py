@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
+from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
 from hexiopt.exports.python_settings import python_settings
@@ -46,7 +46,7 @@ class EveryRecompute(BlockRecompute):
 
 def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     """The problem and the plan of a configuration. Raises InputError for what no plan of ours expresses."""
-    model = context.stated_model("torchtitan")
+    model = context.require_model("torchtitan")
     settings, bases = _settings(text, context)
     degrees = _degrees(settings, context)
     stages, sharded = degrees.stages, degrees.shard > 1
@@ -72,16 +72,16 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if degrees.tp > 1:  # versions before 0.3 always have it
         key = "parallelism.enable_sequence_parallel"
         workload["sequence_parallel"] = bases is None or settings.flag(key, default=True)
-    named = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
+    model_names = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
     settings.refuse()
     notes = (
         *(f"{base}() is not in the file, and what it sets is not read" for base in bases or ()),
-        *([f"the file's model is {' '.join(named)}, and {model.name} is priced"] if named else []),
+        *([f"the file's model is {' '.join(model_names)}, and {model.name} is priced"] if model_names else []),
         *priced,
         *assumed,
         *settings.notes(),
     )
-    layout = imported_job(
+    layout = import_job(
         context,
         FileJob(
             model,
@@ -99,7 +99,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
             notes=notes,
         ),
     )
-    return sharded_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
+    return shard_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,8 @@ def _parts(settings: FileSettings, num_layers: int, stages: int, schedule: Sched
     It counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives what is left
     over to the first (`torchtitan/distributed/pipeline_parallel.py`).
     """
-    stated = _stated_parts(settings, num_layers)
-    if stated is not None:
-        return stated
+    if (parts := _read_parts(settings, num_layers)) is not None:
+        return parts
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
     key = _name_in_use(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
     count = stages * (2 if schedule.chunked else 1)
@@ -198,14 +197,14 @@ def _parts(settings: FileSettings, num_layers: int, stages: int, schedule: Sched
         settings.by_default(key, f"that of {count} stages")
     if key in settings:
         count = -(-(num_layers + sum(ends)) // settings.whole(key))
-    each, rest = divmod(num_layers + sum(ends), count)
-    parts = [each + (k < rest) for k in range(count)]
+    share, rest = divmod(num_layers + sum(ends), count)
+    parts = [share + (k < rest) for k in range(count)]
     parts[0] -= ends[0]
     parts[-1] -= ends[1]
     return parts
 
 
-def _stated_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
+def _read_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
     key = "parallelism.module_fqns_per_model_part"
     if settings.get(key) is not None:
         modules = settings[key]
@@ -223,9 +222,9 @@ def _stated_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
     if not points:
         return None
     names = points.split(",") if isinstance(points, str) else points if isinstance(points, list) else []
-    at = [int(str(name)[7:]) if _SPLIT.fullmatch(str(name)) else -1 for name in names]
-    bounds = [0, *at, num_layers]
-    if not at or any(b <= a for a, b in pairwise(bounds)):
+    layers_at = [int(str(name)[7:]) if _SPLIT.fullmatch(str(name)) else -1 for name in names]
+    bounds = [0, *layers_at, num_layers]
+    if not layers_at or any(b <= a for a, b in pairwise(bounds)):
         settings.refuse_value(key, f"are not layers of the model's {num_layers} in order; write them as layers.8")
     return [b - a for a, b in pairwise(bounds)]
 
@@ -269,7 +268,7 @@ def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> 
             policy = "op"
     if policy != "op":
         return BlockRecompute(policy), []
-    choice = context.workload.recompute if "recompute" in context.stated else "auto"
+    choice = context.workload.recompute if "recompute" in context.stated_keys else "auto"
     if choice == "auto":
         settings.fault(what, _BY_OPERATOR)
         return NO_RECOMPUTE, []

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clip
 
 DPI = 150
 SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
@@ -67,10 +67,10 @@ def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0
     """Draw the panel's title at its upper left, `outdent` inches left of the axes, and the note next to it."""
     width, _ = inches(ax)
     heading = f"({letter})  {text}" if letter else text
-    taken = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
+    used = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
     for x, words, size, weight in (
         (-outdent, heading, TITLE, "bold"),
-        (taken, clipped_to(note, width - taken, SMALL), SMALL, "normal"),
+        (used, clip_to(note, width - used, SMALL), SMALL, "normal"),
     ):
         how = {"fontsize": size, "fontweight": weight, "color": INK if weight == "bold" else MUTED}
         at = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
@@ -107,12 +107,12 @@ def _renderer() -> RendererAgg:
     return RendererAgg(16, 16, DPI)  # type: ignore[no-untyped-call]
 
 
-def clipped_to(text: str, width: float, size: float, bold: bool = False) -> str:
+def clip_to(text: str, width: float, size: float, bold: bool = False) -> str:
     """`text`, truncated with an ellipsis to fit `width` inches."""
     limit = len(text)
-    while limit > 1 and text_inches(clipped(text, limit), size, bold) > width:
+    while limit > 1 and text_inches(clip(text, limit), size, bold) > width:
         limit -= 1
-    return clipped(text, limit)
+    return clip(text, limit)
 
 
 def first_fitting(choices: Iterable[str], width: float, size: float) -> str:

@@ -216,7 +216,7 @@ def test_the_command_line_goes_before_the_file_with_a_note() -> None:
         ("optimizer_sharding", 0, 1),
     ):
         assert f"workload.{key}={new} of the command line replaces {old} of the file" in found.notes
-    same = layout(name, workload=Workload(), stated=frozenset({"precision", "gradient_bytes"}))
+    same = layout(name, workload=Workload(), stated_keys=frozenset({"precision", "gradient_bytes"}))
     assert same.problem.workload.gradient_bytes == 2
     assert sum("command line" in note for note in same.notes) == 1
     with pytest.raises(hx.InputError, match="global_batch=7 is not divided by the 2 sequences"):

@@ -12,7 +12,7 @@ from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import simulate
-from hexiopt.simulation.network import simulate_network, simulated_s, takes_seconds
+from hexiopt.simulation.network import simulate_network, simulation_s, takes_seconds
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 from tests.solvers import problems
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
@@ -94,7 +94,7 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     }
     assert found == pytest.approx(alone, rel=1e-9)
     assert simulated.pipeline_s < priced.pipeline_s
-    assert simulated_s(model, plan) == simulated.step_time_s
+    assert simulation_s(model, plan) == simulated.step_time_s
 
 
 def test_what_takes_long_is_known() -> None:
@@ -115,6 +115,6 @@ def test_what_takes_long_is_known() -> None:
 def test_sequence_layouts_are_not_simulated() -> None:
     layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
-    assert simulated_s(PlanPricer(PROBLEM), plan) is None
+    assert simulation_s(PlanPricer(PROBLEM), plan) is None
     with pytest.raises(ValueError, match="sequence layouts are not simulated"):
         simulate_network(PlanPricer(PROBLEM), plan)
