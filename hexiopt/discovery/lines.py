@@ -78,8 +78,10 @@ class Text:
 
 
 def open_text(path: str) -> Text:
-    """The text of a file of at most 64 MiB, without lines that are no output of a tool; others keep their numbers.
-    Raises InputError where it cannot be read."""
+    """The text of a file of at most 64 MiB, without lines that no tool wrote; the other lines keep their numbers.
+
+    Raises InputError where it cannot be read.
+    """
     return Text(path, _COPIED.sub("", _COLOURS.sub("", read_text(Path(path), max_bytes=_MAX_BYTES))))
 
 
@@ -92,14 +94,14 @@ class Faults:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Note the fault that the block raises, if any."""
+        """Collect the InputError that the block raises, if any."""
         try:
             yield
         except InputError as error:
             self._faults.append(str(error))
 
     def refuse(self) -> None:
-        """Raise InputError with the faults in one line, if there are any; equal ones of several lines are one."""
+        """Raise InputError with all faults in one line, if there are any; equal faults of several lines appear once."""
         places_of: dict[str, list[str]] = {}
         for fault in self._faults:
             place, _, rule = fault.removeprefix(self._path).removeprefix(", ").partition(": ")

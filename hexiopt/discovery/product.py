@@ -52,7 +52,7 @@ _ALSO_CALLED = {"v100": "v100s"}
 class Match:
     """`gpu` is the catalogue's type for a name; None if the name is ambiguous, with `choices` as candidates.
 
-    `others` are products of that name that the catalogue lacks; None where there may be some that are not known here.
+    `others` are products of that name that the catalogue lacks; None if there may be unknown ones.
     """
 
     gpu: str | None
@@ -62,8 +62,8 @@ class Match:
 
 @dataclass(frozen=True)
 class _NameParts:
-    """The parts of a name: model words, product line (of `_LINES`), form (sxm, pcie, nvl), GB of memory; None where
-    the name does not say. `by_driver`: whether it is as the driver writes it."""
+    """The parts of a name: model words, product line (of `_LINES`), form (sxm, pcie, nvl), GB of memory; None marks
+    what the name does not say. `by_driver`: whether the driver wrote the name."""
 
     model: frozenset[str]
     line: str | None
@@ -95,13 +95,13 @@ def fits_some_type(product: str, memory_bytes: float) -> bool:
 
 
 def mig_profile(product: str) -> str | None:
-    """The profile of the MIG slice that a name is of, such as `3g.20gb`; None where it is of a whole GPU."""
+    """The profile of the MIG slice in a name, such as `3g.20gb`; None for the name of a whole GPU."""
     profile = _SLICE.search(product)
     return None if profile is None else f"{profile[1]}g.{profile[2]}gb"
 
 
 def _fits(name_parts: _NameParts, type_parts: _NameParts, name: str, memory_bytes: float | None) -> bool:
-    """Whether a type contradicts nothing that is stated."""
+    """Whether the type `name` contradicts nothing that a name and a memory state."""
     gpu = catalogue()[name]
     if name_parts.model != type_parts.model or name_parts.line not in (None, type_parts.line):
         return False
@@ -122,7 +122,7 @@ def same_memory(gpu: Gpu, memory_gib: float) -> bool:
 
 
 def _others(name_parts: _NameParts, memory_bytes: float | None) -> tuple[str, ...] | None:
-    """The products of that name outside the catalogue that contradict nothing; None where they are not known."""
+    """The products outside the catalogue that fit a name and a memory; None if they are not known."""
     products = _OTHER_PRODUCTS.get(" ".join(sorted(name_parts.model)))
     if products is None:
         return None
@@ -143,7 +143,7 @@ def _others(name_parts: _NameParts, memory_bytes: float | None) -> tuple[str, ..
 
 
 def _certain(name_parts: _NameParts, type_parts: _NameParts, memory_bytes: float | None) -> bool:
-    """Whether everything is stated that distinguishes the products of one model."""
+    """Whether the name or the memory states everything that distinguishes the products of one model."""
     states_form = name_parts.form is not None or type_parts.form is None
     states_line = name_parts.line is not None or type_parts.line is None
     return (
@@ -155,7 +155,7 @@ def _certain(name_parts: _NameParts, type_parts: _NameParts, memory_bytes: float
 
 @cache
 def _types() -> dict[str, _NameParts]:
-    """The name parts of every type; a module is one even if its name does not say so."""
+    """The name parts of every type; a module has the form sxm even if its name does not say so."""
     types = {name: _name_parts(name) for name in catalogue()}
     modules = {name for name, gpu in catalogue().items() if gpu.is_module}
     return {name: replace(parts, form="sxm") if name in modules else parts for name, parts in types.items()}

@@ -1,4 +1,4 @@
-"""The problem and the plan that the job in another trainer's file is."""
+"""The problem and the plan of the job in another trainer's file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ from hexiopt.schedules.schedule import Schedule
 
 @dataclass(frozen=True)
 class FileJob:
-    """What a file states of a job whose pipelines are all alike.
+    """What a file states of a job whose pipelines are all equal.
 
-    `world` is its number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
-    equally many of `chunks` virtual stages a stage). The batch is `global_batch` sequences, or `num_micro_batches` of
-    every pipeline, else one micro-batch of each. `workload` has the values of other keys of `Workload`. `labels` are
-    the file's words for `tp`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
+    `world` is the number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
+    equally many, with `chunks` virtual stages a stage). The batch is `global_batch` sequences, or `num_micro_batches`
+    of every pipeline, else one micro-batch of each. `workload` has other values of `Workload`. `labels` are the file's
+    words for `tp`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
     """
 
     model: ModelSpec
@@ -48,7 +48,7 @@ class FileJob:
 
 
 def import_job(context: ImportContext, job: FileJob) -> ImportedPlan:
-    """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not go together."""
+    """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not fit together."""
     ranks, notes = context.ranks_of(job.world)
     tp, num_stages, size = job.tp, job.num_stages, job.micro_batch_size
     for name in ("tp", "num_stages", "chunks", "micro_batch_size"):
@@ -103,7 +103,7 @@ def import_layout(
     workload: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> ImportedPlan:
-    """The problem and the plan of a layout; see `imported_plan`."""
+    """The problem and the plan of a layout; see `import_plan`."""
     schedule = schedule if layout.num_chunks > 1 else schedule.plain()
     with context.blame_file():
         plan = plan_of_layout(layout, schedule, sharding)
@@ -113,10 +113,10 @@ def import_layout(
 def import_plan(
     context: ImportContext, model: ModelSpec, plan: Plan, workload: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> ImportedPlan:
-    """The problem of a plan, and the plan with what the user states instead of the file.
+    """The problem of a plan, and the plan with the user's choices in place of the file's.
 
-    `workload` has the values that the file states, `global_batch` among them. Raises InputError as the classes of a
-    plan and of a problem do.
+    `workload` has the values that the file states, `global_batch` among them. Raises InputError as the constructors of
+    plans and problems do.
     """
     notes = list(notes)
     with context.blame_file():
@@ -140,7 +140,7 @@ def import_plan(
 
 
 def _with_batch(context: ImportContext, plan: Plan, batch: int) -> Plan:
-    """The plan with equally many micro-batches more or fewer in all pipelines, whose sequences are `batch`."""
+    """The plan with another number of micro-batches, the same in all pipelines, so that they have `batch` sequences."""
     size = sum(pipeline.micro_batch_size for pipeline in plan.pipelines)
     if len({pipeline.num_micro_batches for pipeline in plan.pipelines}) > 1:
         context.fail(f"workload.global_batch={batch} is not its own, of unequally many micro-batches; leave it out")
@@ -161,14 +161,14 @@ def _with_recompute(plan: Plan, recompute: Recompute) -> Plan:
 
 
 def _choice(context: ImportContext, key: str) -> str | None:
-    """The user's choice for the whole plan; None where it is left open."""
+    """The user's choice for the whole plan; None if it is left open."""
     word: str = getattr(context.workload, key)
     return word if key in context.stated_keys and word != AUTO else None
 
 
 def shard_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
-    """The layout with its parameters sharded within each of a number of groups of consecutive pipelines, or within
-    what `Sharding.groups` names."""
+    """Shard the parameters within `groups`: a number of groups of consecutive pipelines, or a name as in
+    `Sharding.groups`."""
     sharding_groups: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
     pipelines = layout.plan.pipelines
     if isinstance(groups, int):

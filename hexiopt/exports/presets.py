@@ -11,10 +11,10 @@ from hexiopt.problem.workload import AUTO
 
 
 def restrict(problem: Problem, trainer: Trainer) -> Problem:
-    """`problem` with the switches of `trainer`'s preset, and a largest TP degree up to which all suit the model.
+    """Restrict `problem` to the preset of `trainer`, and to TP degrees up to which all suit the model.
 
-    What the user leaves open is set; what he states otherwise must be among what the format takes. Raises InputError
-    where it is not, and where the format can express no plan of the problem.
+    Values that the user leaves open are set; values that the user states must be among those of the preset. Raises
+    InputError where they are not, and where the format can express no plan of the problem.
     """
     wrong = trainer.unsuitable(problem)
     if wrong is not None:

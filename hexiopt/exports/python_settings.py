@@ -1,7 +1,7 @@
-"""The settings that a Python function gives a configuration, as nested attributes and calls of constructors state them.
+"""The settings that a Python function gives a configuration, by nested attributes and calls of constructors.
 
-Nothing is run: statements are followed in order, and what they cannot say (a value that is computed, an assignment
-under a condition, a call that changes the configuration) stands as `Computed`, so that its reader refuses or names it.
+Nothing is run: statements are followed in order. What cannot be followed (a computed value, an assignment under a
+condition, a call that changes the configuration) becomes `Computed`, so that its reader refuses or names it.
 """
 
 import ast
@@ -33,7 +33,7 @@ class _Configuration:
         return _Configuration(dict(self.values), list(self.bases))
 
     def set(self, name: str, values: dict[str, Any]) -> None:
-        """Replace what stands under `name` by `stated`, names relative to it."""
+        """Replace all values under `name` by `values`, whose names are relative to it."""
         for key in [key for key in self.values if key == name or key.startswith(f"{name}.")]:
             del self.values[key]
         self.values |= {f"{name}.{key}" if key else name: value for key, value in values.items()}
@@ -41,7 +41,7 @@ class _Configuration:
 
 def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     """The settings of the one configuration that a module makes, by dotted names, and the functions outside the file
-    whose configurations it changes. Raises InputError where it makes none, or several."""
+    whose configurations it changes. Raises InputError for no Python, and for several configurations."""
     try:
         module = _Module(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -73,7 +73,7 @@ class _Module:
         self.at_top = next(iter(at_top.configurations.values()), _Configuration())
 
     def of_function(self, name: str) -> _Configuration | None:
-        """What a function returns, where that is a configuration."""
+        """The configuration that a function returns; None if it returns something else."""
         if name in self._open:
             return None
         self._open.add(name)
@@ -93,7 +93,7 @@ class _Scope:
         self.returned: _Configuration | None = None
 
     def follow(self, node: ast.stmt) -> None:
-        """Take in a statement."""
+        """Follow one statement."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -126,7 +126,7 @@ class _Scope:
             self.constants[root] = dict(self._values(value)).get("")
 
     def _path(self, node: ast.expr) -> tuple[str, ...] | None:
-        """The root and the attributes of `root.a.b`; a root that stands for attributes of another, by those."""
+        """The root and the attributes of `root.a.b`, with an alias replaced by the attributes that it stands for."""
         names: list[str] = []
         while isinstance(node, ast.Attribute):
             names.insert(0, node.attr)
@@ -174,7 +174,7 @@ class _Scope:
                     yield "", Computed(ast.unparse(node))
 
     def _set_aside(self, node: ast.stmt) -> None:
-        """What a statement does that cannot be followed: what it assigns is computed; a call stands under its text."""
+        """Record a statement that cannot be followed: its targets become `Computed`, a call stands under its text."""
         configuration = next(iter(self.configurations.values()), None)
         for inner in ast.walk(node):
             targets = inner.targets if isinstance(inner, ast.Assign) else []

@@ -1,4 +1,4 @@
-"""What was read of another trainer's file, in one line."""
+"""A note of one line on what was read from another trainer's file."""
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem

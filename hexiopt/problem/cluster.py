@@ -42,10 +42,10 @@ TITLE_RULE = f"is not a name; use up to {MAX_TITLE} printable characters"
 class Cluster(Value):
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
-    `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite where it is
-    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times. `calibrated` has
-    the factors that a `Calibration` put into GPU types and rates, by name, `calibrated_by` what they were fitted to.
-    Raises InputError where a value breaks its rule.
+    `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite: not stated),
+    `inter_latency_s` the latency between them. `profile` has measured layer times. `calibrated` has the factors, by
+    name, that a `Calibration` put into GPU types and rates, `calibrated_by` what they were fitted to. Raises InputError
+    where a value breaks its rule.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Cluster(Value):
             self._join_by_links(where)
 
     def _join_by_links(self, where: str) -> None:
-        """Give machines without a network rate interfaces that all their links fill together.
+        """Give machines without a network rate interfaces as fast as all their links together.
 
-        That suits the parts of one box, which links join in pairs. Raises FieldError where a pair has no link.
+        This suits the parts of one box, which links join in pairs. Raises FieldError where a pair has no link.
         """
         if (pair := unlinked_pair(self.machines, self._names, self.links)) is not None:
             or_link = f", or the link from {pair[0]} to {pair[1]}" if self.links else ""
@@ -207,7 +207,7 @@ class Cluster(Value):
 
     @cached_property
     def types(self) -> tuple[Gpu, ...]:
-        """The distinct GPU types, slow ones by themselves, in the order of the machines."""
+        """The distinct GPU types in the order of the machines; a slow GPU has a type of its own."""
         return tuple(dict.fromkeys(gpu for machine in self.machines for gpu in machine.types))
 
     @cached_property
@@ -222,7 +222,7 @@ class Cluster(Value):
 
     @cached_property
     def is_linked(self) -> bool:
-        """Whether stated links join all pairs of machines, so that no rate of an interface matters."""
+        """Whether stated links join all pairs of machines, so that the rates of interfaces do not matter."""
         return unlinked_pair(self.machines, self._names, self.links) is None
 
     @cached_property
@@ -266,8 +266,8 @@ class Cluster(Value):
         return int(self.first_device[span[0]]) + int(digits)
 
     def devices_named(self, name: str, where: str = "device") -> Sequence[int]:
-        """The devices of the machine or the spec called `name`, or of the machines that a node list names, as cluster
-        files and tables write them: `a`, `gpu-[01-04,07]`; or those of them with the indices after a colon: `a:3`,
+        """The devices of the machine or the spec called `name`, or of the machines in a node list, as cluster files and
+        tables write them: `a`, `gpu-[01-04,07]`; with indices after a colon only these devices: `a:3`,
         `gpu-[01-04]:0-3,6`.
 
         Raises InputError naming `where` for anything else, with the closest machine.
@@ -295,7 +295,7 @@ class Cluster(Value):
 
     @property
     def speeds(self) -> dict[str, float]:
-        """The machines and devices that run at a share of their type's speed, and that share."""
+        """The shares of their type's speed at which slow machines and devices run, by their names."""
         slow_machines = {
             machine.name: machine.gpu.speed for machine in self.machines if machine.gpu.full_speed is not None
         }
@@ -318,7 +318,7 @@ class Cluster(Value):
         return self.replace(machines=tuple(machines))
 
     def with_memory_headroom(self, share: float) -> "Cluster":
-        """The cluster on whose GPUs plans must leave `share` of the memory of a process free: see `Gpu.leaving`."""
+        """The cluster with a memory headroom of `share` on all GPUs: see `Gpu.leaving`."""
         types = dict.fromkeys(machine.gpu for machine in self.machines)
         if all(gpu.memory_headroom == share for gpu in types):
             return self
@@ -331,7 +331,7 @@ class Cluster(Value):
 
 
 def _equal_at_full_speed(first: Machine, second: Machine) -> bool:
-    """Whether two machines are equal but for their names and the speed of their devices."""
+    """Whether two machines are equal except for their names and the speed of their devices."""
     return first.kind == second.kind or _at_full_speed(first).kind == _at_full_speed(second).kind
 
 

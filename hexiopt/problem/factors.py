@@ -1,4 +1,4 @@
-"""Factors fitted to runs on a cluster, by which it differs from what the cost model has for its GPUs and links."""
+"""Factors, fitted to runs on a cluster, by which its GPUs and links differ from the cost model's values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ LEAST, MOST = 1e-9, 1e3  # of a factor
 
 @dataclass(frozen=True)
 class Calibration:
-    """Speeds of operators by GPU type, and rates of links between machines and inside them, over what they were.
+    """Factors of the speed of operators by GPU type, and of the rates of links between machines and inside them.
 
     `source` says what they were fitted to. Raises InputError for a factor outside 1e-9 to 1e3.
     """
@@ -37,7 +37,7 @@ class Calibration:
         }
 
     def after(self, before: "Calibration | None") -> "Calibration":
-        """This calibration of a cluster that had `before`, as one of the cluster without any."""
+        """The product of this calibration and `before`, which the cluster had when this one was fitted."""
         if before is None:
             return self
         names = {**before.compute, **self.compute}
@@ -45,7 +45,7 @@ class Calibration:
         return Calibration(compute, before.between * self.between, before.inside * self.inside, self.source)
 
     def over(self, cluster: Cluster) -> "Calibration":
-        """This calibration of a cluster without any, as one of `cluster`, which may have another."""
+        """The calibration that turns the calibration of `cluster` into this one."""
         before = calibration_of(cluster)
         if before is None:
             return self
@@ -53,7 +53,7 @@ class Calibration:
         return Calibration(compute, self.between / before.between, self.inside / before.inside, self.source)
 
     def apply_to(self, cluster: Cluster) -> Cluster:
-        """The cluster with these factors in its GPU types and links, and on record in `calibration`."""
+        """The cluster with these factors in its GPU types and links, recorded in `calibrated`."""
         machines = tuple(self._machine(machine) for machine in cluster.machines)
         return cluster.replace(
             machines=machines,
@@ -95,7 +95,7 @@ class Calibration:
 
 
 def calibration_of(cluster: Cluster) -> Calibration | None:
-    """The calibration that a cluster's figures have in them."""
+    """The calibration that a cluster's figures contain; None without one."""
     if not cluster.calibrated:
         return None
     factors = dict(cluster.calibrated)
@@ -104,7 +104,7 @@ def calibration_of(cluster: Cluster) -> Calibration | None:
 
 
 def _speed_up(efficiency: Efficiency, factor: float) -> Efficiency:
-    """All operators that much faster: no share of a peak exceeds 1."""
+    """Make all operators faster by `factor`; no share of a peak exceeds 1."""
     shares = ("gemm_max", "attention_max", "memory_max", "quantized_max", "fp32_max", "nvfp4_max")
     before = {name: share for name in shares if (share := getattr(efficiency, name)) is not None}
     after = {name: min(1.0, share * factor) for name, share in before.items()}

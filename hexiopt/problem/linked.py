@@ -1,4 +1,4 @@
-"""The pairs of machines that links join: each at most once, and what the links of a machine carry together."""
+"""The pairs of machines that links join, each at most once, and the total rate of a machine's links."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ MAX_LINK_PAIRS = 4_000_000
 
 
 def check_links(links: Sequence[Link], machines: Sequence[Machine], names: Mapping[str, range], where: str) -> None:
-    """Refuse links of anything but two machines or specs (`names`), several of one pair of machines, and too many.
+    """Refuse links of anything but two machines or specs (`names`), a second link of a pair, and too many links.
 
     Raises FieldError.
     """
@@ -81,7 +81,7 @@ class _Links:
 def unlinked_pair(
     machines: Sequence[Machine], names: Mapping[str, range], links: Sequence[Link]
 ) -> tuple[str, str] | None:
-    """The first machines of which no stated link leads from one to the other; None where links join all pairs."""
+    """The first pair of machines without a stated link from one to the other; None if links join all pairs."""
     if not links and len(machines) > 1:
         return machines[0].name, machines[1].name
     targets: dict[int, set[int]] = {m: {m} for m in range(len(machines))}
@@ -96,7 +96,7 @@ def unlinked_pair(
 
 
 def rates_of_links(machines: Sequence[Machine], names: Mapping[str, range], links: Sequence[Link]) -> dict[str, float]:
-    """Bytes/s of all stated links of a machine together, in the direction that has more, by its spec's name.
+    """The total bytes/s of a machine's stated links, in the faster direction, by the name of its spec.
 
     An interface of that rate is never slower than the links that share it.
     """

@@ -63,7 +63,7 @@ class Link:
 
 
 def check_groups(groups: Sequence[Group], machines: Sequence[Machine], names: Mapping[str, range], where: str) -> None:
-    """Refuse groups with anything but machines, specs (`names`) and groups, each in one group only, none in itself.
+    """Refuse members other than machines, specs (`names`) and groups, members of two groups, and cycles of groups.
 
     Raises FieldError.
     """
@@ -112,9 +112,9 @@ class _Crossing(NamedTuple):
 class Network:
     """Rates and routes between the machines of a cluster called `name`.
 
-    `names` has the machines that each name in groups and links stands for. Resources are numbered: transmitting
-    interfaces, receiving interfaces, uplinks (out and in for each group that states one), stated links (one per
-    ordered machine pair). `capacity[resource]` is in bytes/s.
+    `names` has the machines that each name in groups and links stands for. Resources are numbered in this order:
+    transmitting interfaces, receiving interfaces, uplinks (out and in for each group that states one), stated links
+    (one per ordered machine pair). `capacity` [resources] is in bytes/s.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Network:
         return self._group_of[machine]
 
     def path(self, a: int, b: int) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-        """The way of a transfer from device a to device b: seconds of latency, bytes/s of the link inside a machine
+        """The path of a transfer from device a to device b: seconds of latency, bytes/s of the link inside a machine
         (infinite between machines), and the shared resources that it crosses, each with its bytes/s."""
         first, second = self._machine_of[a], self._machine_of[b]
         if first == second:
@@ -241,7 +241,7 @@ class Network:
         return (transmit, *crossing.out, *link, *crossing.into, receive)
 
     def pair_bandwidth(self, a: int, b: int) -> float:
-        """Bytes/s from device a to device b without other traffic; infinite to itself."""
+        """Bytes/s from device a to device b without other traffic; infinite from a device to itself."""
         machine = self._machine_of[a]
         if machine == self._machine_of[b]:
             return self._machines[machine].pair_bandwidth(self._index[a], self._index[b])
@@ -257,7 +257,7 @@ class Network:
         return min(rate, crossing.bandwidth_bytes_per_s)
 
     def pair_latency(self, a: int, b: int) -> float:
-        """Seconds from device a to device b; zero to itself."""
+        """Seconds of latency from device a to device b; zero from a device to itself."""
         first, second = self._machine_of[a], self._machine_of[b]
         machines = self._machines
         if first == second:

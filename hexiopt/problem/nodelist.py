@@ -34,7 +34,7 @@ def expand(text: str) -> list[str]:
 
 
 def compress(names: Iterable[str]) -> list[str]:
-    """The names as node lists, one for all that differ only in the number at their end: `gpu[01-04,07]`."""
+    """The names as node lists; names that differ only in the number at their end share one: `gpu[01-04,07]`."""
     numbers: dict[tuple[str, bool], list[str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -44,7 +44,7 @@ def compress(names: Iterable[str]) -> list[str]:
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """Different numbers as ranges, which `_numbers` reads with the same zeros before them."""
+    """Distinct numbers as ranges that `_numbers` expands to the same digits, leading zeros included."""
     runs: list[tuple[str, str]] = []
     for number in sorted(numbers, key=lambda digits: (int(digits), digits)):
         if runs and number == f"{int(runs[-1][1]) + 1:0{len(runs[-1][0])}d}":

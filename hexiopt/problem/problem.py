@@ -17,7 +17,7 @@ from hexiopt.value import Value
 class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
-    The GPUs of `cluster` have the memory headroom of `space`, so that all who read their memory obey it.
+    The GPUs of `cluster` get the memory headroom of `space`, so that every reader of their memory obeys it.
     Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
     exist, a GPU type without the workload's precision, sequence layouts without sequence parallelism of TP groups, more
     stages than layers, more pipelines than sequences or devices.
@@ -88,8 +88,11 @@ class Problem(Value):
         return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
 
     def mfu(self, step_s: float, num_devices: int | None = None) -> float:
-        """Model FLOPs utilisation of a step of `step_s` seconds: the model's own FLOPs, without recomputation, over
-        what the cluster, or so many devices at the mean of its peaks, could do (PaLM, arXiv 2204.02311, appendix B)."""
+        """Model FLOPs utilisation of a step of `step_s` seconds (PaLM, arXiv 2204.02311, appendix B).
+
+        It is the model's own FLOPs, without recomputation, over the peak of the cluster, or of `num_devices` devices at
+        the mean peak.
+        """
         flops = self.workload.tokens * self.model.model_flops_per_token(self.workload.seq_len)
         peak = self.cluster.total_peak_flops(self.workload.precision)
         share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
@@ -97,7 +100,7 @@ class Problem(Value):
 
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:
-        """The devices that a plan may use, ascending: all that are not excluded."""
+        """The devices that a plan may use, ascending: all except the excluded ones."""
         if not self.space.exclude:
             return tuple(range(self.cluster.num_devices))
         out: set[int] = set()

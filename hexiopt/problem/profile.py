@@ -41,7 +41,7 @@ class Measured:
     head: Times
 
     def slower(self, speed: float) -> "Measured":
-        """The same on devices that run at that share of their speed."""
+        """The times on devices that run at a share `speed` of their speed."""
         return Measured(*((forward_s / speed, backward_s / speed) for forward_s, backward_s in self._parts))
 
     @property
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Entry:
-    """One measurement, and of what. Raises FieldError where a value breaks its rule."""
+    """One measurement, with the shape and the devices measured. Raises FieldError where a value breaks its rule."""
 
     shape: Shape
     gpu: str

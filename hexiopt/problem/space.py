@@ -122,7 +122,7 @@ def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[LayerRanges, ...]:
 
 
 def with_equal_chunks(ranges: Sequence[LayerRanges]) -> list[LayerRanges]:
-    """The `layer_ranges` of stages that hold as many layers, in as many ranges, as those given."""
+    """The `layer_ranges` of stages with the same numbers of layers and of ranges as `ranges`."""
     return layer_ranges([sum(end - first for first, end in stage_ranges) for stage_ranges in ranges], len(ranges[0]))
 
 
@@ -132,7 +132,7 @@ def range_lengths(count: int, chunks: int) -> list[int]:
 
 
 def recompute_groups(policies: Sequence[str]) -> list[int]:
-    """The lengths of the runs of layers that are one for recompute: a layer, and those `joined` to it."""
+    """The lengths of the groups of layers that are recomputed together: a layer, and the layers `joined` to it."""
     lengths: list[int] = []
     for policy in policies:
         if policy == JOINED:
@@ -207,7 +207,7 @@ SWITCHES = (
 """Freedoms that make plans asymmetric."""
 
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
-"""Freedoms that other systems' formats lack beside those; searches refuse what they exclude."""
+"""Further freedoms that other systems' formats lack; searches refuse problems that exclude them."""
 
 MORE_FREEDOMS = ("sequence", "uneven_chunks")
 """Freedoms that are off by default: no proof covers them."""

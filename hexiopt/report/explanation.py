@@ -53,7 +53,7 @@ def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:
 
 
 def step_rows(facts: PlanFacts) -> Iterator[Row]:
-    """The parts of the step time, and which pipeline, boundary and device bind."""
+    """The parts of the step time, and the pipeline, boundary and device that bind."""
     cost, sharding, slowest, message = facts.cost, facts.plan.sharding, facts.slowest, facts.slowest_message
     p, s = slowest.pipeline, slowest.number
     binds = f"stage {s} takes longest, {milliseconds(slowest.compute_s)} ms per micro-batch"
@@ -195,7 +195,7 @@ def layer_rows(facts: PlanFacts) -> Iterator[Row]:
 
 
 def link_rows(problem: Problem, source: str) -> Iterator[Row]:
-    """Every stated link; machines of one kind share a row. `source` names the origin of the cluster."""
+    """Every stated link; machines of one kind share rows. `source` names the origin of the cluster."""
     cluster = problem.cluster
     kinds: dict[Any, list[Machine]] = {}
     for machine in cluster.machines:

@@ -51,7 +51,7 @@ def is_full(use: MemoryUse) -> bool:
 
 
 def memory_of_limit(use: MemoryUse) -> str:
-    """What the fullest device holds of its limit: `23.0 of 23.1 GiB`."""
+    """The memory of the fullest device and its limit: `23.0 of 23.1 GiB`."""
     return f"{style.gib(use.memory.total)} of {style.gib(use.limit_bytes)} GiB"
 
 
@@ -104,7 +104,7 @@ class StageFacts:
         return style.place(self.cluster, self.devices)
 
     def where(self, most: int) -> str:
-        """Its devices as ranges, at most `most` of them."""
+        """Its devices as ranges, at most `most` ranges."""
         return style.join_names(style.device_ranges(self.cluster, self.devices), most)
 
     @property
@@ -140,8 +140,8 @@ class StageFacts:
 
     @property
     def recompute(self) -> str:
-        """Its recompute policy; where layers differ, the number of layers with each, in order of appearance; of groups
-        of equal length that are recomputed together, the length."""
+        """Its recompute policy; if layers differ, the number of layers with each, in order of appearance; if groups of
+        equal length are recomputed together, their length."""
         counts = Counter(self.stage.recompute)
         if counts.keys() == {"full", JOINED} and len(groups := set(recompute_groups(self.stage.recompute))) == 1:
             return f"full by {groups.pop()}"
@@ -180,7 +180,7 @@ class StepParts:
 class PlanFacts:
     """A plan for a problem, and its price.
 
-    `solver` is the plan file's object of that name; `pricer` is the cost model that the caller has.
+    `solver` is the plan file's object of that name; `pricer` is the cost model that priced the plan, if at hand.
     """
 
     problem: Problem
@@ -208,7 +208,7 @@ class PlanFacts:
 
     @property
     def used_devices(self) -> str:
-        """`31 of 32`: of the cluster's devices."""
+        """The number of devices in use, of all devices: `31 of 32`."""
         return f"{len(self.plan.devices()):,} of {self.problem.cluster.num_devices:,}"
 
     @cached_property
@@ -218,7 +218,7 @@ class PlanFacts:
         return tuple(device for device in range(self.problem.cluster.num_devices) if device not in used)
 
     def unused_ranges(self, most: int) -> str:
-        """The unused devices as ranges, at most `most` of them."""
+        """The unused devices as ranges, at most `most` ranges."""
         return style.join_names(style.device_ranges(self.problem.cluster, self.unused_devices), most)
 
     @property
@@ -263,7 +263,7 @@ class PlanFacts:
 
     @cached_property
     def slowest_message(self) -> StageFacts | None:
-        """In the pipeline that ends last the stage whose messages take longest, if longer than the slowest stage."""
+        """The stage of the pipeline that ends last whose messages take longest, if longer than the slowest stage."""
         stage = max(self.stages(self.longest), key=lambda stage: stage.send_s or 0.0)
         return stage if (stage.send_s or 0.0) > self.slowest.compute_s else None
 
@@ -282,15 +282,15 @@ class PlanFacts:
 
     @property
     def last_phase(self) -> str:
-        """What follows the gradient synchronisation: the optimizer, and the all-gather of the weights that it
-        sharded."""
+        """The name of the phase after the gradient synchronisation: the optimizer, and the all-gather of weights if the
+        optimizer is sharded."""
         gathers = self.plan.sharding.gathers_weights and self.has_gradient_sync
         return "optimizer and weight all-gather" if gathers else "optimizer"
 
     def bound(self, key: str = "lower_bound_s") -> tuple[float, float] | None:
         """The lower bound in seconds that `solver` states under `key`, and the plan's gap to it.
 
-        None where it states none, or one that does not bound the price: a plan file may have been priced again.
+        None if it states none, or one above the price, as when a plan file has been priced again.
         """
         bound_s = self.solver.get(key)
         if not isinstance(bound_s, int | float) or not 0 < bound_s <= self.cost.step_time_s * (1 + 1e-9):
@@ -309,8 +309,8 @@ class PlanFacts:
 
     @property
     def money(self) -> list[tuple[str, str]]:
-        """The price of the machines that the plan uses, per step and per trillion tokens, with its label; empty where
-        no machine states one."""
+        """The price of the machines in use, per step and per trillion tokens, with its label; empty if none is
+        stated."""
         per_hour, unpriced = price_per_hour(self.problem, self.plan)
         if per_hour is None:
             return []
@@ -322,8 +322,8 @@ class PlanFacts:
 
 
 def price_per_hour(problem: Problem, plan: Plan) -> tuple[float | None, int]:
-    """The price per hour of the machines that a plan uses, in the currency of their `price_per_hour`, and how many of
-    them state none; None where all do."""
+    """The price per hour of the machines that a plan uses (None if none states a price), in their currency, and the
+    number of machines that state none."""
     machines = [problem.cluster.machines[m] for m in set(problem.cluster.machine_of[list(plan.devices())].tolist())]
     prices = [machine.price_per_hour for machine in machines if machine.price_per_hour is not None]
     return sum(sorted(prices)) if prices else None, len(machines) - len(prices)

@@ -24,7 +24,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """Machines that look alike: the first of them, their number, and the squares of their devices."""
+    """Machines that look the same on the map: the first of them, their number, and the squares of their devices."""
 
     machine: Machine
     number: int
@@ -32,13 +32,13 @@ class MachineKind:
 
     @property
     def name(self) -> str:
-        """Of the machine, or of the entry of the cluster file where there are several."""
+        """The name of the machine, or of the entry in the cluster file for several machines."""
         return self.machine.spec_name if self.number > 1 else self.machine.name
 
 
 def machine_map(facts: PlanFacts, rows: PlanRows, most: int) -> tuple[list[MachineKind], int]:
-    """At most `most` kinds of machines (each by itself in small clusters) in the order of the cluster, and the number
-    of machines left out: shown are those with most devices in use, then the most frequent."""
+    """At most `most` kinds of machines (each machine by itself in small clusters) in the order of the cluster, and the
+    number of machines left out. Kinds with most devices in use are kept first, then the most frequent ones."""
     cluster, unused = facts.problem.cluster, set(facts.unused_devices)
     on: dict[int, Square] = {}
     for row in rows.pipelines:

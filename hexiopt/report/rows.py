@@ -1,4 +1,4 @@
-"""The pipelines of a plan that tables and pictures show: equal ones, or ones of a kind, may share a row."""
+"""The pipelines of a plan that tables and pictures show: equal ones, or those of a kind, may share a row."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, StageFacts
 from hexiopt.report.style import PAPER, count, mix, stage_colour
 
-_MOST_RUNS = 5  # of like stages, in a row
+_MOST_RUNS = 5  # of equal stages, in a row
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """Equal pipelines, represented by the slowest of them, whose index in the plan is `number`."""
+    """Equal pipelines, represented by the slowest one, whose index in the plan is `number`."""
 
     number: int
     hue: int
@@ -130,9 +130,10 @@ def plan_rows(facts: PlanFacts, *, group_above: int, max_pipelines: int, max_sta
 
 @dataclass(frozen=True, slots=True)
 class PipelineKind:
-    """Pipelines through the same types of GPUs with the same parallelism, by their indices, with what spans them all.
+    """Pipelines through the same types of GPUs with the same parallelism.
 
-    `stages` has words for each stage, `fullest` is the stage with the least free memory.
+    `members` are their indices, `stages` has words for each stage, `layers` and `sequences` are the least and the
+    greatest number of a stage and of a pipeline, and `fullest` is the stage with the least free memory.
     """
 
     stages: tuple[str, ...]
@@ -176,7 +177,7 @@ def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[St
 
 
 def chain(stages: Iterable[str]) -> str:
-    """Stages in words, runs of like ones with their number: `3 × TP 4 h100 → a100`."""
+    """Stages in words, runs of equal ones with their number: `3 × TP 4 h100 → a100`."""
     runs = [(words, len(list(same))) for words, same in groupby(stages)]
     texts = [f"{number} × {words}" if number > 1 else words for words, number in runs[:_MOST_RUNS]]
     rest = sum(number for _, number in runs[_MOST_RUNS:])

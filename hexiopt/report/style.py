@@ -103,8 +103,7 @@ def percent(share: float) -> str:
 
 
 def memory_words(space: Space) -> str:
-    """What beside tensors is in the memory that reports show (see `transient`) and, where stated, kept out of its
-    limit."""
+    """A note on what reports count as memory besides tensors (see `transient`), and on a headroom."""
     reserve = f"communicators and a reserve of {c.FRAGMENTATION:.0%} of transient memory"
     if not space.memory_headroom:
         return f"with {reserve}"
@@ -128,7 +127,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
-    """Devices as ranges by machine, with like machines in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
+    """Devices as ranges by machine, with equal machines in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
     machines, machine_of, index_of = cluster.machines, cluster.machine_of, cluster.index_in_machine
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
@@ -162,6 +161,6 @@ def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
 
 
 def join_names(names: Sequence[str], limit: int) -> str:
-    """The first `limit` names, and the number of others."""
+    """Join the first `limit` names by commas, and append the number of others."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")

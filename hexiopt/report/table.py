@@ -40,15 +40,16 @@ _KIND_NOTE = (
     "pipeline in a step. Memory: the fullest device, GiB of its limit, {}. Every stage: print=full."
 )
 
-_SHORT = 68  # of a line of `in_short` beside its label
+_SHORT = 68  # characters of a line of `in_short`, without its label
 
 Pairs = list[tuple[str, str]]  # labels and texts
 
 
 def plan_table(facts: PlanFacts, *, full: bool = False) -> RenderableType:
-    """One row per stage, grouped by pipeline; of many pipelines equal ones are shown once.
+    """One row per stage, grouped by pipeline; if there are many pipelines, equal ones are shown once.
 
-    Where that would not fit a screen, it is one row per kind of pipelines, unless `full`: then every stage has a row.
+    A table that would not fit a screen has one row per kind of pipelines instead, unless `full`: then every stage has a
+    row.
     """
     number = len(facts.plan.pipelines)
     group_above = number if full else _GROUP_ABOVE
@@ -60,7 +61,7 @@ def plan_table(facts: PlanFacts, *, full: bool = False) -> RenderableType:
 class _PlanTable:
     """A table as wide as the console: the column of devices takes the width that the others leave.
 
-    `note` says what its columns are; `instead` is shown where it has too many lines.
+    `note` explains the columns; `instead` is shown if the table would have too many lines.
     """
 
     def __init__(self, rows: PlanRows, note: str, instead: RenderableType | None) -> None:
@@ -100,7 +101,7 @@ def _widths(lines: list[list[Text]]) -> list[int]:
 
 
 def _narrow_widths(lines: list[list[Text]], max_width: int) -> list[int]:
-    """The widths in a narrow console: the widest columns of words give way, and their cells fold; numbers are whole."""
+    """The widths in a narrow console: the widest columns of words shrink and their cells fold; numbers stay whole."""
     widths = _widths(lines)
     while sum(widths) + len(widths) - 1 > max_width:
         widest = max(_LEAST, key=lambda k: widths[k] - _LEAST[k])
@@ -155,7 +156,7 @@ def _memory(use: MemoryUse, bar: bool = False) -> Text:
 
 
 def kinds_table(facts: PlanFacts) -> RenderableType:
-    """A row per kind of pipelines; the kinds that end last and that have least free memory are always among them."""
+    """A row per kind of pipelines, among them always the kinds that end last and that have least free memory."""
     kinds, number = pipeline_kinds(facts), len(facts.plan.pipelines)
     last, tightest = max(kinds, key=lambda kind: kind.end_s), facts.tightest.pipeline
     urgent = [kind for kind in kinds if kind is last or tightest in kind.members]
@@ -277,7 +278,7 @@ def choices(facts: PlanFacts) -> Pairs:
 
 
 def origin(facts: PlanFacts) -> Pairs:
-    """Who found the plan."""
+    """The solver that found the plan, and its search."""
     solver = facts.solver
     if "name" not in solver:
         return []
@@ -298,7 +299,7 @@ def misfit(facts: PlanFacts) -> str:
 
 
 def in_short(facts: PlanFacts) -> Pairs:
-    """Labels and texts of at most ten lines, which hold at 80 columns."""
+    """Labels and texts of at most ten lines, which fit 80 columns."""
     cost, plan, tight, known = facts.cost, facts.plan, facts.tightest, facts.bound()
     parts = sorted(facts.step.parts, key=lambda part: -part.share)[:3]
     sizes = (len(plan.pipelines), "pipeline"), (len(pipeline_kinds(facts)), "kind"), (facts.num_stages, "stage")
@@ -335,7 +336,7 @@ def _above(bound_s: float, step_time_s: float) -> str:
 
 
 def _slowest(facts: PlanFacts) -> str:
-    """The stage that takes longest in the pipeline that ends last; or its longest message where that takes longer."""
+    """The slowest stage of the pipeline that ends last, or its slowest message if that takes longer, in words."""
     stage, message = facts.slowest, facts.slowest_message
     if message is not None and message.send_s is not None:
         ends = f"{message.name} and {message.pipeline}·{message.number + 1}"

@@ -29,8 +29,8 @@ def plain_table(
 ) -> Table:
     """A table without rules; the columns named in `left` (None: all) are aligned left, the others right.
 
-    Cells are plain text, never markup. `options` are those of `rich.table.Table`. Where the console is too narrow,
-    headers have a word a line and columns aligned left wrap, so that no number is cut.
+    Cells are plain text, never markup. `options` are those of `rich.table.Table`. In a console that is too narrow,
+    headers have one word a line and columns aligned left wrap, so that no number is cut.
     """
     rows = [list(row) for row in rows]
     table = _FittedTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), **options)

@@ -18,11 +18,11 @@ _SHOWN_MICRO_BATCHES = 14  # length drawn on either side of the cut
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that takes time on an executor of a stage, from `start_s` to `end_s` of the step.
+    """An activity of an executor of a stage, from `start_s` to `end_s` of the step.
 
     `kind` is forward, backward, send_forward, send_backward, gradient_sync (with the wait for it), optimizer, or
-    micro_batches: all of them in one. `micro_batch` is -1 where there is none; `chunk` is the layer range; a message
-    goes to executor `receiver` of its stage.
+    micro_batches: all of them in one. `micro_batch` is -1 if there is none; `chunk` is the layer range; a message goes
+    to executor `receiver` of its stage.
     """
 
     kind: str
@@ -49,7 +49,7 @@ def num_operations(pipeline: Pipeline) -> int:
 def pipeline_spans(facts: PlanFacts, number: int, one_by_one: bool = True) -> Iterator[Span]:
     """The spans of the pipeline `number` in the order in which they end, then those that end the step.
 
-    Unless operations are wanted `one_by_one`, each executor has one span for all of its own.
+    Without `one_by_one`, each executor has one span for all its operations.
     """
     priced = facts.cost.pipelines[number]
     ends = [(k, e, end_s) for k, ends in enumerate(priced.replica_end_s) for e, end_s in enumerate(ends)]

@@ -32,7 +32,7 @@ def timeline_events(facts: PlanFacts) -> dict[str, Any]:
     """The trace in µs: one process per pipeline, one thread per replica of a stage and per link on which it sends.
 
     Beyond 200,000 events, one pipeline represents all equal ones; if that does not suffice, pipelines are left out, and
-    a pipeline that is too long by itself has one event per replica. `otherData` states what was done.
+    a pipeline that is too long by itself has one event per replica. `otherData` says what was shortened.
     """
     plan, priced = facts.plan, facts.cost.pipelines
     shown = [(index, 1) for index in range(len(plan.pipelines))]

@@ -19,10 +19,10 @@ FILE, ARBITRARY, HOSTS = "job.sbatch", "job_arbitrary.sbatch", "hosts"
 
 
 def components(cluster: Cluster, rows: Sequence[RankRow]) -> list[tuple[str, int, list[str]]]:
-    """Runs of like machines in the order of ranks: the GPU type, the GPUs to ask for, and the machines."""
+    """Runs of equal machines in the order of ranks: the GPU type, the GPUs to ask for, and the machines."""
     order = dict.fromkeys(row.machine for row in rows)
     gpu_of = {machine.name: machine.gpu.type_name for machine in cluster.machines}
-    # As many GPUs as reach the highest index in use: which of them a node gives is then ours to say.
+    # As many GPUs as reach the highest index in use, so that the indices in use are among those that a node gives.
     needed = {name: 1 + max(row.cuda_index for row in rows if row.machine == name) for name in order}
     runs = groupby(order, key=lambda name: (gpu_of[name], needed[name]))
     return [(gpu, count, list(names)) for (gpu, count), names in runs]

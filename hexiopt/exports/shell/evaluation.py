@@ -1,7 +1,7 @@
-"""The commands that a shell script comes to, with their words filled in; nothing is run.
+"""The commands that a shell script would run, with their words expanded; nothing is run.
 
-Statements are followed in order. Where a condition is not known, both ways are: each `Path` is one way through the
-script, with the conditions that it assumes. Paths that come to the same are one again.
+Statements are followed in order. If a condition is not known, both branches are: each `Path` is one way through the
+script, with the conditions that it assumes. Paths that reach the same state are merged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +21,11 @@ _SETTERS = ("read", "mapfile", "readarray", "getopts", "let")
 
 @dataclass(frozen=True)
 class Path:
-    """One way through a script: the variables and functions that it has set, the commands that it has come to, each as
-    its words, and the conditions that it assumes with their outcome, so many of them `unlikely`. `end` is that of the
-    script or of a function."""
+    """One way through a script.
+
+    It has set `variables` and `functions`, reached `commands` (each a tuple of words), and `assumed` conditions with
+    their outcomes, of which `unlikely` counts the unlikely ones. `end` says what ended it: the script or a function.
+    """
 
     variables: Mapping[str, Value]
     functions: Mapping[str, Node] = field(default_factory=dict)
@@ -34,12 +36,12 @@ class Path:
     end: str = ""
 
     def state(self) -> tuple[Any, ...]:
-        """What makes a difference to what follows."""
+        """All that affects the rest of the script."""
         return dict(self.variables), dict(self.functions), self.commands, self.unlikely, self.end
 
 
 def merge(paths: Iterable[Path], where: str) -> list[Path]:
-    """Paths that are in the same state as one. Raises InputError where too many are left."""
+    """Merge paths that are in the same state. Raises InputError if too many remain."""
     result: list[Path] = []
     for path in paths:
         same = next((k for k, other in enumerate(result) if other.state() == path.state()), None)
@@ -67,7 +69,7 @@ class Evaluation:
         self._nested = 0
 
     def script(self, text: str, paths: Sequence[Path]) -> list[Path]:
-        """Where `paths` come to after a script."""
+        """Follow a script from each of `paths`; returns where they end."""
         self._nested += 1
         if self._nested > MOST_NESTED:
             raise InputError(f"{self._where}: calls itself more than {MOST_NESTED} times over; write the command out")
@@ -83,7 +85,7 @@ class Evaluation:
         return result
 
     def _step(self, node: Node, path: Path) -> list[Path]:
-        """Where a path comes to after one statement."""
+        """Follow one statement; returns the paths after it."""
         kind = node.type
         if kind == "variable_assignment":
             return [self._assign(node, path)]
@@ -140,15 +142,15 @@ class Evaluation:
         return tuple(word for child in inner for word in scope.words(child))
 
     def _forget(self, names: Iterable[str], node: Node, path: Path) -> Path:
-        """`path` where the variables have a value that is not followed."""
+        """`path` with the variables `names` unknown, because `node` sets them in a way that is not followed."""
         line = node.text.decode().splitlines()[0]
         marks = {name: self._unknowns.mark(f"${name}", f"is set by {line}, which is not followed") for name in names}
         return replace(path, variables={**path.variables, **marks})
 
-    # ------------------------------------------------------------------------- ways
+    # ------------------------------------------------------------------------- branches
 
     def _branches(self, text: str, verdict: int, path: Path) -> list[tuple[bool, Path]]:
-        """The outcomes of a condition that are followed, each with its path, the likely one first."""
+        """The outcomes of a condition to follow, each with its path, the likely outcome first."""
         if verdict in (YES, NO):
             return [(verdict == YES, path)]
         branches = []
@@ -189,7 +191,7 @@ class Evaluation:
         return result
 
     def _otherwise(self, clauses: Sequence[Node], path: Path) -> list[Path]:
-        """Where a path comes to whose first condition does not hold."""
+        """Follow the clauses after a condition that does not hold; returns the paths after them."""
         result, undecided = list[Path](), [path]
         for clause in clauses:
             ends = [q for p in undecided for q in self._step(clause, p)]
@@ -218,7 +220,7 @@ class Evaluation:
         return result + undecided
 
     def _list(self, node: Node, path: Path) -> list[Path]:
-        """`a && b` and `a || b`: what follows a command runs after `&&`, and after `||` where it ends the script."""
+        """`a && b` and `a || b`: if `a` is a command rather than a test, it is taken to succeed."""
         left, operator, right = node.children[:3]
         verdict = self._verdict(left, path)
         tests = left.type in ("test_command", "negated_command", "list") or verdict != MAYBE
@@ -263,7 +265,7 @@ class Evaluation:
     # ------------------------------------------------------------------------- commands
 
     def _redirect(self, node: Node, path: Path) -> list[Path]:
-        """A command with what stands below it (`<<EOF`), or beside it (`<<<`), as its input."""
+        """A command whose input is a here-document (`<<EOF`) or a here-string (`<<<`)."""
         inputs = []
         for redirect in node.children_by_field_name("redirect"):
             if redirect.type == "heredoc_redirect":
@@ -322,7 +324,7 @@ class Evaluation:
         return [replace(path, commands=(*path.commands, tuple(words)))]
 
     def _inside(self, runner: list[str], scripts: Sequence[str], path: Path) -> list[Path]:
-        """Scripts that a command runs elsewhere, whose commands have the runner's words before their own."""
+        """Scripts that a command runs elsewhere; the runner's words precede those of their commands."""
         result = []
         for end in self.script("\n".join(scripts), [replace(path, commands=())]):
             commands = tuple((*runner, *words) for words in end.commands)
@@ -344,7 +346,7 @@ class Evaluation:
 
 
 def _arguments(words: Sequence[str] | Value) -> dict[str, Value]:
-    """The variables by which a function knows its arguments."""
+    """The variables that hold the arguments of a function."""
     numbered: dict[str, Value] = {str(k + 1): word for k, word in enumerate(words)}
     return {**numbered, "@": tuple(words), "#": str(len(words))}
 

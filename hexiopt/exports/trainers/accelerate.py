@@ -51,7 +51,7 @@ _STRATEGIES = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a `distributed_type` makes of the job."""
+    """The parallelism of the job by its `distributed_type`."""
 
     tp: int = 1
     stages: int = 1

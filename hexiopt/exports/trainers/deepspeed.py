@@ -28,9 +28,9 @@ _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 
 
 def _batch(settings: FileSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
-    """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs, where the batch tells it.
+    """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs if the batch implies it.
 
-    Of the batch, the micro-batch and their number, DeepSpeed takes what is missing from the others
+    Of the batch, the micro-batch and their number, DeepSpeed computes the missing one from the others
     (`deepspeed/runtime/config.py`, `_set_batch_related_parameters`).
     """
     names = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -62,7 +62,7 @@ def _batch(settings: FileSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple
 
 
 def _workload(settings: FileSettings, context: ImportContext) -> dict[str, Any]:
-    """Precision and the width of gradients: by default they are kept and sent in the precision of the weights."""
+    """Precision and width of gradients; by default gradients have the precision of the weights."""
     names = {"bf16": settings.name_in_use("bf16.enabled", "bfloat16.enabled"), "fp16": "fp16.enabled"}
     on = [precision for precision, name in names.items() if settings.flag(name, default=False)]
     if len(on) > 1:

@@ -59,7 +59,7 @@ Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have t
 
 
 def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
-    """Rules of FlagScale on degrees. Raises InputError."""
+    """Check FlagScale's rules on degrees. Raises InputError."""
     check_tp(problem, chain, takes_tp, refuse)
     for s, stage in enumerate(chain.stages):
         if chain.micro_batch_size % stage.dp:
@@ -91,7 +91,7 @@ def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Se
 
 
 def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
-    """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
+    """Megatron's setting if one serves all stages, else FlagScale's setting for each stage."""
     policies = [policies for stage in chain.stages for policies in stage.policies()]
     every = {policy for stage_policies in policies for policy in stage_policies}
     if every == {"none"}:
@@ -152,7 +152,7 @@ def _nest(system: Settings) -> Settings:
 
 
 def _arguments(settings: Settings) -> Arguments:
-    """As FlagScale's runner makes arguments of a file's keys."""
+    """The arguments that FlagScale's runner makes of a file's keys."""
     arguments: Arguments = {}
     for key, value in settings.items():
         if value is not False:
@@ -167,7 +167,7 @@ def _arguments(settings: Settings) -> Arguments:
 
 
 def _degree_notes(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
-    """Notes on degrees that are not those of the meshes, which go before them."""
+    """Notes on degrees that differ from those of the meshes, which prevail."""
     of_meshes = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
     wrong = [
         arguments.label(name)
@@ -184,10 +184,10 @@ def _words(value: Any) -> Words:
 
 
 def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, list[str]]:
-    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner takes them; and the
+    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner reads them; and the
     sections that are not read.
 
-    Raises InputError where two levels state a key with different values.
+    Raises InputError where two levels state different values of a key.
     """
     settings: Settings = {}
 
@@ -210,7 +210,7 @@ def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, li
 
 
 def _world(data: Mapping[str, Any]) -> int | None:
-    """The number of ranks that the runner starts, where it states nodes and processes of each."""
+    """The number of ranks that the runner starts; None unless it states nodes and processes per node."""
     experiment = data.get("experiment")
     runner = experiment.get("runner") if isinstance(experiment, Mapping) else None
     if not isinstance(runner, Mapping):
@@ -278,7 +278,7 @@ def _numbers(settings: Settings, key: str, context: ImportContext) -> list[int]:
 def _stage_recompute(
     settings: Settings, arguments: MegatronArguments, stages: int, context: ImportContext
 ) -> list[BlockRecompute]:
-    """The recompute of each stage: Megatron's where no stage has its own."""
+    """The recompute of each stage, by FlagScale's settings for each stage or else by Megatron's."""
     names = ("granularity", "method", "num_layers")
     rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in names}
     used = [f"recompute_{name}{_PER_STAGE}" for name, values in rows.items() if values is not None]
@@ -309,7 +309,7 @@ def _stage_recompute(
 
 
 def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[int]:
-    """The value of each stage; it must be the same for all its micro-batches."""
+    """The value of each stage, which must be the same for all its micro-batches."""
     by_stage: list[int] = []
     for row in rows if isinstance(rows, list) else [rows]:
         numbers = parse(row, f"{context.where}: {key}", as_json=True) if isinstance(row, str) else row

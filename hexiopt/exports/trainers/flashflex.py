@@ -54,7 +54,7 @@ VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
 
 
 def _check_machines(settings: FileSettings, context: ImportContext, degrees: list[list[int]]) -> None:
-    """Refuse ranks that stand on other machines than the file's, whose numbers are its own."""
+    """Refuse ranks on other machines than in the file, up to the numbering of machines."""
     machines = settings.get("devices_id")
     if machines is None:
         settings.by_default("devices_id", "the ranks in order")
@@ -76,7 +76,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _batch(settings: FileSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
-    """Micro-batches and sequences of each pipeline, and notes: arguments of the run, which the exporter states too."""
+    """Micro-batches and sequences of each pipeline, which are arguments of the run that only our files state; notes."""
     keys = f"{_OWN}.chunks", f"{_OWN}.global_bsz_size"
     if not any(key in settings for key in keys):
         share, rest = divmod(context.workload.global_batch, count)

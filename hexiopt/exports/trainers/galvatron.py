@@ -37,7 +37,7 @@ def _join(numbers: list[int]) -> str:
 
 
 def _all(harmless: str, reason: str) -> Reason:
-    """Refuses lists of numbers with others than `kept`."""
+    """The reason to refuse a list of numbers unless all are `harmless`."""
     return lambda value: None if {part.strip() for part in str(value).split(",")} == {harmless} else reason
 
 
@@ -60,7 +60,7 @@ VOCABULARY = Vocabulary(
 
 
 def _numbers(settings: FileSettings, key: str, count: int, default: int | None = None) -> list[int]:
-    """The `count` numbers in a text that commas divide."""
+    """The `count` numbers in a comma-separated text."""
     if key not in settings and default is not None:
         settings.by_default(key, default)
         return [default] * count

@@ -65,7 +65,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
 
 
 def difference_notes(problem: Problem, tp: int) -> tuple[str, ...]:
-    """Notes on what Megatron-LM does otherwise than the plan is priced, with TP degree `tp` at the embedding."""
+    """Notes on differences between Megatron-LM and the plan as priced; `tp` is the TP degree of the embedding."""
     vocab = problem.model.vocab_size
     padded = -(-vocab // tp) * tp
     notes = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -96,7 +96,7 @@ CORE = (
 def import_arguments(
     arguments: MegatronArguments, context: ImportContext, world: int | None, notes: Sequence[str] = ()
 ) -> ImportedPlan:
-    """The problem and plan of Megatron-LM arguments. Raises InputError for those that no plan of ours expresses."""
+    """The problem and plan of Megatron-LM arguments. Raises InputError for arguments that our plans cannot express."""
     tp = arguments.whole(_name_in_use(arguments, "tensor-model-parallel-size", "model-parallel-size"), 1)
     stages = arguments.whole("pipeline-model-parallel-size", 1)
     model, assumed = read_model(arguments, context, tp)
@@ -139,7 +139,7 @@ def import_arguments(
 
 
 def _name_in_use(arguments: MegatronArguments, name: str, earlier: str) -> str:
-    """The name by which a value is stated: today's, or an earlier one."""
+    """The name by which a value is stated: the current or the earlier one."""
     return name if name in arguments or earlier not in arguments else earlier
 
 
@@ -165,7 +165,7 @@ def read_precision(arguments: MegatronArguments, context: ImportContext) -> tupl
 
 
 def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[str, ...]]:
-    """The ZeRO stage, and a note where it is not that which is named."""
+    """The ZeRO stage, and a note if it is not the stage that is named."""
     distributed = arguments.flag("use-distributed-optimizer")
     if arguments.flag("use-torch-fsdp2"):
         return 2 if arguments.flag("torch-fsdp2-no-reshard-after-forward") else 3, ()

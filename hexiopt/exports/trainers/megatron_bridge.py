@@ -92,7 +92,7 @@ def _words(name: str, value: Any) -> Words:
 
 
 def _precision_arguments(value: Any, context: ImportContext) -> dict[str, Words]:
-    """The arguments that a recipe of mixed precision stands for, such as `bf16_with_mxfp8_mixed`."""
+    """The arguments for which a recipe of mixed precision stands, such as `bf16_with_mxfp8_mixed`."""
     words = str(value).split("_")
     if isinstance(value, Unknown) or words[0] not in ("bf16", "fp16") or words[-1] != "mixed":
         context.fail(
@@ -107,7 +107,7 @@ def _precision_arguments(value: Any, context: ImportContext) -> dict[str, Words]
 
 
 def _values(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
-    """The values by key, and notes: of overrides, one a line, or what a recipe in Python assigns; nothing is run."""
+    """The values by key, and notes, from overrides, one a line, or from a recipe in Python, which is not run."""
     lines = [line.strip() for line in text.splitlines()]
     overrides = [line for line in lines if line and not line.startswith("#")]
     if all(re.match(r"\+{0,2}[A-Za-z_][\w.]*=[^=]", line) for line in overrides):

@@ -13,10 +13,10 @@ _BY_TYPE = ("type:transformer", "type:transformer|embedding")
 
 
 def read_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> list[int]:
-    """The layers of every virtual stage, in the order of the model.
+    """The number of layers of every virtual stage, in the order of the model.
 
-    As `get_num_layers_to_build` of `megatron/core/transformer/transformer_block.py`, or by DeepSpeed's partition of
-    Megatron-DeepSpeed's list of layers. Raises InputError, naming the argument, where they do not divide.
+    It follows `get_num_layers_to_build` of `megatron/core/transformer/transformer_block.py`, or DeepSpeed's partition
+    of Megatron-DeepSpeed's list of layers. Raises InputError, naming the argument, where stages do not divide layers.
     """
     layers = model.num_layers
     if _LAYOUT in arguments:
@@ -57,7 +57,7 @@ def read_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> l
 
 
 def _between(arguments: MegatronArguments, layers: int, stages: int, first: int, last: int) -> list[int]:
-    """Layers of each stage where those of the ends are stated."""
+    """The number of layers of each stage, given those of the first and the last stage."""
     middle = stages - bool(first) - bool(last)
     rest = layers - first - last
     if rest < middle or (rest % middle if middle else rest):
@@ -70,7 +70,7 @@ def _between(arguments: MegatronArguments, layers: int, stages: int, first: int,
 
 
 def _chunk(arguments: MegatronArguments, stages: list[int]) -> list[int]:
-    """Layers of every virtual stage where those of each stage are cut into equal chunks."""
+    """The number of layers of every virtual stage, if each stage is cut into equal chunks."""
     per, chunks = arguments.whole(_PER_CHUNK, 0), arguments.whole(_CHUNKS, 0) or 1
     if per:
         if stages[0] % per:
@@ -105,7 +105,7 @@ def _by_type(arguments: MegatronArguments, model: ModelSpec, stages: int) -> lis
 
 
 def read_recompute(arguments: MegatronArguments) -> BlockRecompute:
-    """The layers that are recomputed, by today's arguments and by earlier ones. Raises InputError for other modules."""
+    """The layers that are recomputed, by current or earlier arguments. Raises InputError for other modules."""
     granularity = arguments.word("recompute-granularity", "none", ("none", "full", "selective"))
     method, count = "recompute-method", "recompute-num-layers"
     if arguments.flag("checkpoint-activations"):

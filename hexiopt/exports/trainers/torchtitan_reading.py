@@ -45,7 +45,7 @@ class EveryRecompute(BlockRecompute):
 
 
 def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
-    """The problem and the plan of a configuration. Raises InputError for what no plan of ours expresses."""
+    """The problem and the plan of a configuration. Raises InputError for settings that our plans cannot express."""
     model = context.require_model("torchtitan")
     settings, bases = _settings(text, context)
     degrees = _degrees(settings, context)
@@ -143,7 +143,7 @@ def _degrees(settings: FileSettings, context: ImportContext) -> _Degrees:
 
 
 def _batch(settings: FileSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
-    """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step where they are stated."""
+    """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step if stated."""
     local = settings.whole(settings.name_in_use("training.local_batch_size", "training.batch_size"), 8)
     batch = settings.whole("training.global_batch_size", -1)
     if degrees.stages == 1:  # the rest of the batch is accumulated
@@ -164,7 +164,7 @@ def _name_in_use(settings: FileSettings, name: str, *tables: str) -> str:
 
 
 def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None]:
-    """The settings of a TOML file; or those of a Python configuration, and the functions elsewhere that it changes."""
+    """The settings of a TOML file and None, or of a Python configuration and the outside functions that it changes."""
     try:
         data, bases = tomllib.loads(text), None
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -183,10 +183,10 @@ def _schedule(settings: FileSettings) -> Schedule:
 
 
 def _parts(settings: FileSettings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
-    """The layers of each virtual stage: stated by module or by split point, or as torchtitan divides them.
+    """The number of layers of each virtual stage: stated by module or split point, or as torchtitan divides them.
 
-    It counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives what is left
-    over to the first (`torchtitan/distributed/pipeline_parallel.py`).
+    torchtitan counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives the
+    remainder to the first stages (`torchtitan/distributed/pipeline_parallel.py`).
     """
     if (parts := _read_parts(settings, num_layers)) is not None:
         return parts
@@ -230,7 +230,7 @@ def _read_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
 
 
 def _micro_batch_size(settings: FileSettings, stages: int, num_parts: int, local: int) -> int:
-    """Sequences of a micro-batch of a pipeline; earlier versions state how many there are, as many as stages if not."""
+    """Sequences of a micro-batch. Earlier versions state the number of micro-batches, by default that of stages."""
     key = _name_in_use(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
     current = "parallelism.pipeline_parallel_microbatch_size"
     earlier = "parallelism.pipeline_parallel_degree" not in settings
@@ -246,7 +246,7 @@ def _micro_batch_size(settings: FileSettings, stages: int, num_parts: int, local
 
 
 def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
-    """The recompute policy and notes; what is recomputed by operator, the user's own choice replaces."""
+    """The recompute policy and notes; recompute by operator is replaced by the user's choice."""
     key, mode, option = (
         "activation_checkpoint",
         "activation_checkpoint.mode",
@@ -276,7 +276,7 @@ def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> 
 
 
 def _precision(settings: FileSettings, mixed: bool) -> tuple[str, list[str]]:
-    """The precision and notes; `mixed`, whether the version trains the layout in mixed precision where asked to."""
+    """The precision and notes; `mixed` says whether the version can train the layout in mixed precision."""
     words = {"bfloat16": "bf16", "float32": "fp32"}
     precision, notes = settings.word("training.mixed_precision_param", words, "bfloat16"), list[str]()
     if precision == "bf16" and not mixed:

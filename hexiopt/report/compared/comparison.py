@@ -21,7 +21,7 @@ _HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best a
 
 
 def comparison_table(results: Sequence[Result]) -> Table:
-    """The same columns for a terminal, the solver with the shortest step first."""
+    """A table of results for a terminal, the solver with the shortest step first."""
     ordered = sorted(results, key=lambda result: result.objective)
     rows = []
     for result in ordered:
@@ -44,7 +44,7 @@ def comparison_table(results: Sequence[Result]) -> Table:
 
 
 def operators_table(results: Sequence[Result]) -> Table:
-    """What the operators of each solver did, those that made its best plan better most often first."""
+    """The outcomes of each solver's search operators; those that improved its best plan most often come first."""
     header = ("Solver", "Operator", "Proposed", "Valid", "Priced", "Accepted", "Improved", "Time")
     rows = [
         [result.solver, operator.operator, *map("{:,}".format, counts), seconds(operator.seconds)]
@@ -65,7 +65,7 @@ def restricted_bounds(results: Sequence[Result]) -> list[str]:
 
 
 def comparison_figure(results: Sequence[Result], title: str) -> Figure:
-    """Trajectories over search time beside one bar per solver."""
+    """Trajectories over search time on the left, one bar per solver on the right."""
     figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_trajectories(results, left)
@@ -83,7 +83,7 @@ def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def draw_trajectories(results: Sequence[Result], ax: Axes, over: str = "seconds") -> Axes:
-    """Best step time over search time or steps, up to the end of each search, and the best lower bound.
+    """Draw best step time over search time or steps, up to the end of each search, and the best lower bound.
 
     With several seeds the line is their median and the band spans best to worst.
     """
@@ -135,7 +135,7 @@ def _best_at(run: Result, times: Sequence[float], at: Callable[[Any], float]) ->
 
 
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
-    """The step time of each solver in the given order, or its status where it has no plan.
+    """Draw the step time of each solver in the given order, or its status if it has no plan.
 
     With several seeds the bar is the median of the runs with a plan, and a line spans best to worst.
     """

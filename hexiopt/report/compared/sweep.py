@@ -28,7 +28,7 @@ def swept_keys(frame: Frame) -> list[str]:
 
 
 def sweep_table(frame: Frame) -> tuple[Table, int]:
-    """The jobs, fastest first, with the keys in which they differ; and how many the table leaves out."""
+    """The jobs, fastest first, with the keys in which they differ; and the number of jobs left out."""
     keys = swept_keys(frame)
     rows = sorted(frame, key=lambda row: (row["result.step_time_s"] is None, row["result.step_time_s"] or 0.0))
     cells = [[*(_word(row[key]) for key in keys), *_outcome(row)] for row in rows[:_MOST_ROWS]]
@@ -47,7 +47,7 @@ def _word(value: Any) -> str:
 
 
 def sweep_figure(frame: Frame, title: str) -> Figure:
-    """A line per combination of values, fastest median first: a dot per seed, and how many jobs have no plan."""
+    """A line per combination of values, fastest median first: a dot per seed, and the number of jobs without a plan."""
     keys = [key for key in swept_keys(frame) if key != _SEED]
     lines: dict[str, list[float | None]] = {}
     for row in frame:

@@ -1,4 +1,4 @@
-"""A picture of choices as points of time and money, and of those that no other beats in both."""
+"""A picture of choices as points of time and money, and of the choices that no other beats in both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Choice:
 
 
 def unbeaten(choices: Sequence[Choice]) -> list[Choice]:
-    """The choices of which none other is at least as fast and as cheap and better in one, fastest first."""
+    """The Pareto front, fastest first: choices than which no other is as fast and as cheap and better in one."""
     front: list[Choice] = []
     for choice in sorted(choices, key=lambda option: (option.step_time_s, option.price)):
         if not front or choice.price < front[-1].price:
@@ -33,9 +33,9 @@ def unbeaten(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def tradeoff_figure(choices: Sequence[Choice], title: str, quantity: str) -> Figure:
-    """`quantity` over step time, the unbeaten choices joined by a stair, beside the names of the numbered points.
+    """`quantity` over step time with a stair through the unbeaten choices, and the names of the numbered points.
 
-    The first choice is the present.
+    The first choice is the present one.
     """
     figure = Picture(figsize=(12, max(5.6, 0.9 + 0.2 * min(len(choices), _LISTED))), facecolor=PAPER)
     ax = draw_tradeoff(choices, quantity, figure.add_axes((0.075, 0.1, 0.6, 0.8)))
@@ -69,13 +69,13 @@ def draw_tradeoff(choices: Sequence[Choice], quantity: str, ax: Axes) -> Axes:
 
 
 def _colours(choices: Sequence[Choice]) -> dict[str, str]:
-    """The colour of each group; the present has that of the text."""
+    """The colour of each group; the present choice has that of the text."""
     groups = list(dict.fromkeys(choice.group for choice in choices))
     return {group: PIPELINE_HUES[k % len(PIPELINE_HUES)] if k else INK for k, group in enumerate(groups)}
 
 
 def _number(choices: Sequence[Choice], front: Sequence[Choice], ax: Axes) -> None:
-    """Write the points' numbers beside them, those of one place together, each where it covers no other."""
+    """Write the points' numbers next to them, numbers of one place together, so that none covers another."""
     numbers: dict[tuple[float, float], list[int]] = {}
     for number, choice in enumerate(choices, 1):
         numbers.setdefault((choice.step_time_s, choice.price), []).append(number)
@@ -108,7 +108,7 @@ def _free(x: float, y: float, wide: float, boxes: Sequence[tuple[float, float, f
 
 
 def _list(choices: Sequence[Choice], ax: Axes) -> None:
-    """The names of the points by number, the unbeaten ones in bold."""
+    """Write the names of the points by number, the unbeaten ones in bold."""
     front, colours = unbeaten(choices), _colours(choices)
     ax.set_axis_off()
     shown = choices[:_LISTED]

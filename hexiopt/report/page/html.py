@@ -1,4 +1,4 @@
-"""A plan as one HTML file that loads nothing: its pictures are drawn in it, its one script is its own."""
+"""A plan as one HTML file that loads nothing: its pictures and its script are inside."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,8 +51,7 @@ _WORDS = (
 def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: str | None = None) -> str:
     """The page of a plan: summary, cluster, pipelines with timeline, stages and memory, search and problem.
 
-    `trajectory` is the improvements of the search. `command` is the one that made the plan, shown as the way to
-    reproduce it.
+    `trajectory` has the improvements of the search. `command` made the plan, and is shown as the way to reproduce it.
     """
     problem, specs = facts.problem, list(spec_spans(facts.problem.cluster.machines).values())
     rows = plan_rows(facts, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
@@ -176,7 +175,7 @@ def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle, and what it says under the mouse: an operation with its micro-batch (-1: none), start and end."""
+    """A rectangle, and its text under the mouse: an operation with its micro-batch (-1: none), start and end."""
 
     x: float
     y: float
@@ -192,7 +191,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of one pipeline; `whole` is False where its operations are too many to be drawn one by one."""
+    """The lanes of one pipeline; `whole` is False if its operations are too many to be drawn one by one."""
 
     row: PipelineRow
     height: float

@@ -46,7 +46,7 @@ def save(figure: Figure, path: str | Path | BytesIO, dpi: float = DPI) -> None:
 
 
 def new_figure(width: float, height: float, **how: Any) -> Figure:
-    """A blank figure; sizes are in inches, `how` is as of `Figure`."""
+    """A blank figure; sizes are in inches, `how` has further arguments of `Figure`."""
     return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER, **how)
 
 
@@ -85,7 +85,7 @@ def legend(ax: Axes, entries: Sequence[Patch]) -> None:
 
 
 def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
-    """Hide the frame except for a faint left and lower edge, unless they are among `hidden`; `ticks` as of
+    """Hide the frame except for a faint left and lower edge, unless they are `hidden`; `ticks` are arguments of
     `tick_params`."""
     ax.spines[["top", "right", *hidden]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
@@ -95,7 +95,7 @@ def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
 
 @lru_cache(maxsize=4096)
 def text_inches(text: str, size: float, bold: bool = False) -> float:
-    """How wide a line is."""
+    """The width of a line of text in inches."""
     font = FontProperties(size=size, weight="bold" if bold else "normal")
     width, _, _ = _renderer().get_text_width_height_descent(text, font, False)  # type: ignore[no-untyped-call]
     return float(width) / DPI

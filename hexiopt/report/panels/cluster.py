@@ -20,7 +20,7 @@ from hexiopt.report.style import FAINT, INK, PAPER, count, ink_on
 
 @rc_context(canvas.STYLE)
 def draw_cluster(facts: PlanFacts, ax: Axes | None = None, letter: str = "a") -> Axes:
-    """Machines as boxes, devices in the colours of their stages; machines that look alike are drawn once, with ×N."""
+    """Draw machines as boxes, devices in the colours of their stages; machines that look the same once, with ×N."""
     ax = canvas.new_axes(ax, 8, 4)
     cluster, rows = facts.problem.cluster, picture_rows(facts)
     shown, left_out = machine_map(facts, rows, MAX_MACHINES)

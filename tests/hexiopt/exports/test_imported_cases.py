@@ -20,11 +20,13 @@ def layout(
     cluster: Path = H100X8,
     model: str | Path | None = None,
     workload: Workload | None = None,
-    stated: frozenset[str] = frozenset(),
+    stated_keys: frozenset[str] = frozenset(),
 ) -> ImportedPlan:
     """The layout in a file of `tests/cases`."""
     shape = None if model is None else hx.model(model)
-    return read_layout(format, CASES / name, hx.cluster(cluster), shape, workload or Workload(), Space(), None, stated)
+    return read_layout(
+        format, CASES / name, hx.cluster(cluster), shape, workload or Workload(), Space(), None, stated_keys
+    )
 
 
 def degrees(found: ImportedPlan) -> tuple[int, int, int, int, int]:
