@@ -89,6 +89,11 @@ def banned(part: str) -> list[str]:
     return found
 
 
+def test_names_of_functions_arguments_variables_and_fields_are_seen() -> None:
+    tree = ast.parse("class C:\n    made: int\ndef told(own):\n    found, *kept = (one for one in own)")
+    assert {name for name, _ in names(tree)} == words("made told own found kept one")
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_no_name_only_points(part: str) -> None:
     assert banned(part) == []
