@@ -37,9 +37,9 @@ def run(job: Job) -> float:
     told = rows.title
     if job.pictures:
         from hexiopt.report.compared.sweep import sweep_figure
-        from hexiopt.report.compared.tradeoff import draw_png
+        from hexiopt.report.panels.canvas import save
 
-        job.draw("results.png", lambda path: draw_png(sweep_figure(rows, told), path))
+        job.draw("results.png", lambda path: save(sweep_figure(rows, told), path))
         written.append("results.png")
     if not job.in_sweep:
         from hexiopt.report.compared.sweep import sweep_table

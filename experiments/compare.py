@@ -48,9 +48,10 @@ def run(job: Job) -> float:
         job.write("operators.csv", comparison.operators().to_csv())
         written.append("operators.csv")
     if job.pictures:
-        from hexiopt.report.compared.comparison import draw_comparison
+        from hexiopt.report.compared.comparison import comparison_figure
+        from hexiopt.report.panels.canvas import save
 
-        job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
+        job.draw("comparison.png", lambda path: save(comparison_figure(results, headline(problem)), path))
         written.append("comparison.png")
     job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
     if config.compare.operators:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, NoPlanError, interrupt, plan_of, search, solvers_of
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.fair_network import simulated_s
+from hexiopt.cost.fair_network import simulation_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict
@@ -36,7 +36,7 @@ class _Entry:
     @classmethod
     def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
         """The entry of a plan, which is simulated."""
-        return cls(name, plan, cost, simulated_s(PlanPricer(problem), plan))
+        return cls(name, plan, cost, simulation_s(PlanPricer(problem), plan))
 
 
 def run(job: Job) -> float:

@@ -19,7 +19,7 @@ from hexiopt import import_plan, price, solver
 from hexiopt.cost.cost import memory_violations
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import Trainer
-from hexiopt.exports.presets import restricted
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
@@ -83,9 +83,9 @@ def _better(job: Job, trainer: Trainer, layout: PlacedPlan, misfits: bool) -> li
     within = f"within what {trainer.name} expresses (space.preset={trainer.name})"
     problem = _open_problem(job, layout.problem)
     takes_start = solver(job.config.solver.name, **job.config.solver.options()).takes_start
-    for name, where, restrict in (("better_same_trainer", within, True), ("better", "without limits", False)):
+    for name, where, restricted in (("better_same_trainer", within, True), ("better", "without limits", False)):
         try:
-            asked = restricted(problem, trainer) if restrict else problem
+            asked = restrict(problem, trainer) if restricted else problem
             plan = plan_of(search(job, asked, start=plan if takes_start else None))
         except (InputError, NoPlanError) as error:
             lines.append(f"No plan {where}: {error}")

@@ -41,7 +41,7 @@ from experiments.validation.score import (
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.fair_network import simulated_s
+from hexiopt.cost.fair_network import simulation_s
 from hexiopt.errors import InputError
 from hexiopt.files.link_files import sailor_network
 from hexiopt.files.profile_files import read_profile
@@ -167,7 +167,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None, Cost | No
         predicted=in_metric(case, seconds),
         measured_step_s=step_time_s(case),
         predicted_step_s=seconds,
-        simulated_step_s=simulated_s(model, case.plan),
+        simulated_step_s=simulation_s(model, case.plan),
     )
     return prediction, case, cost
 

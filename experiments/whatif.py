@@ -11,7 +11,7 @@ from rich.text import Text
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError
 from hexiopt import what_if
-from hexiopt.report.compared.tradeoff import draw_png
+from hexiopt.report.panels.canvas import save
 
 _FOLDER = "alternatives"
 
@@ -40,7 +40,7 @@ def run(job: Job) -> float:
     job.write("whatif.csv", result.to_csv())
     written = ["whatif.csv"]
     if job.pictures:
-        job.draw("whatif.png", lambda path: draw_png(result.plot(), path))
+        job.draw("whatif.png", lambda path: save(result.plot(), path))
         written.append("whatif.png")
     job.show(Text(str(result)))
     job.show_files(*written, _FOLDER)

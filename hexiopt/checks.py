@@ -8,12 +8,12 @@ from hexiopt.errors import FieldError, did_you_mean
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an int or a float; True and False are no numbers."""
+    """Whether `value` is an int or a float; True and False are not numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether `value` is an int; True and False are no numbers."""
+    """Whether `value` is an int; True and False are not numbers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -47,8 +47,8 @@ def word_in(value: Any, where: str, choices: Iterable[str] | None = None) -> str
     """`value` as text, one of `choices` where given. Raises FieldError naming `where` otherwise."""
     if not isinstance(value, str) or not value:
         raise FieldError(where, value, "is not text; write a word")
-    if choices is not None and value not in (known := sorted(choices)):
-        raise FieldError(where, value, f"is not known; {did_you_mean(value, known)}")
+    if choices is not None and value not in (allowed := sorted(choices)):
+        raise FieldError(where, value, f"is not known; {did_you_mean(value, allowed)}")
     return value
 
 

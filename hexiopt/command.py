@@ -1,7 +1,7 @@
 """The program `hexiopt`, also `python -m hexiopt`: the command line, unless a folder of the user's hides a part of it.
 
-`python -m` looks for modules in the current folder first. The command line is in `experiments`, a name that a folder
-there may well have, so the program starts here, where it can still say so in one line.
+`python -m` looks for modules in the current folder first. The command line is in `experiments`, which is a common name
+for a folder there, so the program starts here, where it can still report the clash in one line.
 """
 
 import os
@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def _open_closed_streams() -> None:
-    """Lead standard streams that the caller has closed (`>&-`) nowhere; else the next file opened takes their place."""
+    """Open standard streams that the caller has closed (`>&-`) on /dev/null; else a file opened later becomes one."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))

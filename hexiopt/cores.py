@@ -4,6 +4,6 @@ import os
 
 
 def usable_cores() -> int:
-    """The cores that the operating system lets this process run on, where it tells (Linux), else all; at least 1."""
+    """The number of cores that this process may run on, as far as the operating system tells (Linux), else of all."""
     affinity = getattr(os, "sched_getaffinity", None)
     return (os.cpu_count() or 1) if affinity is None else len(affinity(0))

@@ -15,14 +15,14 @@ class InputError(ValueError):
 
 
 MISSING: Any = object()
-"""The value of a field that nobody states."""
+"""The value of a field that is not stated."""
 
 
 class FieldError(InputError):
     """The value of a field breaks its rule; `where` names the owner and, after its last colon, the field.
 
-    A rule may be a function of how the reader of a file writes such values: bounds are given in the unit in which a
-    file has the number (`form`, 1 in Python), devices by the function that names them (`form`, `str` in Python).
+    A rule may be a function of the form in which a file writes such values: `form` is the unit of numbers (1 in
+    Python), or the function that names devices (`str` in Python).
     """
 
     def __init__(self, where: str, value: Any, rule: str | Callable[[Any], str], form: Any = 1.0) -> None:
@@ -40,7 +40,7 @@ class FieldError(InputError):
 
 @contextmanager
 def blame(where: str) -> Iterator[None]:
-    """Name `where`, the source of the values at hand, in front of an InputError that is raised inside."""
+    """Put `where`, the source of the values, in front of an InputError that is raised inside."""
     try:
         yield
     except InputError as error:
@@ -63,13 +63,13 @@ def quoted(value: Any) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean ...` for the nearest known words, or the list of all of them when none is near."""
+    """`did you mean ...` for the nearest known words, or the list of all known words when none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
 
 
 def closest_of_many(word: str, known: Iterable[str]) -> str:
-    """`did_you_mean` among the first 2,000 of what may be many and long words, in at most 304 characters."""
+    """`did_you_mean` among the first 2,000 of many or long words, in at most 304 characters."""
     text = did_you_mean(word[:100], islice(known, 2000))
     return text if len(text) <= 300 else text[:300] + " ..."

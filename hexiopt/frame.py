@@ -64,7 +64,7 @@ class Frame(Value):
         return csv_text([self.columns, *self.rows])
 
     def __repr__(self) -> str:
-        cells = [self.columns, *(tuple(map(_clipped, row)) for row in self.rows[:_MOST_ROWS])]
+        cells = [self.columns, *(tuple(map(_clip, row)) for row in self.rows[:_MOST_ROWS])]
         right = [_is_number(self[name]) for name in self.columns]
         lines = [*([self.title] if self.title else []), *align(cells, right)]
         if len(self.rows) > _MOST_ROWS:
@@ -82,7 +82,7 @@ class Frame(Value):
             )
 
         head = f"<thead><tr>{line(self.columns, 'th')}</tr></thead>"
-        body = "".join(f"<tr>{line(tuple(map(_written, row)), 'td')}</tr>" for row in self.rows[:_MOST_ROWS])
+        body = "".join(f"<tr>{line(tuple(map(_cell_text, row)), 'td')}</tr>" for row in self.rows[:_MOST_ROWS])
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         rest = len(self.rows) - _MOST_ROWS
         more = f"<p>... and {rest:,} more rows</p>" if rest > 0 else ""
@@ -90,9 +90,10 @@ class Frame(Value):
 
 
 def align(cells: Sequence[Sequence[str]], right: Sequence[bool], first: int = 0) -> list[str]:
-    """Rows of cells as lines: columns two spaces apart, those in `right` to the right, the first `first` wide at least.
+    """Rows of cells as lines, with two spaces between columns.
 
-    Raises ValueError for rows of unequal length.
+    `right` says which columns are aligned right; the first column has at least `first` characters. Raises ValueError
+    for rows of unequal length.
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths[0] = max(first, widths[0])
@@ -105,23 +106,23 @@ def align(cells: Sequence[Sequence[str]], right: Sequence[bool], first: int = 0)
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """The content of a CSV file with the given rows, the header among them; None is an empty cell."""
+    """The content of a CSV file with `rows`, the header first; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def _is_number(column: Sequence[Any]) -> bool:
-    said = [value for value in column if value is not None]
-    return bool(said) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in said)
+    values = [value for value in column if value is not None]
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _clipped(value: Any) -> str:
-    text = _written(value)
+def _clip(value: Any) -> str:
+    text = _cell_text(value)
     return text if len(text) <= _MOST_SIGNS else text[: _MOST_SIGNS - 1] + "…"
 
 
-def _written(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""What becomes of each key that somebody's text states.
+"""What becomes of each key that a user's text states.
 
-A reader knows three lists: the keys that it reads, those that change nothing that is priced, and those that it refuses
-with the reason. Every other key is not read, and the reader says so.
+A reader has three lists: the keys that it reads, the keys that change nothing that is priced, and the keys that it
+refuses with a reason. It reports every other key as not read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +27,9 @@ Reason = str | Callable[[Any], str | None]
 class Vocabulary:
     """The keys of a format that are not read.
 
-    `harmless` change nothing that is priced, whatever their value. `refused` change it in a way that is not modelled:
-    each has the reason with the remedy, or a function from its value to that or to None, where the value is harmless;
-    where the reason is a text, values that state the feature's absence (`off`) are harmless. A name may end in `*`.
+    `harmless` keys change nothing that is priced, whatever their value. `refused` keys change it in a way that is not
+    modelled: each has a reason with the remedy, or a function from its value to a reason, or to None for a harmless
+    value. Where the reason is a text, values that turn the feature `off` are harmless. A name may end in `*`.
     """
 
     harmless: frozenset[str] = frozenset()
@@ -38,7 +38,9 @@ class Vocabulary:
 
     def is_harmless(self, name: str) -> bool:
         """Whether the key changes nothing that is priced."""
-        return name in self.harmless or any(fnmatchcase(name, own) for own in self.harmless if own.endswith("*"))
+        return name in self.harmless or any(
+            fnmatchcase(name, pattern) for pattern in self.harmless if pattern.endswith("*")
+        )
 
     def reason(self, name: str, value: Any) -> str | None:
         """Why the key is refused with `value`; None where it is not."""
@@ -59,7 +61,7 @@ class Vocabulary:
 class Ledger(Mapping[str, Any]):
     """The keys that a text states, as a mapping that remembers which of them were read.
 
-    `where` names the text in messages, and `label` makes of a key what it is called there, such as `"--{}".format`.
+    `where` names the text in messages; `label` turns a key into its name there, such as `"--{}".format`.
     """
 
     def __init__(
@@ -87,19 +89,19 @@ class Ledger(Mapping[str, Any]):
         return len(self._values)
 
     def wrong(self) -> list[tuple[str, str]]:
-        """Every key that is refused, with its value, and the reason."""
+        """Every refused key with its value, and the reason."""
         return [
-            (f"{self.label(name)}{self._shown(value)}", reason)
+            (f"{self.label(name)}{self._value_text(value)}", reason)
             for name, value in self._values.items()
             if (reason := self._vocabulary.reason(name, value)) is not None
         ]
 
     def faults(self) -> list[str]:
-        """Every key that is refused, with its value and the reason, which keys may share."""
+        """One line for each reason, with all keys and values that it refuses."""
         by_reason: dict[str, list[str]] = {}
         for what, reason in self.wrong():
             by_reason.setdefault(reason, []).append(what)
-        return [f"{', '.join(stated)}: {reason}" for reason, stated in by_reason.items()]
+        return [f"{', '.join(keys)}: {reason}" for reason, keys in by_reason.items()]
 
     def refuse(self) -> None:
         """Raise InputError with all faults of the text in one line, if it has any."""
@@ -107,7 +109,7 @@ class Ledger(Mapping[str, Any]):
             raise InputError(f"{self.where}: {'; also '.join(faults)}")
 
     def unread(self) -> list[str]:
-        """The keys that nobody read and that are neither harmless nor refusable, as the text has them."""
+        """The keys that were not read and are neither harmless nor refusable, as the text has them."""
         vocabulary = self._vocabulary
         return [
             self.label(name)
@@ -116,20 +118,20 @@ class Ledger(Mapping[str, Any]):
         ]
 
     def by_default(self, name: str, value: Any) -> None:
-        """Note that a key is not stated, and that `value` is taken."""
+        """Note that a key is not stated, so that `value` holds by default."""
         self._defaults[name] = value
 
     def notes(self) -> list[str]:
-        """What was not read, and the defaults that were taken; none where all was stated and read."""
+        """Notes on the keys that were not read and on the defaults; empty where every key was stated and read."""
         unread = self.unread()
-        taken = [f"{self.label(name)} {value}" for name, value in self._defaults.items()]
+        defaults = [f"{self.label(name)} {value}" for name, value in self._defaults.items()]
         return [
             *([f"not read: {', '.join(unread)}"] if unread else []),
-            *([f"not stated, so by default: {', '.join(taken)}"] if taken else []),
+            *([f"not stated, so by default: {', '.join(defaults)}"] if defaults else []),
         ]
 
     def refuse_unread(self, known: Mapping[str, Any] | frozenset[str], remedy: str) -> None:
-        """Raise InputError, naming all keys that nobody read at once: for formats that are closed."""
+        """Raise InputError that names all unread keys, for formats whose keys are all known."""
         if unread := self.unread():
             near = did_you_mean(unread[0], known)
             hint = f", {near}" if near.startswith("did you mean") and len(unread) == 1 else ""
@@ -138,5 +140,5 @@ class Ledger(Mapping[str, Any]):
             )
 
     @staticmethod
-    def _shown(value: Any) -> str:
+    def _value_text(value: Any) -> str:
         return "".join(f" {word}" for word in value) if isinstance(value, list) else f" {quoted(value)}"

@@ -11,7 +11,7 @@ V = TypeVar("V")
 class Memo(dict[K, V]):
     """`memo[key]` is `make(key)`, computed on first use. Beyond `limit` entries the older half is dropped.
 
-    A look-up that hits is that of a dict, in C. Whatever `make` depends on beside its key must not change.
+    A look-up that hits is a dict's, in C. Whatever else `make` depends on must not change.
     """
 
     __slots__ = ("_limit", "_make")

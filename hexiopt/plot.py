@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 __all__ = ["bars", "cluster", "layers", "memory", "step_times", "timeline", "trajectories"]
 
-_LEFT_INCHES = {"timeline": 1.5, "memory": 1.5, "layers": 0.8, "cluster": 0.0}  # room for labels left of the axes
+_LEFT_INCHES = {"timeline": 1.5, "memory": 1.5, "layers": 0.8, "cluster": 0.0}  # for labels left of the axes
 
 
-def cluster(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+def cluster(result: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
     """Draw the machines and the stage of each GPU. Raises InputError where there is no plan."""
-    return _panel("cluster", found, ax)
+    return _panel("cluster", result, ax)
 
 
-def layers(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+def layers(result: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
     """Draw the layers of each stage, one bar per pipeline. Raises InputError where there is no plan."""
-    return _panel("layers", found, ax)
+    return _panel("layers", result, ax)
 
 
-def timeline(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+def timeline(result: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
     """Draw the predicted step over time, one lane per stage. Raises InputError where there is no plan."""
-    return _panel("timeline", found, ax)
+    return _panel("timeline", result, ax)
 
 
-def memory(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+def memory(result: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
     """Draw the memory of the fullest GPU of each stage, by kind. Raises InputError where there is no plan."""
-    return _panel("memory", found, ax)
+    return _panel("memory", result, ax)
 
 
 def trajectories(
-    compared: Comparison, ax: "Axes | None" = None, over: Literal["seconds", "steps"] = "seconds"
+    comparison: Comparison, ax: "Axes | None" = None, over: Literal["seconds", "steps"] = "seconds"
 ) -> "Axes":
     """Draw the best step time over search time: one line per solver, a band over seeds, and the lower bound.
 
@@ -52,14 +52,14 @@ def trajectories(
 
     if over not in AXES:
         raise InputError(f"plot: over: {quoted(over)} is not known; {did_you_mean(str(over), AXES)}")
-    return draw_trajectories(compared.results, _new_axes() if ax is None else ax, over)
+    return draw_trajectories(comparison.results, _new_axes() if ax is None else ax, over)
 
 
-def step_times(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
+def step_times(comparison: Comparison, ax: "Axes | None" = None) -> "Axes":
     """Draw the final step time of each solver as a bar: the median over seeds, and the range from best to worst."""
     from hexiopt.report.compared.comparison import draw_bars
 
-    return draw_bars(compared.results, _new_axes() if ax is None else ax)
+    return draw_bars(comparison.results, _new_axes() if ax is None else ax)
 
 
 def bars(
@@ -78,7 +78,7 @@ def bars(
     from hexiopt.report.compared.bars import draw_bars_of
 
     if ax is None:
-        most, series = max(map(len, groups.values()), default=0), {name for own in groups.values() for name in own}
+        most, series = max(map(len, groups.values()), default=0), {name for group in groups.values() for name in group}
         count, top = len(groups) * most, 0.45 if len(series) > 1 else 0.12
         letters = max((len(str(name)) for name in groups), default=0)
         ax = _new_axes(9.0, min(0.85 + top + 0.22 * count, 12.0), letters, top)
@@ -86,7 +86,8 @@ def bars(
 
 
 def _new_axes(width: float = 7.0, height: float = 4.2, letters: int = 0, top: float = 0.25) -> "Axes":
-    """The axes of a new figure, with room for labels of `letters` left of them and `top` above them; in inches."""
+    """The axes of a new figure of `width` by `height` inches, with space for labels of `letters` characters on the left
+    and `top` inches above."""
     from hexiopt.report.panels.canvas import new_figure
 
     left, right, low = max(0.84, 0.3 + 0.085 * letters), 0.21, 0.59
@@ -94,18 +95,18 @@ def _new_axes(width: float = 7.0, height: float = 4.2, letters: int = 0, top: fl
     return new_figure(width, height).add_axes(box)
 
 
-def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes":
-    if not isinstance(found, Solution | PlacedPlan):
+def _panel(name: str, result: Solution | PlacedPlan, ax: "Axes | None") -> "Axes":
+    if not isinstance(result, Solution | PlacedPlan):
         raise InputError(
-            f"plot: {quoted(found)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
+            f"plot: {quoted(result)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
         )
     from hexiopt.report.panels.canvas import new_figure
-    from hexiopt.report.panels.stages import shown_rows
+    from hexiopt.report.panels.stages import picture_rows
 
-    plan = found.found() if isinstance(found, Solution) else found
+    plan = result.found() if isinstance(result, Solution) else result
     facts = plan.facts
     if ax is None:
-        lanes = sum(len(row.stages) for row in shown_rows(facts).pipelines)
+        lanes = sum(len(row.stages) for row in picture_rows(facts).pipelines)
         high = 1.12 + (min(0.9 + 0.2 * lanes, 8.0) if name == "timeline" else 2.6)
         ax = new_figure(14.0, high).add_axes((0.0, 0.62 / high, 0.99, (high - 1.12) / high))
     figure = ax.get_figure(root=True)

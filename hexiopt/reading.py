@@ -189,11 +189,11 @@ class Section:
     def __init__(self, data: Any, where: str) -> None:
         self.where = where
         self._data = data if isinstance(data, Ledger) else as_mapping(data, where)  # a ledger remembers what is read
-        self._taken: set[str] = set()
-        self._asked: set[str] = set()  # keys that the mapping may have: what has been taken, or looked for
+        self._read_keys: set[str] = set()
+        self._possible_keys: set[str] = set()  # keys that the mapping may have: what has been taken, or looked for
 
     def __contains__(self, key: str) -> bool:
-        self._asked.add(key)
+        self._possible_keys.add(key)
         return key in self._data
 
     def at(self, key: str | int) -> str:
@@ -207,13 +207,13 @@ class Section:
         return list(self._data)
 
     def values(self) -> dict[str, Any]:
-        """All keys with their values, for a reader that takes them as they stand."""
-        self._taken.update(self._data)
+        """All keys with their raw values; all count as read."""
+        self._read_keys.update(self._data)
         return dict(self._data)
 
     @contextmanager
     def building(self, keys: Keys = NO_KEYS, name: Callable[[int], str] = str) -> Iterator[None]:
-        """Errors of the block, which makes something of the values, are told in the file's words: see `refusal`."""
+        """Put errors of the block, which constructs an object from the values, into the file's words: see `refusal`."""
         try:
             yield
         except FieldError as error:
@@ -224,13 +224,12 @@ class Section:
     def refusal(self, error: FieldError, keys: Keys = NO_KEYS, name: Callable[[int], str] = str) -> InputError:
         """`error` in the file's words: the key that states the field, the value as the file has it, bounds in its unit.
 
-        `keys` names the keys of fields that the file calls otherwise, those of list items as `links[*].source`; the
-        first key that the file has is taken. Other keys differ from the field by their unit at most. `name` gives the
-        names of devices.
+        `keys` has the keys of fields that the file calls by other names, for list items as `links[*].source`; the first
+        key that the file has counts. Other keys differ from the field by their unit at most. `name` names devices.
         """
         index = next(iter(re.findall(r"\[[0-9]+\]", error.field)), "[*]")
         field = error.field.replace(index, "[*]")
-        ending, of_field, unit = next((each for each in _UNITS if field.endswith(each[1])), ("", "", 1.0))
+        ending, of_field, unit = next((row for row in _UNITS if field.endswith(row[1])), ("", "", 1.0))
         by_unit = field.removesuffix(of_field) + ending
         paths = [path.replace("[*]", index) for path in keys.get(field, (by_unit, field))]
         path = next((path for path in paths if self._at_path(path) is not MISSING), paths[0])
@@ -255,9 +254,9 @@ class Section:
         raise InputError(f"{self.at(key)}: {quoted(self._data.get(key))} {rule}")
 
     def raw(self, key: str, default: Any = _REQUIRED) -> Any:
-        """The value of `key` as it stands; raises InputError if missing without a default, or null."""
-        self._taken.add(key)
-        self._asked.add(key)
+        """The raw value of `key`. Raises InputError for a missing key without a default, and for null."""
+        self._read_keys.add(key)
+        self._possible_keys.add(key)
         if key not in self._data:
             if default is _REQUIRED:
                 self.refuse_missing(key)
@@ -268,27 +267,30 @@ class Section:
         return value
 
     def refuse_missing(self, key: str, remedy: str = "state it") -> NoReturn:
-        """Refuse the lack of `key`, or the key that seems to be a misspelling of it. Raises InputError."""
-        for given in self._data:
-            if given not in self._taken and _misspelt(given, key):
-                raise InputError(f"{self.at(given)}: unknown key; did you mean {key}?")
+        """Refuse the lack of `key`, or a key that seems to be a misspelling of it. Raises InputError."""
+        for name in self._data:
+            if name not in self._read_keys and _misspelt(name, key):
+                raise InputError(f"{self.at(name)}: unknown key; did you mean {key}?")
         raise InputError(f"{self.at(key)}: is missing; {remedy}")
 
-    def known(self, whose: str) -> None:
-        """Refuse the first null in this mapping, however deep, saying `whose` it is. Raises InputError."""
+    def refuse_null(self, whose: str) -> None:
+        """Refuse the first null in this mapping, at any depth; `whose` value it is. Raises InputError."""
         for key, value in self._data.items():
             for inner in nulls(value):
                 self._refuse_unknown(self.at(key) + inner, f" for {whose}")
 
-    def all_known(self, *keys: str) -> None:
-        """Refuse all nulls under `keys`, where there are several; one is left to its reader. Raises InputError."""
+    def refuse_nulls(self, *keys: str) -> None:
+        """Refuse all nulls under `keys` together, if there are several; a single one is left to its reader.
+
+        Raises InputError.
+        """
         paths = [f"{key}{path}" for key in keys if key in self._data for path in nulls(self._data[key])]
         if len(paths) > 1:
-            like = Counter(re.sub(r"\[[0-9]+\]", "[*]", path) for path in paths)
-            named = [path if number == 1 else f"{path} ({number:,} times)" for path, number in like.items()]
-            said = "values are unknown (null); state them, or measure them with 'hexiopt profile'"
-            more = f" and {len(named) - _MOST_NULLS:,} more" if len(named) > _MOST_NULLS else ""
-            raise InputError(f"{self.where}: {len(paths):,} {said}: {', '.join(named[:_MOST_NULLS])}{more}")
+            times_by_path = Counter(re.sub(r"\[[0-9]+\]", "[*]", path) for path in paths)
+            names = [path if number == 1 else f"{path} ({number:,} times)" for path, number in times_by_path.items()]
+            rule = "values are unknown (null); state them, or measure them with 'hexiopt profile'"
+            more = f" and {len(names) - _MOST_NULLS:,} more" if len(names) > _MOST_NULLS else ""
+            raise InputError(f"{self.where}: {len(paths):,} {rule}: {', '.join(names[:_MOST_NULLS])}{more}")
 
     def _refuse_unknown(self, where: str, whose: str) -> NoReturn:
         rule = f"is unknown (null){whose}; state it, or measure it with 'hexiopt profile'"
@@ -297,8 +299,8 @@ class Section:
     def si(self, key: str, default: Any = _REQUIRED) -> Any:
         """The number under a key in SI units, by the unit that ends the key; `default`, in SI units, if it is absent.
 
-        Whoever takes the value judges it: what is no number stays as it is. No file states an infinite one, which
-        becomes NaN.
+        The constructor that gets the value checks it, so that other values pass unchanged. A number that is infinite in
+        SI units becomes NaN, which every constructor refuses.
         """
         value = self.raw(key, default)
         if key not in self._data or not is_number(value):
@@ -308,12 +310,12 @@ class Section:
         return value if is_whole(value) or math.isfinite(value) else math.nan
 
     def fields(self, kind: type, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """The values as they stand of the keys that are fields of the data class `kind`, or those of `names`."""
+        """The raw values of the keys that are fields of the data class `kind`, or of `names` among them."""
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
         wanted = defaults if names is None else names
         return {name: value for name in wanted if (value := self.raw(name, defaults[name])) is not defaults[name]}
 
-    def _checked(self, key: str, default: Any, check: Callable[..., Any], **rule: Any) -> Any:
+    def _check(self, key: str, default: Any, check: Callable[..., Any], **rule: Any) -> Any:
         value = self.raw(key, default)
         if value is default and (key not in self._data or value is None):
             return value
@@ -329,19 +331,19 @@ class Section:
         default: Any = _REQUIRED,
     ) -> Any:
         """A finite number within the given range (float), or `default` where the key is absent."""
-        return self._checked(key, default, number_in, above=above, at_least=at_least, at_most=at_most)
+        return self._check(key, default, number_in, above=above, at_least=at_least, at_most=at_most)
 
     def integer(self, key: str, *, at_least: int, at_most: int, default: Any = _REQUIRED) -> Any:
         """A whole number within the given range (int), or `default` where the key is absent."""
-        return self._checked(key, default, whole_in, at_least=at_least, at_most=at_most)
+        return self._check(key, default, whole_in, at_least=at_least, at_most=at_most)
 
     def text(self, key: str, *, choices: Iterable[str] | None = None, default: Any = _REQUIRED) -> Any:
         """Text, one of `choices` where given, or `default` where the key is absent."""
-        return self._checked(key, default, word_in, choices=choices)
+        return self._check(key, default, word_in, choices=choices)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> Any:
         """true or false, or `default` where the key is absent."""
-        return self._checked(key, default, flag_in)
+        return self._check(key, default, flag_in)
 
     def section(self, key: str, *, optional: bool = False) -> "Section":
         """The mapping under `key`; an empty one where it is absent and `optional`."""
@@ -356,8 +358,8 @@ class Section:
         items = self.items(key, optional=optional)
         return [Section(item, f"{self.at(key)}[{i}]") for i, item in enumerate(items)]
 
-    def each(self, key: str, check: Callable[[Any], bool], rule: str, *, optional: bool = False) -> list[Any]:
-        """The list under `key`, every item passing `check`; `rule` says what an item must be."""
+    def valid_items(self, key: str, check: Callable[[Any], bool], rule: str, *, optional: bool = False) -> list[Any]:
+        """The list under `key`, every item of which passes `check`; `rule` ends the message about one that does not."""
         values = self.items(key, optional=optional)
         for i, value in enumerate(values):
             if not check(value):
@@ -365,10 +367,10 @@ class Section:
         return values
 
     def finish(self) -> None:
-        """Refuse keys that nothing has taken. Raises InputError naming the first and its likely meaning."""
+        """Refuse keys that were not read. Raises InputError that names the first and its likely meaning."""
         for key in self._data:
-            if key not in self._taken:
-                raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._asked)}")
+            if key not in self._read_keys:
+                raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._possible_keys)}")
 
 
 def word(value: Any) -> str:
@@ -376,12 +378,12 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
-def _misspelt(given: str, key: str) -> bool:
+def _misspelt(word: str, key: str) -> bool:
     """Whether `given` is `key` with a wrong letter or two, or without its last words.
 
     The threshold lies above the likeness of any two different keys of a file (0.87, of nic_bandwidth_gb_per_s and
     intra_bandwidth_gb_per_s).
     """
     least = 0.88 if len(key) > 5 else 0.8
-    shortened = len(given) > 3 and key.startswith(given)
-    return shortened or difflib.SequenceMatcher(None, given, key).ratio() >= least
+    shortened = len(word) > 3 and key.startswith(word)
+    return shortened or difflib.SequenceMatcher(None, word, key).ratio() >= least

@@ -42,7 +42,7 @@ STEPS = 20
 
 
 def problems(*, sequence: bool = False) -> dict[str, Problem]:
-    """Small feasible problems by what is special about them: two GPU types, little memory, one machine, constraints."""
+    """Small feasible problems by their special feature: two GPU types, little memory, one machine, constraints."""
     model = ModelSpec(
         name="small",
         architecture="llama",
@@ -106,9 +106,9 @@ def check_solver(solver: str | Solver | type, steps: int = STEPS, **options: obj
 
     The solver must return valid plans with correct prices on small problems, or decline with a reason; find the same
     plan again for the same seed and `steps`; count its steps; keep its time limit; stop when its listener asks for it;
-    and explain why there is no plan. Raises AssertionError with every rule that it breaks.
+    and explain why there is no plan. Raises AssertionError with every broken rule.
     """
-    made = make_solver(solver, options)
+    refereed = make_solver(solver, options)
     rules: dict[str, Callable[[Solver, int], str]] = {
         "its plans are valid and truly priced": _valid,
         "the same seed and steps give the same plan": _repeats,
@@ -117,30 +117,29 @@ def check_solver(solver: str | Solver | type, steps: int = STEPS, **options: obj
         "it tells true progress, and stops when told": _listens,
         "it says why there is no plan": _explains,
     }
-    return _judged(f"solver {made.name}", {rule: partial(own, made, steps) for rule, own in rules.items()})
+    return _judge(f"solver {refereed.name}", {rule: partial(check, refereed, steps) for rule, check in rules.items()})
 
 
 def check_pricer(pricer: str | Callable[[Problem], Pricer]) -> Frame:
-    """Check that a cost model answers what searches ask; returns a table. `pricer` is a declared name, or a class or
-    function that makes a cost model for a problem.
+    """Check that a cost model answers what searches ask; returns a table.
 
-    Prices must be positive, repeatable, and consistent with those of pipelines; stages with more layers must take
-    longer; fewer layers must fit with larger micro-batches; and what its `features` state must hold. Raises
-    AssertionError with every rule that it breaks.
+    `pricer` is a declared name, or a class or function that makes a cost model for a problem. Prices must be positive,
+    repeatable, and consistent with those of pipelines; stages with more layers must take longer; fewer layers must fit
+    with larger micro-batches; and what its `features` state must hold. Raises AssertionError with every broken rule.
     """
     make = pricer_maker(pricer)
     problem = problems()["two GPU types"]
-    own = make(problem)
+    model = make(problem)
     rules: dict[str, Callable[[], str]] = {
         "it prices plans, the same way each time": lambda: _prices(make, problem),
-        "its stages take longer with more layers": lambda: _stages_grow(own),
-        "its memory shrinks with the micro-batch": lambda: _memory_shrinks(own),
-        "its features state what holds": lambda: _features_hold(own),
+        "its stages take longer with more layers": lambda: _stages_grow(model),
+        "its memory shrinks with the micro-batch": lambda: _memory_shrinks(model),
+        "its features state what holds": lambda: _features_hold(model),
     }
-    return _judged(f"pricer {getattr(pricer, '__name__', pricer)}", rules)
+    return _judge(f"pricer {getattr(pricer, '__name__', pricer)}", rules)
 
 
-def _judged(name: str, rules: Mapping[str, Callable[[], str]]) -> Frame:
+def _judge(name: str, rules: Mapping[str, Callable[[], str]]) -> Frame:
     rows, broken = [], []
     for rule, check in rules.items():
         try:
@@ -155,28 +154,28 @@ def _judged(name: str, rules: Mapping[str, Callable[[], str]]) -> Frame:
     return Frame(("rule", "checked"), tuple(rows), title=name)
 
 
-def _taken(solver: Solver) -> dict[str, Problem]:
-    """The problems that the solver's capabilities cover, at least a very small one."""
+def _suitable(solver: Solver) -> dict[str, Problem]:
+    """The problems that the solver's capabilities cover; if they cover none, a smaller one that they do."""
     able = solver.capabilities
-    found = {
-        name: one
-        for name, one in problems(sequence=able.sequence == "only").items()
-        if (able.max_devices or math.inf) >= len(one.usable_devices)
-        and (able.max_layers or math.inf) >= one.model.num_layers
+    suitable = {
+        name: problem
+        for name, problem in problems(sequence=able.sequence == "only").items()
+        if (able.max_devices or math.inf) >= len(problem.usable_devices)
+        and (able.max_layers or math.inf) >= problem.model.num_layers
     }
-    if not found:  # fewer devices or layers than in any of them
+    if not suitable:  # fewer devices or layers than in any of them
         plain = problems(sequence=able.sequence == "only")["one machine"]
         small = plain.replace(model=plain.model.replace(num_layers=min(6, able.max_layers or 6)))
         cluster = Cluster.of({"rtx_4090": min(4, able.max_devices or 4)}, name="one")
-        found = {"one machine": small.replace(cluster=cluster)}
-    return found
+        suitable = {"one machine": small.replace(cluster=cluster)}
+    return suitable
 
 
 def _first(solver: Solver) -> Problem:
-    return next(iter(_taken(solver).values()))
+    return next(iter(_suitable(solver).values()))
 
 
-def _declined(result: Result) -> bool:
+def _declines(result: Result) -> bool:
     """Whether the solver found no plan. Raises AssertionError unless it then gives a reason in one line."""
     if result.plan is not None:
         return False
@@ -187,17 +186,17 @@ def _declined(result: Result) -> bool:
 
 
 def _valid(solver: Solver, steps: int) -> str:
-    found, taken = 0, _taken(solver)
-    for name, problem in taken.items():
+    solved, suitable = 0, _suitable(solver)
+    for name, problem in suitable.items():
         try:
             result = solver.solve(problem, Budget(LONG_S, steps))
-            if not _declined(result):
+            if not _declines(result):
                 assert_sound(problem, result)
-                found += 1
+                solved += 1
         except (AssertionError, InvalidPlanError) as error:
             raise AssertionError(f"on the problem with {name}: {error}") from None
-    assert found, f"it declines all {len(taken)} problems"
-    return f"{found} of {len(taken)} problems, {len(taken) - found} declined"
+    assert solved, f"it declines all {len(suitable)} problems"
+    return f"{solved} of {len(suitable)} problems, {len(suitable) - solved} declined"
 
 
 def _repeats(solver: Solver, steps: int) -> str:
@@ -232,27 +231,27 @@ def _in_time(solver: Solver, steps: int) -> str:
 
 
 def _busy_s() -> float:
-    """Processor seconds of this process and of those that it has waited for."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
+    """Processor seconds of this process and of the children that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _listens(solver: Solver, steps: int) -> str:
-    heard: list[Progress] = []
+    reports: list[Progress] = []
 
     def listen(progress: Progress) -> bool:
-        heard.append(progress)
+        reports.append(progress)
         return False
 
     problem = _first(solver)
     result = solver.solve(problem, Budget(SHORT_S), on_progress=listen)
-    assert len(heard) <= 1, f"it went on, and told {len(heard)} times"
-    if not _declined(result):
+    assert len(reports) <= 1, f"it went on, and told {len(reports)} times"
+    if not _declines(result):
         assert_sound(problem, result)
-    for progress in heard:
+    for progress in reports:
         assert progress.bound_s <= progress.best_s, "it tells a bound above its best plan"
         assert result.objective <= progress.best_s, "its result is worse than what it told"
-    return "stopped" if heard else "it ended before it told anything"
+    return "stopped" if reports else "it ended before it told anything"
 
 
 def _explains(solver: Solver, steps: int) -> str:
@@ -260,7 +259,7 @@ def _explains(solver: Solver, steps: int) -> str:
     if not _covers(solver, problem):
         return "not asked: it takes no problem so large"
     result = solver.solve(problem, Budget(LONG_S, steps))
-    assert _declined(result), "it found a plan for a model that does not fit"
+    assert _declines(result), "it found a plan for a model that does not fit"
     assert (result.cost, result.trajectory) == (None, ()), "no plan, and yet a cost or a trajectory"
     return result.reason
 
@@ -307,26 +306,26 @@ def _stages_grow(pricer: Pricer) -> str:
 
 
 def _features_hold(pricer: Pricer) -> str:
-    """That stages are ours where it says so, that replicas have a price, and that no plan is below its bound."""
+    """Check that stages are ours if `features` says so, replicas have a price, and no plan is below its bound."""
     features, problem = pricer.features, pricer.problem
     assert isinstance(features, PricerFeatures), f"features are {features!r}, no hexiopt.cost.pricer.PricerFeatures"
     devices = problem.usable_devices
     if (stages := features.stages) is not None:
         limits = MemoryLimits(stages)
         for ends in ((devices[0],), (devices[-1],), devices[:2]):
-            ours, own, shards = stages.tp_group(ends), pricer.tp_group(ends), StateSharding(1, 2)
+            ours, group, shards = stages.tp_group(ends), pricer.tp_group(ends), StateSharding(1, 2)
             for policy, size in itertools.product(pricer.policies(), (1, 4)):
                 seconds = sum(stages.stage_s(ours, 2, True, False, size, (policy,)))
-                stated = sum(pricer.stage_s(own, 2, True, False, size, policy))
-                assert math.isclose(seconds, stated, rel_tol=1e-9), (
-                    f"features.stages says that its stages are ours; one takes {stated:.6g} s, ours {seconds:.6g} s"
+                stage_s = sum(pricer.stage_s(group, 2, True, False, size, policy))
+                assert math.isclose(seconds, stage_s, rel_tol=1e-9), (
+                    f"features.stages says that its stages are ours; one takes {stage_s:.6g} s, ours {seconds:.6g} s"
                 )
-                held = True, False, size, policy, holding(2), shards
-                most = pricer.max_layers(own, *held), limits.max_layers(ours, *held)
+                setting = True, False, size, policy, holding(2), shards
+                most = pricer.max_layers(group, *setting), limits.max_layers(ours, *setting)
                 assert most[0] == most[1], (
                     f"features.stages says that its memory is ours; {most[0]} layers, not {most[1]}"
                 )
-    plans = [_plain_plan(problem), _replicated_plan(problem)] if features.replicas else [_plain_plan(problem)]
+    plans = [_plain_plan(problem), _replica_plan(problem)] if features.replicas else [_plain_plan(problem)]
     prices = [pricer.price(plan).step_time_s for plan in plans]
     assert features.bound_s <= min(prices) * (1 + 1e-9), (
         f"a bound of {features.bound_s} s, and a plan of {min(prices)} s"
@@ -335,7 +334,7 @@ def _features_hold(pricer: Pricer) -> str:
     return ", ".join(claims) or "none"
 
 
-def _replicated_plan(problem: Problem) -> Plan:
+def _replica_plan(problem: Problem) -> Plan:
     """One pipeline whose first stage has two replicas."""
     layers, half = problem.model.num_layers, problem.model.num_layers // 2
     a, b, c = [machine[0] for machine in problem.usable_by_machine.values()][:3]

@@ -9,9 +9,9 @@ MICROSECOND = 1e-6
 
 
 def in_unit(value: float, unit: float, digits: int = 12) -> float:
-    """The number x of a file with x · `unit` == `value` exactly, of at most `digits` digits where it can be.
+    """The number x for a file with x · `unit` == `value` exactly, of at most `digits` digits if possible.
 
-    The quotient where there is none.
+    Where no such number exists, the quotient.
     """
     quotient = value / unit
     below, above = math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf)

@@ -23,7 +23,7 @@ from experiments.app.terminal import mute, show
 from experiments.app.verb_help import READS
 from experiments.app.verbs import module_of
 from hexiopt.errors import InputError
-from hexiopt.exports.presets import restricted
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.files.huggingface import config_file, model_from_config, name_of_file, read_config
@@ -122,7 +122,7 @@ class Job:
         """The problem of the configuration. Raises InputError."""
         problem = Problem(self.cluster, self.model, self.config.workload.workload(), self.config.plan_space())
         preset = self.config.space.preset
-        return problem if preset is None else restricted(problem, TRAINERS[preset])
+        return problem if preset is None else restrict(problem, TRAINERS[preset])
 
     @property
     def cluster(self) -> Cluster:
@@ -191,7 +191,7 @@ class Job:
                 data[_CHANGEABLE[name]] |= stated
         data["workload"] = {key: value for key, value in data["workload"].items() if value is not None}
         problem = problem_from_section(Section(data, str(self.config.plan)))
-        return file, problem if preset is None else restricted(problem, TRAINERS[preset])
+        return file, problem if preset is None else restrict(problem, TRAINERS[preset])
 
     def _plan_file(self, fixed: Sequence[str]) -> PlanFile:
         if not self.config.plan:

@@ -2,7 +2,7 @@
 
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.huggingface import model_from_config
-from hexiopt.files.shipped import shipped
+from hexiopt.files.shipped import read_shipped
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
@@ -11,7 +11,7 @@ from hexiopt.reading import Section
 def named_cluster(name: str, *, inter_gb_per_s: float | None = None, **synthetic: float) -> Cluster:
     """A shipped cluster; `inter_gb_per_s` replaces its bandwidth between machines, `synthetic` overrides keys of its
     section of that name."""
-    data = shipped("cluster", name)
+    data = read_shipped("cluster", name)
     if inter_gb_per_s is not None:
         data["inter_machine"]["bandwidth_gb_per_s"] = inter_gb_per_s
     if synthetic:
@@ -21,4 +21,4 @@ def named_cluster(name: str, *, inter_gb_per_s: float | None = None, **synthetic
 
 def named_model(name: str) -> ModelSpec:
     """A shipped model."""
-    return model_from_config(Section(shipped("model", name), f"{name}.yaml"))
+    return model_from_config(Section(read_shipped("model", name), f"{name}.yaml"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.fair_network import simulated_s
+from hexiopt.cost.fair_network import simulation_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -34,7 +34,7 @@ def compile_bounds() -> None:
     provable = replace(problem, cluster=named_cluster("hexiscale_case_study"), workload=workload)
     proved = make_solver("exact").solve(provable, Budget(600.0, max_steps=2_000))  # to the end: all of it has run
     assert proved.plan is not None
-    simulated_s(PlanPricer(provable), proved.plan)
+    simulation_s(PlanPricer(provable), proved.plan)
 
 
 def _problem(schedule: str) -> Problem:

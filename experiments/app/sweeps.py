@@ -19,7 +19,7 @@ from experiments.app.common import FailedError, Job, RunOutcome, worst
 from experiments.app.config import Config
 from hexiopt.errors import InputError
 from hexiopt.files.problem_file import problem_to_dict
-from hexiopt.files.sweep_files import FINAL, STATUS_FILE, Asked, newest_sweep, read_status
+from hexiopt.files.sweep_files import FINAL, STATUS_FILE, SweepRequest, newest_sweep, read_status
 from hexiopt.reading import read_text, sha256_of
 
 _MTIME_S = 2.0  # resolution of a file system's times, at worst
@@ -98,7 +98,7 @@ def asked_for(cfg: DictConfig, loader: Any) -> None:
         jobs = [one for batch in BasicSweeper.split_arguments(overrides, None) for one in batch]
     trials = cfg.hydra.sweeper.get("n_trials")
     folder.mkdir(parents=True, exist_ok=True)
-    Asked.of(folder).plus([plain(job) for job in jobs], int(trials) if trials else 0).write(folder)
+    SweepRequest.of(folder).plus([plain(job) for job in jobs], int(trials) if trials else 0).write(folder)
 
 
 def plain(overrides: Sequence[str]) -> list[str]:
@@ -130,7 +130,7 @@ def summary(folder: Path, began_s: float) -> int:
 def how_to_resume(folder: Path) -> str:
     """What is done of an interrupted sweep, and how it goes on."""
     done = sum(read_status(path.parent).get("exit_code") in FINAL for path in folder.glob(f"*/{STATUS_FILE}"))
-    total = Asked.of(folder).number
+    total = SweepRequest.of(folder).number
     of = f" of {total:,}" if total else ""
     where = os.path.relpath(folder)
     again = f"the same command with {_RESUME}=true {_FOLDER_KEY}={where} runs the others"

@@ -13,7 +13,7 @@ from experiments.measure.training_logs import logged_step_times
 from hexiopt.errors import InputError
 from hexiopt.files.calibration_file import calibration_text
 from hexiopt.files.plan_file import read_plan
-from hexiopt.files.training_files import read_rank_times, read_steps, trained_plan
+from hexiopt.files.training_files import plan_of_run, read_rank_times, read_steps
 from hexiopt.problem.factors import Calibration
 from hexiopt.report.style import count, seconds
 from hexiopt.report.tabular import plain_table
@@ -42,7 +42,7 @@ def calibrate_runs(job: Job) -> float:
 def _measured(path: Path, plan: str | None) -> MeasuredRun:
     """What a run measured; `plan` is the file of what it ran, which only a folder of our own executor knows itself."""
     if path.is_dir():
-        file = read_plan(plan or trained_plan(path))
+        file = read_plan(plan or plan_of_run(path))
         times_s, device_s = list(read_steps(path)["seconds"]), read_rank_times(path)
         if not times_s:
             raise InputError(f"{path}: has no step; give the folder of a run that has trained")

@@ -39,7 +39,7 @@ def step_of(times_s: Sequence[float]) -> float:
 def predicted(run: MeasuredRun, calibration: Calibration) -> tuple[float, dict[str, float]]:
     """What the cost model has for a run with these factors: seconds of a step, and of a micro-batch on each device."""
     problem = run.plan.problem
-    cluster = calibration.applied(problem.cluster)
+    cluster = calibration.apply_to(problem.cluster)
     cost = PlanPricer(problem.replace(cluster=cluster)).price(run.plan)
     return cost.step_time_s, {cluster.device_name(d): own_s for d, own_s in micro_batch_s(run.plan, cost).items()}
 

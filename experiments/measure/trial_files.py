@@ -51,7 +51,7 @@ def _positive(section: Section, key: str, most: float) -> list[float]:
     def is_positive(value: Any) -> bool:
         return type(value) in (int, float) and 0 < value <= most
 
-    found = section.each(key, is_positive, f"is no list of numbers above 0, up to {most:g}")
+    found = section.valid_items(key, is_positive, f"is no list of numbers above 0, up to {most:g}")
     if not found:
         section.fail(key, "is empty; train again")
     return found

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hexiopt.frame import csv_text
 from hexiopt.report.panels.canvas import new_figure, plain_axes, save
-from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clipped, seconds
+from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clip, seconds
 from hexiopt.report.tabular import plain_table
 
 SYMMETRIC = "megatron"  # whose plans are symmetric
@@ -97,5 +97,5 @@ def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> Non
     axes.set_xlim(0, 1.75 * max(max(row.predicted_s, *row.steps_s) for row in rows))
     axes.set_xlabel("step time on the cluster (s)", color=MUTED)
     plain_axes(axes, "left", colors=MUTED, length=0)
-    figure.suptitle(clipped(title, 90), color=INK, fontsize=11, x=0.01, ha="left")
+    figure.suptitle(clip(title, 90), color=INK, fontsize=11, x=0.01, ha="left")
     save(figure, path)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hexiopt.frame import csv_text
 from hexiopt.report.panels.canvas import new_figure, plain_axes, save
-from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clipped, count, index_ranges, listed
+from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clip, count, index_ranges, join_names
 from hexiopt.report.tabular import plain_table
 
 _COLUMNS = (
@@ -98,7 +98,7 @@ def errors_table(lines: Sequence[Errors], title: str) -> Table:
 def left_out_table(reasons: Mapping[str, Sequence[int]]) -> Table:
     """Lines of the file whose runs are not predicted, by reason, the most frequent first."""
     ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    rows = [(str(len(lines)), reason, listed(index_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
+    rows = [(str(len(lines)), reason, join_names(index_ranges(lines), _MAX_RANGES)) for reason, lines in ordered]
     title = f"Skipped: {count(sum(map(len, reasons.values())), 'row')}"
     return plain_table(("Rows", "Reason", "Lines"), rows, left=("Reason", "Lines"), title=title, title_justify="left")
 
@@ -120,7 +120,7 @@ def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
     for gpu in gpus:
         own = [row for row in found if row.gpu == gpu]
         times = [row.measured_step_s for row in own], [row.predicted_step_s for row in own]
-        left.scatter(*times, s=16, color=hues[gpu], alpha=0.75, lw=0, label=f"{clipped(gpu, 28)} ({len(own)})")
+        left.scatter(*times, s=16, color=hues[gpu], alpha=0.75, lw=0, label=f"{clip(gpu, 28)} ({len(own)})")
     left.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     left.set_xlabel("measured step, s", color=MUTED)
     left.set_ylabel("predicted step, s", color=MUTED)
@@ -130,7 +130,7 @@ def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
         right.scatter(ratios, [y] * len(ratios), s=16, color=hues[gpu], alpha=0.6, lw=0)
         right.plot([float(np.median(ratios))] * 2, [y - 0.3, y + 0.3], color=INK, lw=1.2)
     right.axvspan(1 - _WITHIN, 1 + _WITHIN, color=FAINT, lw=0, zorder=0)
-    right.set_yticks(range(len(groups)), [f"{clipped(source, 30)}, {clipped(gpu, 16)}" for gpu, source in groups])
+    right.set_yticks(range(len(groups)), [f"{clip(source, 30)}, {clip(gpu, 16)}" for gpu, source in groups])
     right.set_xscale("log")
     ticks = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0]
     right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -19,7 +19,7 @@ from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.settings import OURS
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import change, span
-from hexiopt.exports.presets import restricted
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
@@ -65,7 +65,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
     for name, cluster in clusters(scale).items():
         for model in ("tiny",) if scale.quick else MODELS:
             workload = Workload(32, 512) if scale.quick else Workload()
-            problem = restricted(Problem(cluster, named_model(model), workload), TRAINERS["megatron"])
+            problem = restrict(Problem(cluster, named_model(model), workload), TRAINERS["megatron"])
             for split in (EQUAL, FREE):
                 space = problem.space.replace(uneven_layers=split == FREE)
                 labels = {"cluster": name, "model": model, "setting": f"{name} · {model}", "split": split}

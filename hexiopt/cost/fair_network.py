@@ -19,7 +19,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.simulation.engine import SimulatedLink, Span, Step, link_of
 
 
-def simulated_s(pricer: PlanPricer, plan: Plan) -> float:
+def simulation_s(pricer: PlanPricer, plan: Plan) -> float:
     """The step of `plan` in seconds over a network of fair shares. Raises InputError as `pricer.price`."""
     return pricer.with_network(FairShares()).price(plan).step_time_s
 

@@ -1,4 +1,4 @@
-"""A machine of the cluster file from what texts state of its GPUs: a part for each type, and the links inside it."""
+"""A machine of the cluster file from texts about its GPUs: a part for each GPU type, and the links inside."""
 
 import re
 from collections import Counter
@@ -22,8 +22,10 @@ _MIG_NOTE = (
 
 @dataclass(frozen=True)
 class Kind:
-    """GPUs of one kind in a machine: their number, and their `indices` in the tools' numbering; None marks what no text
-    states. `is_sliced` GPUs are MIG slices."""
+    """GPUs of one kind in a machine: their number, and their `indices` in the tools' numbering (None: not stated).
+
+    `is_sliced` GPUs are MIG slices.
+    """
 
     product: str | None
     memory_bytes: int | None
@@ -34,7 +36,7 @@ class Kind:
 
 
 def kinds_of(smi: Sequence[SmiGpu] | None, node: Node | None) -> list[Kind]:
-    """The kinds of GPUs of a machine: as its driver names them, else as its scheduler does."""
+    """The kinds of GPUs of a machine, as its driver names them, else as its scheduler does."""
     if smi is not None:
         return _driver_kinds(smi)
     if node is None or not node.gpus:
@@ -75,7 +77,7 @@ def _pcie(gpus: Sequence[SmiGpu]) -> str | None:
 
 
 def part_names(machine: str, kinds: Sequence[Kind]) -> list[str]:
-    """The name of each part of a machine: its own, or with several GPU types, its name, a dot and the type."""
+    """The name of each part of a machine: the machine's name, followed by a dot and the type if there are several."""
     if len(kinds) == 1:
         return [machine]
     names: list[str] = []
@@ -87,7 +89,7 @@ def part_names(machine: str, kinds: Sequence[Kind]) -> list[str]:
 
 
 def entry_of(name: str, kind: Kind, topology: Topology | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A machine in the file format, and its comments."""
+    """The entry of a machine in the file format, and comments on it."""
     matched = Match(None) if kind.is_sliced else match(kind.product or "", kind.memory_bytes)
     notes = [_type_note(kind, matched)]
     entry: dict[str, Any] = {"name": name, "gpu": matched.gpu, "num_gpus": kind.count}
@@ -106,7 +108,7 @@ def entry_of(name: str, kind: Kind, topology: Topology | None) -> tuple[dict[str
 
 
 def _type_note(kind: Kind, matched: Match) -> str:
-    """The GPU type in the words of its text, and what it may be where the text does not say enough."""
+    """A comment with the GPU type in the words of its text, and the candidates if that is ambiguous."""
     if kind.product is None:
         return "GPU type: not stated"
     if kind.is_sliced or matched.gpu is not None:
@@ -126,24 +128,24 @@ def _type_note(kind: Kind, matched: Match) -> str:
 
 
 def measure(entry: dict[str, Any], bus: Channel) -> str:
-    """Write the rate measured by nccl-tests into a machine: that of every link of a ring, in place of a datasheet's."""
+    """Write the rate that nccl-tests measured for every link of a ring into a machine, in place of the datasheet's."""
     entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bytes_per_s / GB:.4g}")
     entry.pop("intra_links", None)
     return f"nccl-tests: {entry['intra_bandwidth_gb_per_s']:g} GB/s on the bus of large messages"
 
 
 def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> list[str]:
-    """Write the links between GPUs into a machine: NVLink at its datasheet's rate, all else as unknown."""
+    """Write the links between GPUs into a machine, NVLinks at their datasheet's rate, others as unknown."""
     pairs = [(a, b) for b in range(len(indices)) for a in range(b)]
     if not pairs:
         return []
     paths = {(a, b): topology.paths[indices[a], indices[b]] for a, b in pairs}
     links = {(a, b): topology.nvlinks(indices[a], indices[b]) for a, b in pairs}
     gpu = catalogue().get(entry["gpu"] or "")
-    each = None if gpu is None else nvlink_gb_per_s(gpu)
+    nvlink_rate = None if gpu is None else nvlink_gb_per_s(gpu)
 
     def rate(number: int) -> float | None:
-        return None if each is None or not number else number * each
+        return None if nvlink_rate is None or not number else number * nvlink_rate
 
     counts = Counter(links.values())
     usual = 0 if 0 in counts else max(counts, key=lambda number: (counts[number], -number))
@@ -151,13 +153,15 @@ def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> 
     others = [{"between": [a, b], "bandwidth_gb_per_s": rate(n)} for (a, b), n in links.items() if n != usual]
     if others:
         entry["intra_links"] = others
-    listed = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
-    of_link = f"; {each:g} GB/s per NVLink and direction" if each is not None and usual + len(others) else ""
-    return [f"pairs of GPUs: {listed}{of_link}"]
+    paths_in_words = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
+    of_link = (
+        f"; {nvlink_rate:g} GB/s per NVLink and direction" if nvlink_rate is not None and usual + len(others) else ""
+    )
+    return [f"pairs of GPUs: {paths_in_words}{of_link}"]
 
 
 def paths_between(a: Kind, b: Kind, topology: Topology | None) -> str | None:
-    """The paths between the GPUs of two kinds in a machine, such as `NODE, PHB`; None where no text states them."""
+    """The paths between the GPUs of two kinds in a machine, such as `NODE, PHB`; None if not stated."""
     if topology is None or a.indices is None or b.indices is None:
         return None
     return ", ".join(sorted({topology.paths[min(i, j), max(i, j)] for i in a.indices for j in b.indices}))

@@ -36,9 +36,9 @@ def is_state(word: str) -> bool:
 
 
 def outage(state: str, *, configured: bool = False) -> str | None:
-    """`state` where no job can run on the node, such as `IDLE+DRAIN` or `idle*`; else None.
+    """`state` if it keeps jobs off the node, such as `IDLE+DRAIN` or `idle*`; else None.
 
-    In slurm.conf (`configured`) UNKNOWN stands for a node whose state the controller is to find out.
+    In slurm.conf (`configured`) UNKNOWN stands for a node whose state the controller has yet to find out.
     """
     for part in state.split("+"):
         word = part.rstrip(_FLAGS).lower()
@@ -49,7 +49,7 @@ def outage(state: str, *, configured: bool = False) -> str | None:
 
 
 def read_gres(line: Line, text: str) -> tuple[tuple[GpuGroup, ...], frozenset[str]]:
-    """The GPUs of a GRES text, name[:type][:no_consume][:count], and the names of what else is in it that may matter.
+    """The GPUs of a GRES text, name[:type][:no_consume][:count], and the names of other resources that may matter.
 
     Raises InputError.
     """
@@ -83,19 +83,19 @@ class SlurmNodes:
         self._others: set[str] = set()
 
     def node(self, line: Line, gres: str, features: str, state: str, *, configured: bool = False) -> Node:
-        """A node of these texts. Raises InputError."""
+        """The node that a line describes. Raises InputError."""
         gpus, others = read_gres(line, gres)
         self._others |= others
         return Node(gpus, None if features in NONE else features, outage(state, configured=configured))
 
     def add(self, line: Line, names: Iterable[str], node: Node) -> None:
-        """Take in the nodes called `names`, which may stand there again if they are equal. Raises InputError."""
+        """Add the nodes called `names`, which may appear again if they are equal. Raises InputError."""
         for name in names:
             if self.nodes.setdefault(name, node) != node:  # a node appears once per partition
                 line.refuse("appears above with another GRES, state or features; keep one", name)
 
     def inventory(self, notes: Iterable[str] = ()) -> Inventory:
-        """All nodes. Raises InputError with all faults of the text, or where it names no node."""
+        """All nodes. Raises InputError with all faults of the text, or if it names no node."""
         self.faults.refuse()
         if not self.nodes:
             raise InputError(f"{self._path}: names no node; write it with {self._command}")

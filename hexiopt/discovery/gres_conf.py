@@ -22,8 +22,8 @@ def is_gres_conf(text: Text) -> bool:
 def read_gres_conf(text: Text) -> Inventory:
     """The GPUs of the nodes that the lines name. Raises InputError with file and lines.
 
-    A line without NodeName= is of each node that reads the file, and which these are no line says: it is a note, or,
-    where no line names a node, an error.
+    A line without NodeName= holds for every node that reads the file, and no line says which these are: it becomes a
+    note or, if no line names a node, an error.
     """
     gpus: defaultdict[str, dict[str | None, int]] = defaultdict(dict)
     notes: dict[str, None] = {}

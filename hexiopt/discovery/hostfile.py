@@ -13,7 +13,7 @@ _SLOTS = ("slots", "count")
 
 
 def is_hostfile(text: Text) -> bool:
-    """Whether each line is of a host and words such as slots=8."""
+    """Whether each line has a host and words such as slots=8."""
     hosts = [words for line in text.lines if (words := _words(line))]
     return bool(hosts) and all(
         re.fullmatch(r"[\w.:-]+", host) and all(re.fullmatch(r"[\w-]+=\S*", word) for word in words)

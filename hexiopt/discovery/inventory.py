@@ -15,9 +15,9 @@ class GpuGroup:
 
 @dataclass(frozen=True)
 class Node:
-    """A node's GPUs, () where it has none; `features` as its scheduler has them.
+    """A node: its GPUs, () if it has none, and its `features` as its scheduler states them.
 
-    `outage` is the state for which it can run no job, None where it is in service. `notes` are what a user should know.
+    `outage` is the state that keeps jobs off the node, None in service; `notes` are for the user.
     """
 
     gpus: tuple[GpuGroup, ...] = ()
@@ -27,7 +27,7 @@ class Node:
 
     @property
     def num_gpus(self) -> int | None:
-        """The number of GPUs; None where it is not stated."""
+        """The number of GPUs; None if not stated."""
         counts = [group.count for group in self.gpus]
         return None if None in counts else sum(count for count in counts if count is not None)
 

@@ -1,4 +1,4 @@
-"""What a text is, by its header or its shape: which option of `hexiopt discover` reads it, or what to run instead."""
+"""The kind of a text, by its header or shape: which option of `hexiopt discover` reads it, or what to run instead."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ COMMANDS = {
     "rocm_smi": smi.ROCM_COMMAND,
     "topology": "nvidia-smi topo -m, or rocm-smi --showtopo",
 }
-"""What writes a text for each option."""
+"""The commands that write the texts of each option."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def _has(pattern: str) -> Callable[[Text], bool]:
     return lambda text: text.has(pattern)
 
 
-# The first that recognises a text is its kind: those with a header of their own come before those with a shape only.
+# The first kind that recognises a text counts: kinds with a header come before kinds that are known by shape only.
 _KINDS = (
     _Kind("JSON of Slurm", slurm_json.is_slurm_json, "slurm", slurm_json.read_slurm_json),
     _Kind("a list of Kubernetes nodes", kubernetes.is_kubernetes, "kubernetes", kubernetes.read_kubernetes),
@@ -60,7 +60,7 @@ _KINDS = (
     _Kind("slurm.conf", slurm.is_slurm_conf, "slurm", slurm.read_slurm_conf),
     _Kind(
         "a table of sinfo with commas between its columns",
-        sinfo.is_comma_separated,
+        sinfo.has_commas,
         "slurm",
         lacks="cannot be told from those inside them",
     ),
@@ -71,9 +71,9 @@ _KINDS = (
 
 
 def read(option: str, path: str) -> Any:
-    """What the text in a file states, read as the kind of text that it is.
+    """The content of the text in a file, read by its kind.
 
-    Raises InputError with file and lines; where it is a text of another kind, with its name and what to do.
+    Raises InputError with file and lines; for a kind that `option` does not read, with its name and the remedy.
     """
     text = open_text(path)
     if not text.lines:
@@ -89,5 +89,5 @@ def read(option: str, path: str) -> Any:
 
 
 def read_all(option: str, paths: Mapping[str, str]) -> dict[str, Any]:
-    """What the texts of one option state, by machine. Raises InputError."""
+    """The contents of the texts of one option, by machine. Raises InputError."""
     return {machine: read(option, path) for machine, path in paths.items()}

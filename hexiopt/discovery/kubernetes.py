@@ -28,7 +28,7 @@ _MOST_GPUS = 1024
 
 @dataclass
 class _Record:
-    """What a text states of a node."""
+    """The facts about a node that a text states."""
 
     labels: Mapping[str, Any] = field(default_factory=dict)
     capacity: Mapping[str, Any] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def _of_object(node: Mapping[str, Any]) -> _Record:
 
 
 def _description_records(text: Text) -> Iterator[tuple[str, _Record]]:
-    """The sections of each node: a key at the start of a line, and what is indented below it."""
+    """The records of all nodes; a section is a key at the start of a line and the lines indented below it."""
     name, node, section = "", _Record(), ""
     for line in text.lines:
         head = re.match(r"([A-Za-z][\w .-]*):\s*(.*)", line.text)
@@ -139,7 +139,10 @@ def _node(line: Line, record: _Record) -> Node:
 
 
 def _counts(line: Line, record: _Record, shares: int) -> tuple[int, int, tuple[str, ...]]:
-    """GPUs that pods can have, all GPUs, and notes. Raises InputError where label and capacity differ."""
+    """The numbers of GPUs that pods can have and of all GPUs, and notes.
+
+    Raises InputError where label and capacity differ.
+    """
     resource = "nvidia.com/gpu" if "nvidia.com/gpu" in {**record.capacity, **record.allocatable} else "amd.com/gpu"
     if f"{resource}.shared" in record.capacity:  # as the device plugin may rename GPUs in time slices
         resource = f"{resource}.shared"

@@ -78,8 +78,10 @@ class Text:
 
 
 def open_text(path: str) -> Text:
-    """The text of a file of at most 64 MiB, without lines that are no output of a tool; others keep their numbers.
-    Raises InputError where it cannot be read."""
+    """The text of a file of at most 64 MiB, without lines that no tool wrote; the other lines keep their numbers.
+
+    Raises InputError where it cannot be read.
+    """
     return Text(path, _COPIED.sub("", _COLOURS.sub("", read_text(Path(path), max_bytes=_MAX_BYTES))))
 
 
@@ -92,24 +94,24 @@ class Faults:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Note the fault that the block raises, if any."""
+        """Collect the InputError that the block raises, if any."""
         try:
             yield
         except InputError as error:
             self._faults.append(str(error))
 
     def refuse(self) -> None:
-        """Raise InputError with the faults in one line, if there are any; equal ones of several lines are one."""
+        """Raise InputError with all faults in one line, if there are any; equal faults of several lines appear once."""
         places_of: dict[str, list[str]] = {}
         for fault in self._faults:
             place, _, rule = fault.removeprefix(self._path).removeprefix(", ").partition(": ")
             places_of.setdefault(rule, []).append(place)
-        named = [
+        faults = [
             f"{places[0]}: {rule}" + (f" (so {len(places) - 1} more)" if len(places) > 1 else "")
             for rule, places in places_of.items()
         ]
-        if not named:
+        if not faults:
             return
-        more = len(named) - _MOST_FAULTS
+        more = len(faults) - _MOST_FAULTS
         rest = [f"{more:,} more faults"] if more > 0 else []
-        raise InputError(f"{self._path}, " + "; also ".join(named[:_MOST_FAULTS] + rest))
+        raise InputError(f"{self._path}, " + "; also ".join(faults[:_MOST_FAULTS] + rest))

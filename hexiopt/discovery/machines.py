@@ -1,4 +1,4 @@
-"""One cluster from the outputs of several tools: machines, their GPUs and links; values that none states are null.
+"""One cluster from the outputs of several tools: machines, their GPUs and links; values that no text states are null.
 
 Every machine in service that any text names is included. Texts that contradict each other are refused.
 """
@@ -27,8 +27,8 @@ _INVENTORIES = {"slurm": "Slurm", "kubernetes": "Kubernetes", "hostfile": "the h
 
 @dataclass(frozen=True)
 class Texts:
-    """Paths of tools' outputs: of nvidia-smi, rocm-smi, their topologies and nccl-tests by machine (or `LONE`), the
-    others of the cluster."""
+    """Paths of tools' outputs: by machine (or `LONE`) for nvidia-smi, rocm-smi, their topologies and nccl-tests, one
+    for the cluster for the others."""
 
     nvidia_smi: Mapping[str, str] = field(default_factory=dict)
     rocm_smi: Mapping[str, str] = field(default_factory=dict)
@@ -41,10 +41,9 @@ class Texts:
 
 @dataclass(frozen=True)
 class Discovery:
-    """A cluster in the file format, comments by machine, and what was passed over.
+    """A cluster in the file format, with comments by machine.
 
-    `without_gpus` are nodes that have none, `out_of_service` those that can run nothing, and their state; both are left
-    out. `remarks` are on what texts state that was not read.
+    Nodes `without_gpus` and nodes `out_of_service`, with their states, are not in it. `remarks` name what was not read.
     """
 
     cluster: dict[str, Any]
@@ -56,7 +55,7 @@ class Discovery:
 
 @dataclass(frozen=True)
 class _Read:
-    """What the texts state: inventories by option, the others by machine."""
+    """The contents of the texts: inventories by option, the others by machine."""
 
     inventories: Mapping[str, Inventory]
     smi: Mapping[str, SmiGpus]
@@ -65,13 +64,13 @@ class _Read:
     remarks: tuple[str, ...]
 
     @property
-    def machines(self) -> list[str]:
+    def machine_names(self) -> list[str]:
         """All machines that any text names."""
         named = [name for inventory in self.inventories.values() for name in inventory.nodes]
         return list(dict.fromkeys([*named, *self.smi, *self.topologies, *self.buses]))
 
     def nodes_of(self, machine: str) -> dict[str, Node]:
-        """What each inventory states of a machine, by option."""
+        """The node of a machine in each inventory, by option."""
         return {
             option: inventory.nodes[machine]
             for option, inventory in self.inventories.items()
@@ -82,11 +81,10 @@ class _Read:
 def discover(name: str, texts: Texts) -> Discovery:
     """The cluster called `name` that the texts describe. Raises InputError naming file and line.
 
-    Nodes of equal GPUs and features in an inventory are alike: what was read on one of them stands for those without
-    texts.
+    Nodes with equal GPUs and features in an inventory are taken as equal: the texts of one hold for those without.
     """
     texts_read = _read(texts)
-    nodes = {machine: _node(machine, texts_read.nodes_of(machine)) for machine in texts_read.machines}
+    nodes = {machine: _node(machine, texts_read.nodes_of(machine)) for machine in texts_read.machine_names}
     twins = _twins(nodes, (texts_read.smi, texts_read.topologies, texts_read.buses))
     texts_read = _spread(texts_read, twins)
     entries: list[dict[str, Any]] = []
@@ -123,8 +121,10 @@ def discover(name: str, texts: Texts) -> Discovery:
 def _parts(
     machine: str, count: int | None, node: Node | None, texts_read: _Read
 ) -> tuple[list[tuple[dict[str, Any], tuple[str, ...]]], list[dict[str, Any]]]:
-    """The entries of a machine with their comments, one for each type of its GPUs, and the links between them, whose
-    rates no text states. Raises InputError."""
+    """The entries of a machine with their comments, one for each GPU type, and the links between them.
+
+    No text states the rates of these links. Raises InputError.
+    """
     smi, topology = texts_read.smi.get(machine), texts_read.topologies.get(machine)
     kinds = kinds_of(None if smi is None else smi.gpus, node)
     if smi is not None and node is not None:
@@ -149,7 +149,7 @@ def _parts(
 
 
 def _check_types(machine: str, smi: SmiGpus, node: Node) -> None:
-    """Raise InputError where the driver names a type that the name in an inventory does not stand for."""
+    """Raise InputError where the driver names a type that the inventory's name does not stand for."""
     matches = [match(group.product or "") for group in node.gpus]
     candidates = {gpu for candidate in matches for gpu in ((candidate.gpu,) if candidate.gpu else candidate.choices)}
     if not all(candidate.gpu or candidate.choices for candidate in matches):
@@ -166,10 +166,10 @@ def _read(texts: Texts) -> _Read:
     paths = {option: path for option in _INVENTORIES if (path := getattr(texts, option)) is not None}
     inventories: dict[str, Inventory] = {option: read(option, path) for option, path in paths.items()}
     by_machine = {option: getattr(texts, option) for option in ("nvidia_smi", "rocm_smi", "topology", "nccl_tests")}
-    named = [name for inventory in inventories.values() for name in inventory.nodes]
-    named = list(dict.fromkeys([*named, *(machine for part in by_machine.values() for machine in part)]))
-    named = [machine for machine in named if machine != LONE]
-    by_machine = {option: _by_machine(option, part, named) for option, part in by_machine.items()}
+    machines = [name for inventory in inventories.values() for name in inventory.nodes]
+    machines = list(dict.fromkeys([*machines, *(machine for part in by_machine.values() for machine in part)]))
+    machines = [machine for machine in machines if machine != LONE]
+    by_machine = {option: _by_machine(option, part, machines) for option, part in by_machine.items()}
     smi: dict[str, SmiGpus] = read_all("nvidia_smi", by_machine["nvidia_smi"])
     rocm: dict[str, SmiGpus] = read_all("rocm_smi", by_machine["rocm_smi"])
     if both := smi.keys() & rocm.keys():
@@ -186,17 +186,17 @@ def _read(texts: Texts) -> _Read:
 
 
 def _node(machine: str, by_option: Mapping[str, Node]) -> Node | None:
-    """One node from what inventories state of it: the GPUs of the first that names their types, and any outage.
+    """One node from all inventories: the GPUs of the first that names their types, and any outage.
 
-    Raises InputError where two name different types.
+    Raises InputError where two inventories name different types.
     """
     if not by_option:
         return None
     typed = {option: node for option, node in by_option.items() if any(group.product for group in node.gpus)}
     types = {option: [match(group.product or "").gpu for group in node.gpus] for option, node in typed.items()}
-    known = {option: sorted(map(str, gpus)) for option, gpus in types.items() if None not in gpus}
-    if len({repr(gpus) for gpus in known.values()}) > 1:
-        which = ", ".join(f"{' and '.join(gpus)} by {_INVENTORIES[option]}" for option, gpus in known.items())
+    types_by_option = {option: sorted(map(str, gpus)) for option, gpus in types.items() if None not in gpus}
+    if len({repr(gpus) for gpus in types_by_option.values()}) > 1:
+        which = ", ".join(f"{' and '.join(gpus)} by {_INVENTORIES[option]}" for option, gpus in types_by_option.items())
         raise InputError(f"{machine}: has {which}; give texts that agree, or leave one out")
     chosen = next(iter(typed.values()), next(iter(by_option.values())))
     outage = next((node.outage for node in by_option.values() if node.outage is not None), None)
@@ -204,9 +204,9 @@ def _node(machine: str, by_option: Mapping[str, Node]) -> Node | None:
 
 
 def _twins(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The node whose texts stand for each node of its kind: the only one of them with any.
+    """For each node, the node of its kind whose texts hold for it: the only one of the kind with texts.
 
-    Nodes whose GPUs have no type and that have no features are not taken to be alike.
+    Nodes without GPU types and features are never of one kind.
     """
     kinds: dict[Any, list[str]] = {}
     for name, node in nodes.items():
@@ -221,8 +221,8 @@ def _twins(nodes: Mapping[str, Node | None], texts: Sequence[Mapping[str, Any]])
 
 
 def _spread(texts_read: _Read, twins: Mapping[str, str]) -> _Read:
-    """What was read on one node for all that are alike, but for the fabric: which one a machine is on, only its own
-    text says."""
+    """Copy the texts of each twin to the nodes that it stands for, except the NVLink fabric, which only a machine's own
+    text can tell."""
     smi = {
         machine: replace(
             texts_read.smi[twin], gpus=tuple(replace(gpu, fabric=None) for gpu in texts_read.smi[twin].gpus)
@@ -255,17 +255,17 @@ def _refuse_nothing(out_of_service: Mapping[str, str], without_gpus: Sequence[st
     raise InputError(f"discover: no text names a GPU{nodes}; give texts of machines with GPUs")
 
 
-def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Paths by machine; a path without a machine belongs to the only machine."""
+def _by_machine(option: str, paths: Mapping[str, str], machines: Sequence[str]) -> dict[str, str]:
+    """Paths by machine; a path without a machine belongs to the only one. Raises InputError if there are several."""
     for machine in paths:
         if machine != LONE and not NAME.fullmatch(machine):
             raise InputError(f"discover.{option}: {quoted(machine)} {NAME_RULE}")
     if LONE not in paths:
         return dict(paths)
-    if len(named) > 1:
-        which = f"{paths[LONE]!r} belongs to one of {len(named)} machines"
-        raise InputError(f"discover.{option}: {which}; state which: discover.{option}={{{named[0]}: {paths[LONE]}}}")
-    return {named[0] if named else _LOCAL: paths[LONE]}
+    if len(machines) > 1:
+        which = f"{paths[LONE]!r} belongs to one of {len(machines)} machines"
+        raise InputError(f"discover.{option}: {which}; state which: discover.{option}={{{machines[0]}: {paths[LONE]}}}")
+    return {machines[0] if machines else _LOCAL: paths[LONE]}
 
 
 def _count(machine: str, texts_read: _Read) -> int | None:
@@ -282,8 +282,8 @@ def _count(machine: str, texts_read: _Read) -> int | None:
         if node.num_gpus is not None:
             counts[_INVENTORIES[option]] = node.num_gpus
     if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{count} by {source}" for source, count in counts.items())
-        raise InputError(f"{machine}: has {listed}; give texts that agree, or leave one out")
+        counts_in_words = ", ".join(f"{count} by {source}" for source, count in counts.items())
+        raise InputError(f"{machine}: has {counts_in_words}; give texts that agree, or leave one out")
     count = next(iter(counts.values()), None)
     if count is not None and count > MAX_GPUS_PER_MACHINE:
         raise InputError(f"{machine}: has {count} GPUs; a machine has up to {MAX_GPUS_PER_MACHINE}, split it by hand")
@@ -302,13 +302,13 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
 def _fabrics(
     entries: Sequence[dict[str, Any]], notes: dict[str, tuple[str, ...]], smi: Mapping[str, Sequence[SmiGpu]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """The entries, where machines that one NVLink fabric joins are one machine, named for the first of them."""
+    """Merge machines that one NVLink fabric joins into one machine, named after the first."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         fabrics = {gpu.fabric for gpu in smi.get(entry["name"], ())}
         fabric = next(iter(fabrics)) if len(fabrics) == 1 else None
         groups.setdefault(fabric or f"of {entry['name']}", []).append(entry)
-    joined = []
+    merged = []
     for group in groups.values():
         first, count = group[0], len(group)
         if count > 1:
@@ -323,25 +323,25 @@ def _fabrics(
             names = ", ".join(entry["name"] for entry in group)
             notes[first["name"]] += (f"one NVLink fabric of {count} machines: {names}",)
             first = first | {"num_gpus": total, "network_interfaces": count * first.get("network_interfaces", 1)}
-        joined.append(first)
-    return joined, {entry["name"]: notes[entry["name"]] for entry in joined}
+        merged.append(first)
+    return merged, {entry["name"]: notes[entry["name"]] for entry in merged}
 
 
 def _merge_entries(
     entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """The entries with like machines merged: all that are named d-0, d-1, ... into one entry d with a count, others
-    whose names differ in the number at their end into one with a node list as its name."""
-    taken, kinds = {entry["name"] for entry in entries}, dict[str, list[dict[str, Any]]]()
-    bases = Counter(base for name in taken if (base := name.rpartition("-")[0]))
+    """Merge equal machines: those named d-0, d-1, ... into one entry d with a count, others whose names differ only in
+    the number at their end into one entry with a node list as its name."""
+    names_in_use, kinds = {entry["name"] for entry in entries}, dict[str, list[dict[str, Any]]]()
+    bases = Counter(base for name in names_in_use if (base := name.rpartition("-")[0]))
     for entry in entries:
         kinds.setdefault(repr((entry | {"name": ""}, notes[entry["name"]])), []).append(entry)
     out, comments = [], {}
     for same in kinds.values():
-        for listed in compress(entry["name"] for entry in same):
-            names, merged = expand(listed), same[0] | {"name": listed}
+        for node_list in compress(entry["name"] for entry in same):
+            names, merged = expand(node_list), same[0] | {"name": node_list}
             count, base = len(names), names[0].removesuffix("-0")
-            if count > 1 and bases[base] == count and base not in taken and names[-1] == f"{base}-{count - 1}":
+            if count > 1 and bases[base] == count and base not in names_in_use and names[-1] == f"{base}-{count - 1}":
                 merged |= {"name": base, "count": count}
             out.append(merged)
             comments[merged["name"]] = notes[names[0]]

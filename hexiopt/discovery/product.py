@@ -52,7 +52,7 @@ _ALSO_CALLED = {"v100": "v100s"}
 class Match:
     """`gpu` is the catalogue's type for a name; None if the name is ambiguous, with `choices` as candidates.
 
-    `others` are products of that name that the catalogue lacks; None where there may be some that are not known here.
+    `others` are products of that name that the catalogue lacks; None if there may be unknown ones.
     """
 
     gpu: str | None
@@ -62,8 +62,8 @@ class Match:
 
 @dataclass(frozen=True)
 class _NameParts:
-    """The parts of a name: model words, product line (of `_LINES`), form (sxm, pcie, nvl), GB of memory; None where
-    the name does not say. `by_driver`: whether it is as the driver writes it."""
+    """The parts of a name: model words, product line (of `_LINES`), form (sxm, pcie, nvl), GB of memory; None marks
+    what the name does not say. `by_driver`: whether the driver wrote the name."""
 
     model: frozenset[str]
     line: str | None
@@ -95,21 +95,21 @@ def fits_some_type(product: str, memory_bytes: float) -> bool:
 
 
 def mig_profile(product: str) -> str | None:
-    """The profile of the MIG slice that a name is of, such as `3g.20gb`; None where it is of a whole GPU."""
+    """The profile of the MIG slice in a name, such as `3g.20gb`; None for the name of a whole GPU."""
     profile = _SLICE.search(product)
     return None if profile is None else f"{profile[1]}g.{profile[2]}gb"
 
 
 def _fits(name_parts: _NameParts, type_parts: _NameParts, name: str, memory_bytes: float | None) -> bool:
-    """Whether a type contradicts nothing that is stated."""
+    """Whether the type `name` contradicts nothing that a name and a memory state."""
     gpu = catalogue()[name]
     if name_parts.model != type_parts.model or name_parts.line not in (None, type_parts.line):
         return False
     if name_parts.form is None:  # the driver always names NVL
-        formed = not (name_parts.by_driver and type_parts.form == "nvl")
+        same_form = not (name_parts.by_driver and type_parts.form == "nvl")
     else:
-        formed = name_parts.form == (type_parts.form or "pcie")
-    if not formed:
+        same_form = name_parts.form == (type_parts.form or "pcie")
+    if not same_form:
         return False
     if memory_bytes is not None:
         return _LEAST_MEMORY <= memory_bytes / gpu.memory_bytes <= _MOST_MEMORY
@@ -122,7 +122,7 @@ def same_memory(gpu: Gpu, memory_gib: float) -> bool:
 
 
 def _others(name_parts: _NameParts, memory_bytes: float | None) -> tuple[str, ...] | None:
-    """The products of that name outside the catalogue that contradict nothing; None where they are not known."""
+    """The products outside the catalogue that fit a name and a memory; None if they are not known."""
     products = _OTHER_PRODUCTS.get(" ".join(sorted(name_parts.model)))
     if products is None:
         return None
@@ -143,19 +143,19 @@ def _others(name_parts: _NameParts, memory_bytes: float | None) -> tuple[str, ..
 
 
 def _certain(name_parts: _NameParts, type_parts: _NameParts, memory_bytes: float | None) -> bool:
-    """Whether everything is stated that distinguishes the products of one model."""
-    formed = name_parts.form is not None or type_parts.form is None
-    lined = name_parts.line is not None or type_parts.line is None
+    """Whether the name or the memory states everything that distinguishes the products of one model."""
+    states_form = name_parts.form is not None or type_parts.form is None
+    states_line = name_parts.line is not None or type_parts.line is None
     return (
-        formed
-        and lined
+        states_form
+        and states_line
         and (type_parts.memory_gb is None or name_parts.memory_gb is not None or memory_bytes is not None)
     )
 
 
 @cache
 def _types() -> dict[str, _NameParts]:
-    """The name parts of every type; a module is one even if its name does not say so."""
+    """The name parts of every type; a module has the form sxm even if its name does not say so."""
     types = {name: _name_parts(name) for name in catalogue()}
     modules = {name for name, gpu in catalogue().items() if gpu.is_module}
     return {name: replace(parts, form="sxm") if name in modules else parts for name, parts in types.items()}
@@ -163,16 +163,16 @@ def _types() -> dict[str, _NameParts]:
 
 def _product_parts(text: str) -> _NameParts:
     """The parts of a name written by the driver, which begins with the brand, or by an administrator."""
-    named = replace(_name_parts(text), by_driver=text.lower().startswith("nvidia"))
-    for model in named.model:
+    parts = replace(_name_parts(text), by_driver=text.lower().startswith("nvidia"))
+    for model in parts.model:
         by_memory = _SXM_MEMORY.get(model)
         if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
-            return replace(named, form=named.form or "sxm")
-        if model in _ONE_FORM or (named.by_driver and named.model <= _SXM_UNSAID):
+            return replace(parts, form=parts.form or "sxm")
+        if model in _ONE_FORM or (parts.by_driver and parts.model <= _SXM_UNSAID):
             # The name of a GH200 of 96 GB states its processor's memory.
-            is_processors = model == "gh200" and (named.memory_gb or 0) >= 480
-            return replace(named, form=named.form or "sxm", memory_gb=None if is_processors else named.memory_gb)
-    return named
+            is_processors = model == "gh200" and (parts.memory_gb or 0) >= 480
+            return replace(parts, form=parts.form or "sxm", memory_gb=None if is_processors else parts.memory_gb)
+    return parts
 
 
 def _name_parts(text: str) -> _NameParts:

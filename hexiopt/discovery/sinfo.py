@@ -39,18 +39,18 @@ def is_sinfo(text: Text) -> bool:
     return _is_header([text.first[slice(*span)] for span in _spans(text.first, "|" in text.first)])
 
 
-def is_comma_separated(text: Text) -> bool:
+def has_commas(text: Text) -> bool:
     """Whether the text is a table of sinfo whose columns are separated as nodes and GRES are themselves."""
     return _is_header(text.first.split(","))
 
 
 def _is_header(words: Sequence[str]) -> bool:
-    known = {*words} & {*_READ, *_HARMLESS}
-    return len(known) > 1 and all(re.fullmatch(r"[A-Z][A-Z_:/()]*", word) for word in words)
+    columns = {*words} & {*_READ, *_HARMLESS}
+    return len(columns) > 1 and all(re.fullmatch(r"[A-Z][A-Z_:/()]*", word) for word in words)
 
 
 def _spans(text: str, piped: bool) -> list[tuple[int, int]]:
-    """Where the cells of a line are, separated by blanks or by `|`."""
+    """The spans of the cells of a line, separated by blanks or by `|`."""
     return [match.span() for match in re.finditer(r"[^|\s](?:[^|]*[^|\s])?" if piped else r"\S+", text)]
 
 
@@ -74,7 +74,7 @@ def read_sinfo(text: Text) -> Inventory:
 
 
 def is_headerless(text: Text) -> bool:
-    """Whether each line is of words, one of which is a GRES, as `sinfo -h` prints them."""
+    """Whether each line consists of words, one of them a GRES, as `sinfo -h` prints them."""
     rows = [line.text.split() for line in text.lines]
     some = any(_is_certain_gres(word) for word in chain(*rows))
     return some and all(any(_is_gres(word) for word in row) for row in rows)
@@ -117,7 +117,7 @@ def _is_certain_gres(word: str) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """The columns of a table, and where the header has them: its words as spans, and its width with all blanks.
+    """The columns of a table, the spans of their names in the header, and the header's width with all blanks.
 
     `piped` tables have `|` between their cells.
     """
@@ -128,7 +128,7 @@ class _Table:
     piped: bool
 
     def fills(self, k: int, cell: tuple[int, int]) -> bool:
-        """Whether a cell takes all of its column, where the header is padded to a fixed width on either side."""
+        """Whether a cell fills its column, so that it may be cut, if the header is padded to a fixed width."""
         if self.piped:
             return False
         start, end = self.spans[k]

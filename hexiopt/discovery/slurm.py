@@ -49,7 +49,7 @@ def is_slurm_conf(text: Text) -> bool:
 
 
 def read_scontrol(text: Text) -> Inventory:
-    """The nodes of the records, of which each has one or several lines. Raises InputError with file and lines."""
+    """The nodes of the records, each of one or several lines. Raises InputError with file and lines."""
     records: list[_Record] = []
     nodes = SlurmNodes(text, COMMAND)
     for line in text.lines:
@@ -68,7 +68,7 @@ def read_scontrol(text: Text) -> Inventory:
 
 
 def read_slurm_conf(text: Text) -> Inventory:
-    """The nodes of a configuration: comments, continued lines, and what NodeName=DEFAULT states for those below it.
+    """The nodes of a configuration, with comments, continued lines and defaults (NodeName=DEFAULT) for lines below.
 
     Raises InputError with file and lines.
     """
@@ -119,19 +119,19 @@ def logical_lines(text: Text) -> Iterator[Line]:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    """The keys of a line in lower case, and their values; a value that is free text ends at its quotes or the line."""
-    at = 0
-    while (key := _KEY.search(text, at)) is not None:
+    """The keys of a line in lower case, and their values; free text ends with its quotes or with the line."""
+    start = 0
+    while (key := _KEY.search(text, start)) is not None:
         name, rest = key[1].lower(), text[key.end() :]
         if rest.startswith('"') and '"' in rest[1:]:
             value = rest[1 : rest.index('"', 1)]
-            at = key.end() + len(value) + 2
+            start = key.end() + len(value) + 2
         elif name in _FREE:
-            value, at = rest, len(text)
+            value, start = rest, len(text)
         else:
             following = _KEY.search(text, key.end())
-            at = len(text) if following is None else following.start()
-            value = text[key.end() : at].strip()
+            start = len(text) if following is None else following.start()
+            value = text[key.end() : start].strip()
         yield name, value
 
 

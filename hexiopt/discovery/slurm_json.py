@@ -49,7 +49,7 @@ def _node(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
-    """The same of a row of sinfo, which is of several nodes."""
+    """Node list, GRES, features and state of a row of sinfo, which stands for several nodes."""
     nodes, gres = _inner(entry, "nodes"), _inner(entry, "gres")
     state = _join(_inner(entry, "node").get("state") or entry.get("state"), "+")
     features = _join(_inner(entry, "features").get("total"), ",")
@@ -57,7 +57,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str | None, str, str]:
 
 
 def _gres(entry: Mapping[str, Any], key: str) -> str | None:
-    """The GRES under a key, '' where there is none; None where the key is lacking."""
+    """The GRES under a key, '' if the node has none; None if the key is missing."""
     return _join(entry[key], ",") if key in entry else None
 
 

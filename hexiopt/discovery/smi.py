@@ -46,8 +46,8 @@ _MOST_GPUS = 1024
 class SmiGpu:
     """One GPU as the driver reports it; None marks what it does not report.
 
-    `fabric` is equal for GPUs, also of several machines, that NVLink switches join: the columns fabric.clusterUuid and
-    fabric.cliqueId. `slices` are the profiles of its MIG slices, such as 3g.20gb; `is_sliced` says that it is divided.
+    GPUs that NVLink switches join, also of several machines, have the same `fabric` (the columns fabric.clusterUuid and
+    fabric.cliqueId). `slices` are the profiles of MIG slices, such as 3g.20gb; an `is_sliced` GPU is in MIG mode.
     """
 
     index: int
@@ -100,7 +100,7 @@ def read_table(text: Text) -> SmiGpus:
 
 
 def read_headerless(text: Text) -> SmiGpus:
-    """The GPUs of a table without header: the index and the name, and the memory if no other column may be it.
+    """The GPUs of a table without header: index, name, and memory if only one column can be that.
 
     Raises InputError with file and line.
     """
@@ -131,8 +131,8 @@ def read_list(text: Text) -> SmiGpus:
     """The GPUs of `nvidia-smi -L`, with the MIG slices below each; it states no memory. Raises InputError."""
     gpus: list[SmiGpu] = []
     for line in text.lines:
-        if (listed := _LISTED.fullmatch(line.text)) is not None:
-            gpus.append(SmiGpu(int(listed[1]), listed[2], None))
+        if (gpu_line := _LISTED.fullmatch(line.text)) is not None:
+            gpus.append(SmiGpu(int(gpu_line[1]), gpu_line[2], None))
         elif gpus and (slice_ := _LISTED_SLICE.fullmatch(line.text)) is not None:
             gpus[-1] = replace(gpus[-1], is_sliced=True, slices=(*gpus[-1].slices, slice_[1]))
         else:
@@ -146,12 +146,12 @@ def _header_cells(text: str) -> list[str]:
 
 
 def _is_product(cell: str) -> bool:
-    known = _PRODUCT.search(cell) is not None and not re.fullmatch(r"[0-9A-Fa-f:.-]+|GPU-.*|MIG-.*|P\d+", cell)
-    return known and not re.search(r"\d (MiB|W|%|MHz)$", cell)
+    looks_like_one = _PRODUCT.search(cell) is not None and not re.fullmatch(r"[0-9A-Fa-f:.-]+|GPU-.*|MIG-.*|P\d+", cell)
+    return looks_like_one and not re.search(r"\d (MiB|W|%|MHz)$", cell)
 
 
 def _may_be_memory(names: Sequence[str], column: Sequence[str]) -> bool:
-    """Whether every cell is a memory that a product of that name has: used memory is not taken for it."""
+    """Whether every cell is a memory that a product of its row's name has, rather than memory in use."""
     cells = [re.fullmatch(r"(\d{1,9})( MiB)?", cell) for cell in column]
     return all(
         cell is not None and fits_some_type(name, int(cell[1]) * _MIB) for name, cell in zip(names, cells, strict=True)
@@ -204,14 +204,14 @@ def _gpu(line: Line, cells: Mapping[str, str]) -> SmiGpu:
 
 
 def _fabric(cells: Mapping[str, str]) -> str | None:
-    """The fabric of a GPU; the driver writes zeros where a machine has switches of its own alone."""
+    """The fabric of a GPU; None for zeros, which the driver writes if the switches join one machine only."""
     cluster, clique = cells.get("fabric.clusterUuid", ""), cells.get("fabric.cliqueId", "")
     is_set = set(cluster) - set("0-") and not _UNKNOWN.fullmatch(cluster) and not _UNKNOWN.fullmatch(clique)
     return f"{cluster}.{clique}" if is_set else None
 
 
 def _whole(line: Line, cell: str, unit: str, least: int, most: int) -> int | None:
-    """A whole number with or without its unit; None where the driver does not report it."""
+    """The whole number in a cell, with or without its unit; None if the driver does not report it."""
     if _UNKNOWN.fullmatch(cell):
         return None
     digits = cell.removesuffix(unit).strip() if unit else cell

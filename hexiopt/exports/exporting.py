@@ -9,7 +9,7 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, 
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
-from hexiopt.exports.reading_line import what_was_read
+from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
@@ -26,8 +26,7 @@ READ = tuple(name for name, trainer in TRAINERS.items() if trainer.can_read)
 
 @dataclass(frozen=True)
 class Exported:
-    """The `files` of a plan by name, the `start` command to type where a launcher has one, and `notes` on what differs
-    from the plan."""
+    """The `files` of a plan by name, the `start` command of a launcher, and `notes` on what differs from the plan."""
 
     files: Mapping[str, str]
     start: str = ""
@@ -35,7 +34,7 @@ class Exported:
 
 
 def trainer_of(format: str, trainer: str | None) -> Trainer:
-    """The trainer whose program is exported. Raises InputError where the names do not go together."""
+    """The trainer whose program is exported. Raises InputError for unknown names, and two that do not go together."""
     if format not in FORMATS:
         raise InputError(f"export.format: {format!r} is not known; {did_you_mean(format, FORMATS)}")
     if trainer is not None and trainer not in TRAINERS:
@@ -49,7 +48,7 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
 
 
 def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
-    """The plan in the trainer's terms. Raises InputError where it cannot train the model, or express the plan."""
+    """Write the plan in the trainer's terms. Raises InputError if the trainer cannot train the model, or express it."""
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")
@@ -86,11 +85,14 @@ def read_layout(
     workload: Workload,
     space: Space,
     ranks: str | None,
-    stated: frozenset[str] = frozenset(),
+    stated_keys: frozenset[str] = frozenset(),
 ) -> ImportedPlan:
-    """The layout in a trainer's `file`; the GPU of each rank is in the table `ranks`, or else ranks are the usable GPUs
-    in order. `workload` has what the file does not state; its keys in `stated`, and those that are not at their
-    defaults, go before the file. The first of its notes is what was read. Raises InputError."""
+    """Read the layout in a trainer's `file`.
+
+    The table `ranks` has the GPU of each rank; without it, ranks are the usable GPUs in order. `workload` has what the
+    file does not state; its `stated_keys`, and those that differ from the defaults, override the file. The first of the
+    notes says what was read. Raises InputError.
+    """
     if format not in READ:
         raise InputError(f"format: {format!r} is not read; {did_you_mean(format, READ)}")
     if ranks is None:
@@ -98,14 +100,14 @@ def read_layout(
         devices = tuple(device for device in range(cluster.num_devices) if device not in excluded)
     else:
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
-    stated |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
-    context = ImportContext(str(file), cluster, devices, model, workload, space, stated, table=ranks is not None)
+    stated_keys |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
+    context = ImportContext(str(file), cluster, devices, model, workload, space, stated_keys, table=ranks is not None)
     layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
-    return replace(layout, notes=(what_was_read(layout.problem, layout.plan), *layout.notes))
+    return replace(layout, notes=(reading_note(layout.problem, layout.plan), *layout.notes))
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
-    """A layout whose chunks are uneven is one of a plan space that has them, which is noted."""
+    """Allow uneven chunks in the plan space of a layout that has them, and say so in a note."""
     problem, ranges = layout.problem, [[s.layers for s in pipeline.stages] for pipeline in layout.plan.pipelines]
     if problem.space.uneven_chunks or all(stage_ranges == with_equal_chunks(stage_ranges) for stage_ranges in ranges):
         return layout

@@ -1,4 +1,4 @@
-"""The problem and the plan that the job in another trainer's file is."""
+"""The problem and the plan of the job in another trainer's file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ from hexiopt.schedules.schedule import Schedule
 
 @dataclass(frozen=True)
 class FileJob:
-    """What a file states of a job whose pipelines are all alike.
+    """What a file states of a job whose pipelines are all equal.
 
-    `world` is its number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
-    equally many of `chunks` virtual stages a stage). The batch is `global_batch` sequences, or `num_micro_batches` of
-    every pipeline, else one micro-batch of each. `workload` has the values of other keys of `Workload`. `labels` are
-    the file's words for `tp`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
+    `world` is the number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
+    equally many, with `chunks` virtual stages a stage). The batch is `global_batch` sequences, or `num_micro_batches`
+    of every pipeline, else one micro-batch of each. `workload` has other values of `Workload`. `labels` are the file's
+    words for `tp`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
     """
 
     model: ModelSpec
@@ -47,8 +47,8 @@ class FileJob:
         return self.labels.get(name, name)
 
 
-def imported_job(context: ImportContext, job: FileJob) -> ImportedPlan:
-    """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not go together."""
+def import_job(context: ImportContext, job: FileJob) -> ImportedPlan:
+    """The problem and the plan of a job. Raises InputError where degrees, layers and batch do not fit together."""
     ranks, notes = context.ranks_of(job.world)
     tp, num_stages, size = job.tp, job.num_stages, job.micro_batch_size
     for name in ("tp", "num_stages", "chunks", "micro_batch_size"):
@@ -62,7 +62,7 @@ def imported_job(context: ImportContext, job: FileJob) -> ImportedPlan:
     groups = rank_groups(ranks, tp, num_stages, job.pipeline_major)
     dp = len(groups[0])
     batch = job.global_batch or size * dp * (job.num_micro_batches or 1)
-    if "global_batch" not in context.stated and batch % (size * dp):
+    if "global_batch" not in context.stated_keys and batch % (size * dp):
         context.fail(
             f"{job.label('global_batch')} {batch} is not divided by {dp} pipelines times "
             f"{job.label('micro_batch_size')} {size}; correct one of them, or give ranks=ranks.tsv"
@@ -74,7 +74,7 @@ def imported_job(context: ImportContext, job: FileJob) -> ImportedPlan:
     )
     layout = JobLayout(stages, max(1, batch // (size * dp)), size * dp)
     values = {"global_batch": batch, **job.workload}
-    return imported_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
+    return import_layout(context, job.model, layout, job.schedule, job.sharding, values, (*notes, *job.notes))
 
 
 def _parts(context: ImportContext, job: FileJob) -> Sequence[int]:
@@ -94,7 +94,7 @@ def _parts(context: ImportContext, job: FileJob) -> Sequence[int]:
     return job.parts
 
 
-def imported_layout(
+def import_layout(
     context: ImportContext,
     model: ModelSpec,
     layout: JobLayout,
@@ -103,44 +103,44 @@ def imported_layout(
     workload: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> ImportedPlan:
-    """The problem and the plan of a layout; see `imported_plan`."""
+    """The problem and the plan of a layout; see `import_plan`."""
     schedule = schedule if layout.num_chunks > 1 else schedule.plain()
-    with context.blamed():
+    with context.blame_file():
         plan = plan_of_layout(layout, schedule, sharding)
-    return imported_plan(context, model, plan, workload, notes)
+    return import_plan(context, model, plan, workload, notes)
 
 
-def imported_plan(
+def import_plan(
     context: ImportContext, model: ModelSpec, plan: Plan, workload: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> ImportedPlan:
-    """The problem of a plan, and the plan with what the user states instead of the file.
+    """The problem of a plan, and the plan with the user's choices in place of the file's.
 
-    `workload` has the values that the file states, `global_batch` among them. Raises InputError as the classes of a
-    plan and of a problem do.
+    `workload` has the values that the file states, `global_batch` among them. Raises InputError as the constructors of
+    plans and problems do.
     """
     notes = list(notes)
-    with context.blamed():
+    with context.blame_file():
         whole_workload, overrules = context.workload_of(**workload)
     if whole_workload.global_batch != sum(pipeline.num_sequences for pipeline in plan.pipelines):
         plan = _with_batch(context, plan, whole_workload.global_batch)
     chosen = {key: word for key in ("recompute", "schedule", "optimizer_sharding") if (word := _choice(context, key))}
     if "recompute" in chosen:
         policies = sorted({policy for pipeline in plan.pipelines for s in pipeline.stages for policy in s.recompute})
-        notes += [context.overruled("recompute", " and ".join(policies))] * (policies != [chosen["recompute"]])
+        notes += [context.overrule_note("recompute", " and ".join(policies))] * (policies != [chosen["recompute"]])
         plan = _with_recompute(plan, (chosen["recompute"],))
     if chosen.get("schedule", str(plan.schedule)) != str(plan.schedule):
-        notes.append(context.overruled("schedule", plan.schedule))
+        notes.append(context.overrule_note("schedule", plan.schedule))
         plan = replace(plan, schedule=schedule_named(chosen["schedule"]))
     if chosen.get("optimizer_sharding", str(plan.sharding.stage)) != str(plan.sharding.stage):
-        notes.append(context.overruled("optimizer_sharding", plan.sharding.stage))
+        notes.append(context.overrule_note("optimizer_sharding", plan.sharding.stage))
         plan = replace(plan, sharding=replace(plan.sharding, stage=int(chosen["optimizer_sharding"])))
-    with context.blamed():
+    with context.blame_file():
         problem = Problem(context.cluster, model, whole_workload, context.space)
     return ImportedPlan(problem, plan, (*notes, *overrules))
 
 
 def _with_batch(context: ImportContext, plan: Plan, batch: int) -> Plan:
-    """The plan with equally many micro-batches more or fewer in all pipelines, whose sequences are `batch`."""
+    """The plan with another number of micro-batches, the same in all pipelines, so that they have `batch` sequences."""
     size = sum(pipeline.micro_batch_size for pipeline in plan.pipelines)
     if len({pipeline.num_micro_batches for pipeline in plan.pipelines}) > 1:
         context.fail(f"workload.global_batch={batch} is not its own, of unequally many micro-batches; leave it out")
@@ -161,20 +161,20 @@ def _with_recompute(plan: Plan, recompute: Recompute) -> Plan:
 
 
 def _choice(context: ImportContext, key: str) -> str | None:
-    """The user's choice for the whole plan; None where it is left open."""
+    """The user's choice for the whole plan; None if it is left open."""
     word: str = getattr(context.workload, key)
-    return word if key in context.stated and word != AUTO else None
+    return word if key in context.stated_keys and word != AUTO else None
 
 
-def sharded_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
-    """The layout with its parameters sharded within each of a number of groups of consecutive pipelines, or within
-    what `Sharding.groups` names."""
+def shard_within(layout: ImportedPlan, groups: int | str) -> ImportedPlan:
+    """Shard the parameters within `groups`: a number of groups of consecutive pipelines, or a name as in
+    `Sharding.groups`."""
     sharding_groups: str | tuple[tuple[int, ...], ...] = groups if isinstance(groups, str) else ()
     pipelines = layout.plan.pipelines
     if isinstance(groups, int):
-        each = len(pipelines) // groups
+        group_size = len(pipelines) // groups
         sharding_groups = tuple(
-            tuple(d for pipeline in pipelines[k : k + each] for stage in pipeline.stages for d in stage.devices)
-            for k in range(0, len(pipelines), each)
+            tuple(d for pipeline in pipelines[k : k + group_size] for stage in pipeline.stages for d in stage.devices)
+            for k in range(0, len(pipelines), group_size)
         )
     return replace(layout, plan=replace(layout.plan, sharding=Sharding(layout.plan.sharding.stage, sharding_groups)))

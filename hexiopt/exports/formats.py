@@ -1,4 +1,4 @@
-"""What a trainer's and a launcher's format are, and how a format refuses a plan."""
+"""The formats of trainers and launchers, and how a format refuses a plan."""
 
 import shlex
 from abc import ABC, abstractmethod
@@ -22,9 +22,9 @@ from hexiopt.schedules.schedule import Schedule
 class Program:
     """A plan in a trainer's terms.
 
-    `devices` are those of the plan in the order of ranks, `files` the trainer's files by name. Each process runs
-    `python COMMAND`; `setup` is a line of shell that a launcher runs before it, `environment` what it sets. In both
-    texts $HERE is the folder of the files. `notes` say what differs from the plan.
+    `devices` are the plan's in the order of ranks, `files` the trainer's files by name. Each process runs `python
+    COMMAND`; a launcher runs the line of shell `setup` before it and sets the `environment`. In all of them $HERE is
+    the folder of the files. `notes` say what differs from the plan.
     """
 
     devices: tuple[int, ...]
@@ -41,11 +41,11 @@ class Program:
 
 @dataclass(frozen=True)
 class ImportContext:
-    """What an importer is told beside the file called `where`.
+    """The arguments of an importer besides the file, which is called `where`.
 
     `devices` are the cluster's in the order of ranks: those of a rank table (`table`), or all usable ones. `workload`
-    has what the file does not state; its keys in `stated` are the user's word, which goes before the file's. Without a
-    model, the file must state it.
+    has what the file does not state; its `stated_keys` are the user's and override the file. Without a model, the file
+    must state it.
     """
 
     where: str
@@ -54,19 +54,19 @@ class ImportContext:
     model: ModelSpec | None
     workload: Workload
     space: Space
-    stated: frozenset[str] = frozenset()
+    stated_keys: frozenset[str] = frozenset()
     table: bool = False
 
     def fail(self, what: str) -> NoReturn:
         """Refuse the file: `what` ends in the remedy."""
         raise InputError(f"{self.where}: {what}")
 
-    def blamed(self) -> AbstractContextManager[None]:
-        """Where what is made of the file's values refuses them, the error names the file."""
+    def blame_file(self) -> AbstractContextManager[None]:
+        """A context whose InputErrors name the file."""
         return blame(self.where)
 
-    def stated_model(self, name: str) -> ModelSpec:
-        """The model. Raises InputError where none is stated, since files of `name` do not hold one."""
+    def require_model(self, name: str) -> ModelSpec:
+        """The model. Raises InputError where none is given, since files of `name` do not state it."""
         if self.model is None:
             raise InputError(
                 f"model: is missing, and {name} files do not state it; give model=NAME or model=config.json"
@@ -74,24 +74,26 @@ class ImportContext:
         return self.model
 
     def workload_of(self, **values: Any) -> tuple[Workload, tuple[str, ...]]:
-        """The workload with the `values` that the file states, and notes on those that the user overrules.
+        """The workload with the `values` that the file states, and notes on the values that the user overrides.
 
         Raises InputError as `Workload` does.
         """
         overruled = {
-            key: value for key, value in values.items() if key in self.stated and getattr(self.workload, key) != value
+            key: value
+            for key, value in values.items()
+            if key in self.stated_keys and getattr(self.workload, key) != value
         }
-        notes = tuple(self.overruled(key, value) for key, value in overruled.items())
+        notes = tuple(self.overrule_note(key, value) for key, value in overruled.items())
         return replace(self.workload, **{k: v for k, v in values.items() if k not in overruled}), notes
 
-    def overruled(self, key: str, value: Any) -> str:
-        """The note on a value of the file that the user's own replaces."""
+    def overrule_note(self, key: str, value: Any) -> str:
+        """The note on a value of the file that the user overrides."""
         return f"workload.{key}={getattr(self.workload, key)} of the command line replaces {value} of the file"
 
     def ranks_of(self, stated_world: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The devices in the order of ranks, and notes; `stated_world` is the number of ranks that the file states.
 
-        Raises InputError where that is not the number of devices, since another layout would be priced.
+        Raises InputError if the number of devices differs, since another layout would be priced.
         """
         count = len(self.devices)
         if stated_world is None:
@@ -134,7 +136,7 @@ def divides_model(problem: Problem, tp: int) -> bool:
 
 
 def divides_model_and_sequence(problem: Problem, tp: int) -> bool:
-    """As `divides_model`, and the tokens of a sequence, which sequence parallelism cuts too."""
+    """Whether a TP degree divides the model (`divides_model`), and the sequence, as sequence parallelism requires."""
     return divides_model(problem, tp) and problem.workload.seq_len % tp == 0
 
 
@@ -159,9 +161,9 @@ Refuse = Callable[[str, str], NoReturn]
 class Trainer(ABC):
     """A program that trains, as a format of plans.
 
-    `target` is the program with the versions that the format is for; `expresses` says in a few words which plans it
-    takes. `schedules` are those that it runs, the first by preference, each with its word for it, if any; `precisions`
-    those that its files can state.
+    `target` is the program with the versions that the format is for; `expresses` says in a few words which plans the
+    format can state. `schedules` are the schedules that the program runs, the preferred one first, each with the
+    program's word for it, if any; `precisions` are those that its files can state.
     """
 
     name: ClassVar[str]
@@ -170,20 +172,20 @@ class Trainer(ABC):
     schedules: ClassVar[Mapping[Schedule, str]] = {}
     precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = EVEN
-    """Of its preset, all but the schedules: see `preset`."""
+    """The preset without its schedules: see `preset`."""
     can_read: ClassVar[bool] = True
-    """Whether its files are read, too."""
+    """Whether the trainer's files are read, too."""
     optional_sequence_parallelism: ClassVar[bool] = False
-    """Whether it runs TP groups without sequence parallelism too, which others always have."""
+    """Whether the program can run TP groups without sequence parallelism."""
     recomputes_together: ClassVar[bool] = False
-    """Whether it can recompute groups of layers, keeping the input of each group alone."""
+    """Whether the program can recompute groups of layers, keeping only the input of each group."""
 
     @abstractmethod
     def write(self, problem: Problem, plan: Plan) -> Program:
-        """The plan in the trainer's terms. Raises InputError for a plan that the format cannot express."""
+        """Write the plan in the trainer's terms. Raises InputError for a plan that the format cannot express."""
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        """What a file says. Raises InputError for one that is not understood."""
+        """Read the problem and the plan in a file. Raises InputError for a file that is not understood."""
         raise NotImplementedError(f"{self.name} files are not read")
 
     @abstractmethod
@@ -191,16 +193,16 @@ class Trainer(ABC):
         """Whether a TP degree suits the problem's model."""
 
     def unsuitable(self, problem: Problem) -> str | None:
-        """Why no plan of a problem can be expressed, with a remedy; None where some can."""
+        """The reason why no plan of a problem can be expressed, with a remedy; None if some can."""
         return None
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
-        """Values for keys of `space`, `constraints` and `workload` under which the best plan of a problem is
-        expressible, those that are set first."""
+        """The values of keys of `space`, `constraints` and `workload` under which every plan is expressible; the first
+        value of a key is set by default."""
         return {**self.choices, "workload.schedule": tuple(map(str, self.schedules))}
 
     def runs_tp(self, problem: Problem, tp: int) -> bool:
-        """Whether a TP degree suits the model, and the trainer the sequence parallelism of its groups."""
+        """Whether a TP degree suits the model, and the trainer runs the workload's sequence parallelism."""
         has_switch = problem.workload.sequence_parallel or self.optional_sequence_parallelism
         return self.takes_tp(problem, tp) and (tp == 1 or has_switch)
 
@@ -213,16 +215,19 @@ class Trainer(ABC):
         """Raise InputError where the files cannot state the precision of a problem."""
         if problem.workload.precision not in self.precisions:
             *others, last = self.precisions
-            known = f"{', '.join(others)} and {last}"
-            rule = f"{self.name} is written for {known}; plan with workload.precision=bf16"
+            precisions = f"{', '.join(others)} and {last}"
+            rule = f"{self.name} is written for {precisions}; plan with workload.precision=bf16"
             raise InputError(f"export.format: {rule}")
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What a launcher is told beside the plan: where ranks meet (`master`, host:port; None: the first rank's machine),
-    the `folder` that holds the files on every machine, a `job` name, a container `image`, a time limit in minutes, and
-    the scheduler's own names of GPU types (`gpu_names`)."""
+    """The arguments of a launcher besides the plan.
+
+    Ranks meet at `master` (host:port; None: the first rank's machine); `folder` holds the files on every machine;
+    `job` and `image` name the job and the container; `minutes` is the time limit; `gpu_names` has the scheduler's names
+    of GPU types.
+    """
 
     folder: str
     job: str = "plan"
@@ -247,7 +252,7 @@ class Launch:
 
 
 class Launcher(ABC):
-    """A system that starts processes, as a format: `target` and `expresses` as of `Trainer`."""
+    """A system that starts processes, as a format; for `target` and `expresses` see `Trainer`."""
 
     name: ClassVar[str]
     target: ClassVar[str]
@@ -255,9 +260,9 @@ class Launcher(ABC):
 
     @abstractmethod
     def write(self, cluster: Cluster, rows: Sequence[RankRow], program: Program, options: LaunchOptions) -> Launch:
-        """The files that start a program by the rank table. Raises InputError where the launcher cannot."""
+        """Write the files that start a program by the rank table. Raises InputError where the launcher cannot."""
 
 
 def stage_name(pipeline: int, stage: int) -> str:
-    """How a refusal names a stage."""
+    """The name of a stage in refusals."""
     return f"stage {stage} of pipeline {pipeline}"

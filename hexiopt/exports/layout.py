@@ -1,8 +1,8 @@
 """Layouts: the normal form of a plan in the files of other trainers, taken from a plan and made into one.
 
-A layout is a chain of stages, each of them replicas that take equally many samples. Pipelines that are all alike are
-one chain, whose stages have that many times as many replicas. A grid, which is all that most trainers express, is a
-layout whose stages have equally many replicas: their number is the data-parallel degree.
+A layout is a chain of stages; the replicas of a stage take equally many samples. Equal pipelines form one chain, whose
+stages have as many times the replicas. A grid, which is all that most trainers express, is a layout whose stages have
+equally many replicas: their number is the data-parallel degree.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,9 +49,9 @@ class LayoutStage:
 
     def policies(self) -> list[Recompute]:
         """The policy of every layer, range by range."""
-        each = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
+        policy_of_layer = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
         ends = [0, *accumulate(end - first for first, end in self.layers)]
-        return [each[a:b] for a, b in pairwise(ends)]
+        return [policy_of_layer[a:b] for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class JobLayout:
     num_micro_batches: int
     micro_batch_size: int
     folded: bool = False
-    """Whether stages of the plan have replicas, which a grid states as pipelines."""
+    """Whether stages of the plan have replicas, which a grid expresses as pipelines."""
 
     @property
     def num_stages(self) -> int:
@@ -105,7 +105,7 @@ class JobLayout:
         return tuple(d for pipeline in pipelines for group in pipeline for d in group)
 
     def notes(self) -> tuple[str, ...]:
-        """How a grid differs from the plan."""
+        """Notes on how a grid differs from the plan."""
         return ("replicas of a stage are written as data-parallel pipelines of smaller micro-batches",) * self.folded
 
 
@@ -127,7 +127,7 @@ def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: 
 
 
 def layout_of(plan: Plan, refuse: Refuse) -> JobLayout:
-    """The layout that a plan is. Raises InputError, by `refuse`, where its pipelines or replicas differ."""
+    """The layout of a plan. Raises InputError, by `refuse`, where its pipelines or replicas differ."""
     first = plan.pipelines[0]
     for p, pipeline in enumerate(plan.pipelines):
         if len(pipeline.stages) != len(first.stages):
@@ -153,7 +153,7 @@ def layout_of(plan: Plan, refuse: Refuse) -> JobLayout:
 
 
 def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
-    """Refuse a stage whose replicas are unequal, or that differs from `first`, that of the first pipeline."""
+    """Refuse a stage whose replicas are unequal, or that differs from `first`, the same stage of the first pipeline."""
     if isinstance(stage.parallelism, SequenceParallel):
         refuse(f"{name} has a sequence layout", "space.sequence=false")
     if len({(len(replica.devices), replica.samples) for replica in stage.parallelism.replicas}) > 1:
@@ -171,7 +171,7 @@ def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
 
 
 def grid_of(plan: Plan, refuse: Refuse) -> JobLayout:
-    """The grid that a plan is. Raises InputError where it is none."""
+    """The grid of a plan. Raises InputError for a plan that is no grid."""
     layout = layout_of(plan, refuse)
     if len(widths := sorted({stage.dp for stage in layout.stages})) > 1:
         refuse(f"stages have {' or '.join(map(str, widths))} replicas", "space.replicas=false")
@@ -179,14 +179,14 @@ def grid_of(plan: Plan, refuse: Refuse) -> JobLayout:
 
 
 def chain_of(plan: Plan, refuse: Refuse) -> JobLayout:
-    """The layout that a plan is, of stages with one layer range each. Raises InputError where it is none."""
+    """The layout of a plan whose stages have one layer range each. Raises InputError for other plans."""
     if plan.pipelines[0].num_chunks > 1:
         refuse(f"{stage_name(0, 0)} has several layer ranges", "workload.schedule=1f1b")
     return layout_of(plan, refuse)
 
 
 def check_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem, int], bool], refuse: Refuse) -> None:
-    """Raises InputError where a TP degree does not suit the model."""
+    """Raise InputError where a TP degree does not suit the model."""
     for s, stage in enumerate(layout.stages):
         if not takes_tp(problem, stage.tp):
             what = f"{stage_name(0, s)} has TP degree {stage.tp}, which does not divide the model's heads and columns"
@@ -204,7 +204,7 @@ def uniform_tp(problem: Problem, layout: JobLayout, takes_tp: Callable[[Problem,
 
 
 def zero_stage(plan: Plan, allowed: Sequence[int], refuse: Refuse) -> int:
-    """The ZeRO stage of a plan. Raises InputError where it is not `allowed`, or inside groups of devices only."""
+    """The ZeRO stage of a plan. Raises InputError if it is not `allowed`, or if it shards within groups of devices."""
     stage = plan.sharding.stage
     if stage not in allowed:
         refuse(f"it shards with ZeRO-{stage}", f"workload.optimizer_sharding={allowed[0]}")
@@ -227,8 +227,8 @@ def schedule_of(plan: Plan, allowed: Iterable[Schedule], refuse: Refuse) -> Sche
 
 @dataclass(frozen=True, slots=True)
 class BlockRecompute:
-    """`policy` for all layers or, where `block` is stated, for the first `block` layers of every layer range, and none
-    for the others. Of full recompute of all layers, so many of a range are recomputed `together`."""
+    """The recompute policy of all layers or, with a `block`, of the first `block` layers of every layer range; the
+    others have none. With full recompute of all layers, `together` layers of a range are recomputed at once."""
 
     policy: str
     block: int | None = None
@@ -241,21 +241,21 @@ class BlockRecompute:
             return ("full",) if all(starts) else tuple("full" if start else JOINED for start in starts)
         if self.block is None:
             return (self.policy,)
-        each = [k < self.block for first, end in ranges for k in range(end - first)]
-        return (self.policy,) if all(each) else tuple(self.policy if first else "none" for first in each)
+        in_block = [k < self.block for first, end in ranges for k in range(end - first)]
+        return (self.policy,) if all(in_block) else tuple(self.policy if first else "none" for first in in_block)
 
 
 NO_RECOMPUTE = BlockRecompute("none")
 
 
 def first_layers(policies: Sequence[str], policy: str = "full") -> int | None:
-    """The number of first layers that have `policy` where all others have none; None where that is not so."""
-    count = next((k for k, each in enumerate(policies) if each != policy), len(policies))
+    """The number of first layers that have `policy`; None if any later layer has a policy other than none."""
+    count = next((k for k, layer_policy in enumerate(policies) if layer_policy != policy), len(policies))
     return count if set(policies[count:]) <= {"none"} else None
 
 
 def uniform_policy(layout: JobLayout, refuse: Refuse) -> str:
-    """The recompute policy of all layers, full or none. Raises InputError where it is neither."""
+    """The recompute policy of all layers, full or none. Raises InputError for other policies, and for several."""
     policies = sorted({policy for stage in layout.stages for policy in stage.recompute})
     if "selective" in policies:
         refuse("it recomputes selectively", "workload.recompute=full")
@@ -266,13 +266,15 @@ def uniform_policy(layout: JobLayout, refuse: Refuse) -> str:
 
 def block_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     """The recompute of all stages: one policy, full of the first layers, or full of groups of equally many layers.
-    Raises InputError where it is none of them."""
+
+    Raises InputError for anything else.
+    """
     ranges = [(s, policies) for s, stage in enumerate(layout.stages) for policies in stage.policies()]
     every = {policy for _, policies in ranges for policy in policies}
     if len(every) == 1:
         return BlockRecompute(every.pop())
     if JOINED in every:
-        return joined_groups(layout, refuse)
+        return group_recompute(layout, refuse)
     most = max(first_layers(policies) or 0 for _, policies in ranges)
     for s, policies in ranges:
         name, count = stage_name(0, s), first_layers(policies)
@@ -286,8 +288,8 @@ def block_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
     return BlockRecompute("full", most)
 
 
-def joined_groups(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
-    """Full recompute of groups of layers, the last of a range with what is left."""
+def group_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
+    """Full recompute of groups of equally many layers; the last group of a range may be smaller. Raises InputError."""
     lengths = [n for stage in layout.stages for policies in stage.policies() for n in recompute_groups(policies)]
     grouped = BlockRecompute("full", together=max(lengths))
     if any(grouped.of(stage.layers) != stage.recompute for stage in layout.stages):
@@ -300,9 +302,9 @@ def joined_groups(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
 
 
 def plan_of_layout(layout: JobLayout, schedule: Schedule, sharding: int) -> Plan:
-    """The plan that a layout is: of as many pipelines as all stages have replicas, or of one pipeline with replicas.
+    """The plan of a layout: as many pipelines as stages have replicas or, if these numbers differ, one pipeline.
 
-    Raises InputError as the classes of a plan do.
+    Raises InputError as the constructors of plans do.
     """
     if len({stage.dp for stage in layout.stages}) == 1:
         pipelines = tuple(

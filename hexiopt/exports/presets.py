@@ -10,11 +10,11 @@ from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import AUTO
 
 
-def restricted(problem: Problem, trainer: Trainer) -> Problem:
-    """`problem` with the switches of `trainer`'s preset, and a largest TP degree up to which all suit the model.
+def restrict(problem: Problem, trainer: Trainer) -> Problem:
+    """Restrict `problem` to the preset of `trainer`, and to TP degrees up to which all suit the model.
 
-    What the user leaves open is set; what he states otherwise must be among what the format takes. Raises InputError
-    where it is not, and where the format can express no plan of the problem.
+    Values that the user leaves open are set; values that the user states must be among those of the preset. Raises
+    InputError where they are not, and where the format can express no plan of the problem.
     """
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
@@ -38,13 +38,13 @@ def restricted(problem: Problem, trainer: Trainer) -> Problem:
     return replace(problem, space=replace(problem.space, **space), workload=replace(problem.workload, **workload))
 
 
-def _choose(key: str, stated: Any, default: Any, allowed: tuple[Any, ...], name: str) -> Any:
-    if stated in allowed:
-        return stated
-    if stated == default:
+def _choose(key: str, choice: Any, default: Any, allowed: tuple[Any, ...], name: str) -> Any:
+    if choice in allowed:
+        return choice
+    if choice == default:
         return allowed[0]
     choices = " or ".join(_word(value) for value in allowed)
-    raise InputError(f"{key}: {_word(stated)} does not go with space.preset={name}; take {choices}, or leave it out")
+    raise InputError(f"{key}: {_word(choice)} does not go with space.preset={name}; take {choices}, or leave it out")
 
 
 def _word(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""The settings that a Python function gives a configuration, as nested attributes and calls of constructors state them.
+"""The settings that a Python function gives a configuration, by nested attributes and calls of constructors.
 
-Nothing is run: statements are followed in order, and what they cannot say (a value that is computed, an assignment
-under a condition, a call that changes the configuration) stands as `Computed`, so that its reader refuses or names it.
+Nothing is run: statements are followed in order. What cannot be followed (a computed value, an assignment under a
+condition, a call that changes the configuration) becomes `Computed`, so that its reader refuses or names it.
 """
 
 import ast
@@ -33,7 +33,7 @@ class _Configuration:
         return _Configuration(dict(self.values), list(self.bases))
 
     def set(self, name: str, values: dict[str, Any]) -> None:
-        """Replace what stands under `name` by `stated`, names relative to it."""
+        """Replace all values under `name` by `values`, whose names are relative to it."""
         for key in [key for key in self.values if key == name or key.startswith(f"{name}.")]:
             del self.values[key]
         self.values |= {f"{name}.{key}" if key else name: value for key, value in values.items()}
@@ -41,26 +41,28 @@ class _Configuration:
 
 def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     """The settings of the one configuration that a module makes, by dotted names, and the functions outside the file
-    whose configurations it changes. Raises InputError where it makes none, or several."""
+    whose configurations it changes. Raises InputError for no Python, and for several configurations."""
     try:
         module = _Module(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(f"{where}: is neither a Python configuration nor TOML; give one of them") from None
     try:
-        configurations = {name: made for name in module.functions if (made := module.of_function(name)) is not None}
+        configurations = {
+            name: configuration for name in module.functions if (configuration := module.of_function(name)) is not None
+        }
     except RecursionError:
         raise InputError(f"{where}: has expressions nested too deeply; write their values") from None
-    outer = [name for name in configurations if name not in module.called] or list(configurations)
+    outer = [name for name in configurations if name not in module.called_functions] or list(configurations)
     if len(outer) > 1:
         raise InputError(f"{where}: makes {len(outer)} configurations, {', '.join(outer)}; leave the one that runs")
-    made = configurations[outer[0]] if outer else module.at_top
-    return made.values, made.bases
+    configuration = configurations[outer[0]] if outer else module.at_top
+    return configuration.values, configuration.bases
 
 
 class _Module:
     def __init__(self, tree: ast.Module) -> None:
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        self.called: set[str] = set()
+        self.called_functions: set[str] = set()
         self._constants: dict[str, Any] = {}
         self._open: set[str] = set()
         at_top = _Scope(self, {})
@@ -71,7 +73,7 @@ class _Module:
         self.at_top = next(iter(at_top.configurations.values()), _Configuration())
 
     def of_function(self, name: str) -> _Configuration | None:
-        """What a function returns, where that is a configuration."""
+        """The configuration that a function returns; None if it returns something else."""
         if name in self._open:
             return None
         self._open.add(name)
@@ -91,7 +93,7 @@ class _Scope:
         self.returned: _Configuration | None = None
 
     def follow(self, node: ast.stmt) -> None:
-        """Take in a statement."""
+        """Follow one statement."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -101,7 +103,7 @@ class _Scope:
             case ast.Return(value=ast.Name(id=name)) if name in self.configurations:
                 self.returned = self.configurations[name]
             case ast.Return(value=ast.Call() as call):
-                self.returned = self._made(call)
+                self.returned = self._configuration_of(call)
             case ast.Expr(value=ast.Constant()) | ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Assert():
                 pass
             case _:
@@ -113,18 +115,18 @@ class _Scope:
             return
         root, *names = path
         if names:
-            made = self.configurations.setdefault(root, _Configuration())
-            made.set(".".join(names), dict(self._values(value)))
+            configuration = self.configurations.setdefault(root, _Configuration())
+            configuration.set(".".join(names), dict(self._values(value)))
         elif isinstance(value, ast.Attribute) and (aliased := self._path(value)) is not None:
             self._aliases[root] = aliased
         elif isinstance(value, ast.Call):
-            if (made_by := self._made(value)) is not None:
-                self.configurations[root] = made_by
+            if (result := self._configuration_of(value)) is not None:
+                self.configurations[root] = result
         else:
             self.constants[root] = dict(self._values(value)).get("")
 
     def _path(self, node: ast.expr) -> tuple[str, ...] | None:
-        """The root and the attributes of `root.a.b`; a root that stands for attributes of another, by those."""
+        """The root and the attributes of `root.a.b`, with an alias replaced by the attributes that it stands for."""
         names: list[str] = []
         while isinstance(node, ast.Attribute):
             names.insert(0, node.attr)
@@ -133,13 +135,13 @@ class _Scope:
             return None
         return (*self._aliases.get(node.id, (node.id,)), *names)
 
-    def _made(self, call: ast.Call) -> _Configuration | None:
+    def _configuration_of(self, call: ast.Call) -> _Configuration | None:
         """The configuration that a call makes: of a constructor, a function of the file, or one from elsewhere."""
         name = ast.unparse(call.func)
         if name in self._module.functions:
-            self._module.called.add(name)
-            made = self._module.of_function(name)
-            return None if made is None else made.copy()
+            self._module.called_functions.add(name)
+            configuration = self._module.of_function(name)
+            return None if configuration is None else configuration.copy()
         if name.endswith(_CONSTRUCTOR):
             return _Configuration({key: value for key, value in self._values(call) if key})
         return _Configuration(bases=[name])
@@ -159,9 +161,9 @@ class _Scope:
                     for inner, value in self._values(part):
                         yield f"{key}.{inner}" if inner else key, value
             case ast.List(elts=elements) if any(isinstance(element, ast.Call) for element in elements):
-                each = [dict(self._values(element)) for element in elements]
-                yield "", [values.pop("", None) for values in each]
-                for k, values in enumerate(each):
+                tables = [dict(self._values(element)) for element in elements]
+                yield "", [values.pop("", None) for values in tables]
+                for k, values in enumerate(tables):
                     yield from ((f"{k}.{key}", value) for key, value in values.items())
             case ast.Name(id=name) if name in self.constants:
                 yield "", self.constants[name]
@@ -172,8 +174,8 @@ class _Scope:
                     yield "", Computed(ast.unparse(node))
 
     def _set_aside(self, node: ast.stmt) -> None:
-        """What a statement does that cannot be followed: what it assigns is computed; a call stands under its text."""
-        made = next(iter(self.configurations.values()), None)
+        """Record a statement that cannot be followed: its targets become `Computed`, a call stands under its text."""
+        configuration = next(iter(self.configurations.values()), None)
         for inner in ast.walk(node):
             targets = inner.targets if isinstance(inner, ast.Assign) else []
             targets = [inner.target] if isinstance(inner, ast.AugAssign | ast.AnnAssign) else targets
@@ -184,5 +186,5 @@ class _Scope:
                     owner.set(".".join(path[1:]), {"": Computed(under)})
                 elif path[0] in self.constants:
                     self.constants[path[0]] = Computed(path[0])
-        if isinstance(node, ast.Expr) and made is not None:
-            made.values[ast.unparse(node)] = Computed("a call")
+        if isinstance(node, ast.Expr) and configuration is not None:
+            configuration.values[ast.unparse(node)] = Computed("a call")

@@ -1,4 +1,4 @@
-"""The rank table: which process runs on which GPU, and what it is in the plan.
+"""The rank table: the GPU of each process, and its place in the plan.
 
 It stands between trainers, which say what each rank computes, and launchers, which start each rank somewhere.
 """
@@ -53,7 +53,7 @@ class Agent:
 
 
 def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[RankRow, ...]:
-    """The rank table of `plan`; `devices` are those of the plan in the order of ranks."""
+    """The rank table of `plan`; `devices` are the plan's devices in the order of ranks."""
     place = {
         device: (p, s, r, t)
         for p, pipeline in enumerate(plan.pipelines)
@@ -86,7 +86,7 @@ def table_text(rows: Sequence[RankRow]) -> str:
 
 
 def devices_of_table(text: str, cluster: Cluster, where: str) -> tuple[int, ...]:
-    """The devices of `cluster` in the order of ranks, of which only rank, machine and cuda_index are read.
+    """The devices of `cluster` in the order of ranks; only the columns rank, machine and cuda_index are read.
 
     Raises InputError.
     """

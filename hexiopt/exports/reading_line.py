@@ -1,4 +1,4 @@
-"""What was read of another trainer's file, in one line."""
+"""A note of one line on what was read from another trainer's file."""
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -6,7 +6,7 @@ from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import JOINED
 
 
-def what_was_read(problem: Problem, plan: Plan) -> str:
+def reading_note(problem: Problem, plan: Plan) -> str:
     """The model, the degrees, the batch and the choices that an imported problem and its plan have."""
     model, workload, first = problem.model, problem.workload, plan.pipelines[0]
     degrees = {
@@ -18,7 +18,7 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
         "DP": [sum(len(pipeline.stages[0].parallelism.replicas) for pipeline in plan.pipelines)],
         "micro-batch": [stage.parallelism.samples(p.micro_batch_size)[0] for p in plan.pipelines for stage in p.stages],
     }
-    shown = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
+    degrees_in_words = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
     layers = " + ".join(str(stage.num_layers) for stage in first.stages)
     same = len({stage.num_layers for stage in first.stages}) == 1
     policies = {policy for p in plan.pipelines for stage in p.stages for policy in stage.recompute}
@@ -27,17 +27,21 @@ def what_was_read(problem: Problem, plan: Plan) -> str:
     gradients = f"gradients of {workload.states.gradient} bytes"
     parts = [
         f"{model.name} of {model.num_params / 1e9:.2f} B parameters in {model.num_layers} layers",
-        *(f"{name} {shown[name]}" for name in ("TP", "PP", "VP", "DP")),
+        *(f"{name} {degrees_in_words[name]}" for name in ("TP", "PP", "VP", "DP")),
         "EP 1",
         "CP 1",
         *([] if same else [f"stages of {layers} layers"]),
-        f"micro-batch {shown['micro-batch']}",
+        f"micro-batch {degrees_in_words['micro-batch']}",
         f"batch {workload.global_batch}",
         f"sequence {workload.seq_len}",
         f"recompute {recompute}",
         f"{workload.precision} with {gradients}",
         f"ZeRO-{plan.sharding.stage}",
-        *([f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}"] if shown["TP"] != "1" else []),
+        *(
+            [f"sequence parallelism {'on' if workload.sequence_parallel else 'off'}"]
+            if degrees_in_words["TP"] != "1"
+            else []
+        ),
         "no offload",
     ]
     return f"read: {', '.join(parts)}"

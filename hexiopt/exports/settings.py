@@ -1,4 +1,4 @@
-"""The settings in a trainer's file by dotted names, read with their types; all faults of a file are said at once."""
+"""The settings in a trainer's file by dotted names, read with their types; all faults are reported at once."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ def above_one(reason: str) -> Reason:
 
 
 def other_optimizers(names: str, remedy: str) -> Reason:
-    """Why an optimizer is refused that has none of `names` of Adam's."""
+    """The reason why an optimizer is refused whose name is none of `names`, which are Adam's."""
     states = "keeps other states than Adam's two moments in FP32, which alone are modelled"
     return lambda value: None if str(value).lower() in names.split() else f"{states}; {remedy}"
 
@@ -46,17 +46,17 @@ def flat(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[
 
 
 def unknown_key(name: str, known: frozenset[str]) -> str:
-    """Why a key that is not `known` is refused, with what may be meant."""
+    """The reason why a key that is not `known` is refused, with a guess at what is meant."""
     near = did_you_mean(name, known)
     return f"is no key of the format; {near if near.startswith('did you mean') else 'take it out'}"
 
 
 class FileSettings(Ledger):
-    """The settings of a file, with a default of the trainer's for each that is not stated.
+    """The settings of a file, with the trainer's defaults.
 
     Getters do not raise: a value of the wrong kind becomes a fault, and the default is returned. `refuse` raises
-    InputError with all faults, `notes` say what was not read and which defaults were taken. In a closed format, whose
-    keys are `known`, every other one is a fault.
+    InputError with all faults; `notes` say what was not read and which defaults hold. In a closed format, whose keys
+    are `known`, every other key is a fault.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FileSettings(Ledger):
     def of_json(
         cls, text: str, context: ImportContext, vocabulary: Vocabulary, known: frozenset[str] | None = None
     ) -> "FileSettings":
-        """The settings of a JSON file. Raises InputError where it is none."""
+        """The settings of a JSON file. Raises InputError for other text."""
         data = as_mapping(parse(text, context.where, as_json=True), context.where)
         return cls(context, dict(flat(data)), vocabulary, known)
 
@@ -96,7 +96,7 @@ class FileSettings(Ledger):
         return self.word(name, {"true": True, "false": False}, str(default).lower())
 
     def word(self, name: str, choices: Mapping[str, T], default: str) -> T:
-        """What `choices` has for the word, in capitals or not, or for the word `default`."""
+        """The choice under the stated word, in capitals or not, or under `default`."""
         by_word = {word.lower(): choice for word, choice in choices.items()}
         word = str(self._value(name, default)).lower()
         if word not in by_word:
@@ -105,7 +105,7 @@ class FileSettings(Ledger):
         return by_word[word]
 
     def name_in_use(self, *names: str) -> str:
-        """The one of the names of a setting, newest first, that the file has; two are a fault."""
+        """The one of a setting's names, newest first, that the file uses; two are a fault."""
         present = [name for name in names if name in self]
         if len(present) > 1:
             self.fault(" and ".join(present), f"are names of one setting; keep {present[0]}")
@@ -123,12 +123,12 @@ class FileSettings(Ledger):
     # ------------------------------------------------------------------------- faults and notes
 
     def fault(self, what: str, rule: str) -> None:
-        """Refuse the file, when all of it has been read: `what` breaks `rule`, which ends in the remedy."""
+        """Note a fault for `refuse`: `what` breaks `rule`, which ends in the remedy."""
         if (what, rule) not in self._wrong:
             self._wrong.append((what, rule))
 
     def refuse_value(self, name: str, rule: str) -> None:
-        """As `fault`, of the value of a setting."""
+        """Note a fault in the value of a setting, as `fault` does."""
         value = self[name]
         if value == AUTO:
             rule = "is filled in when the training script runs; write the value that it takes"
@@ -144,13 +144,13 @@ class FileSettings(Ledger):
         return [(name, unknown_key(name, self._known)) for name in self.unread() if name not in self._known]
 
     def require(self, sound: bool, what: str, rule: str) -> None:
-        """Refuse the file at once where it is not `sound`, with the other faults."""
+        """Raise InputError at once, with the other faults, unless the file is `sound`."""
         if not sound:
             self.fault(what, rule)
             self.refuse()
 
 
 def script_notes(context: ImportContext, **assumed: Any) -> list[str]:
-    """The note on what the training script sets, and neither the file nor the command line states, as it is assumed."""
-    listed = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated)
-    return [f"not in the file but in the training script, so assumed: {listed}"] if listed else []
+    """The note on values that the training script sets, and that are assumed unless the command line states them."""
+    values = ", ".join(f"workload.{key}={value}" for key, value in assumed.items() if key not in context.stated_keys)
+    return [f"not in the file but in the training script, so assumed: {values}"] if values else []

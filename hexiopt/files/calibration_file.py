@@ -29,7 +29,7 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
 
 
 def calibration_text(calibration: Calibration, head: Sequence[str]) -> str:
-    """The text of the file, after comments."""
+    """The text of the file, with the lines of `head` as comments above."""
     lines = [f"# {line}" for line in head]
     lines += ["compute:  # speed of operators by GPU type, over the cost model's"]
     lines += [f"  {json.dumps(name)}: {factor:.4g}" for name, factor in calibration.compute.items()]

@@ -34,12 +34,12 @@ def read_cluster(path: str | Path) -> Cluster:
 def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """The cluster that a mapping in the file format describes. Raises InputError naming the key.
 
-    A `profile` and a `calibration` are paths relative to `folder`, or the content of such a file; `calibrated` is a
-    record of the calibration that the figures have in them already.
+    A `profile` and a `calibration` are paths relative to `folder`, or the content of such a file; `calibrated` records
+    the calibration that the figures contain already.
     """
     if "synthetic" in section:
         section = resolve_synthetic(section)
-    section.all_known("inter_machine", "machines", "links")
+    section.refuse_nulls("inter_machine", "machines", "links")
     if is_whole(section.raw("gpus", {})):
         remedy = "state how many GPUs there are by num_gpus and count of each machine (docs/clusters.md)"
         section.fail("gpus", f"is not a mapping of GPU types to their figures; {remedy}")
@@ -49,7 +49,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     rate = inter.si("bandwidth_gb_per_s", math.inf)
     latency_s = inter.si("latency_us", DEFAULT_INTER_LATENCY_US * MICROSECOND)
     inter.finish()
-    with inter.building():  # before machines take them
+    with inter.building():  # before machines inherit them
         check_rate(rate, "bandwidth_bytes_per_s")
         check_latency(latency_s, "latency_s")
     machines = machines_from_section(section, types, rate, latency_s)
@@ -62,9 +62,9 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
         cluster = Cluster(name, machines, rate, latency_s, groups, links, profile)
     cluster = cluster.with_speeds(slow.values(), slow.where)
     if record.keys():
-        had = calibration_from_section(record)
-        cluster = cluster.replace(calibrated=tuple(had.factors.items()), calibrated_by=had.source)
-    return cluster if calibration is None else calibration.applied(cluster)
+        calibration = calibration_from_section(record)
+        cluster = cluster.replace(calibrated=tuple(calibration.factors.items()), calibrated_by=calibration.source)
+    return cluster if calibration is None else calibration.apply_to(cluster)
 
 
 def _read_profile(section: Section, folder: Path) -> Profile:
@@ -105,7 +105,7 @@ def _link(entry: Section) -> Link:
     if len(ends) != 2:
         entry.fail("between", "is not a pair; name two machines")
     source, target = ends
-    entry.known(f"the link of {quoted(source)} and {quoted(target)}")
+    entry.refuse_null(f"the link of {quoted(source)} and {quoted(target)}")
     rate, latency_s = entry.si("bandwidth_gb_per_s"), entry.si("latency_us", None)
     entry.finish()
     with entry.building():
@@ -117,12 +117,14 @@ def _link(entry: Section) -> Link:
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """The cluster in the file format with defaults filled in; reading it gives an equal cluster.
-    A memory headroom is left out: it belongs to the plan space."""
+
+    A memory headroom is omitted: it belongs to the plan space.
+    """
     cluster = cluster.with_memory_headroom(0.0)
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)
-    known, full_speed = catalogue(), dict.fromkeys(gpu.at(1.0) for gpu in cluster.types)
+    shipped, full_speed = catalogue(), dict.fromkeys(gpu.at(1.0) for gpu in cluster.types)
     return {
         "name": cluster.name,
         "inter_machine": inter,
@@ -139,9 +141,11 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             for group in cluster.groups
         ],
         "links": [_link_to_dict(link) for link in cluster.links],
-        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in full_speed if known.get(gpu.name) != gpu},
+        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in full_speed if shipped.get(gpu.name) != gpu},
         **({"slow": speeds} if (speeds := cluster.speeds) else {}),
-        **({} if (had := calibration_of(cluster)) is None else {"calibrated": calibration_to_dict(had)}),
+        **(
+            {} if (calibration := calibration_of(cluster)) is None else {"calibrated": calibration_to_dict(calibration)}
+        ),
         **({"profile": profile_to_dict(cluster.profile)} if cluster.profile.entries else {}),
     }
 

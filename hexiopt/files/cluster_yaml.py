@@ -13,10 +13,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def cluster_text(cluster: Mapping[str, Any], head: Sequence[str], notes: Mapping[str, Sequence[str]]) -> str:
-    """The YAML text of a cluster of plain data in the file format: first `head`, as comments, then the cluster with the
-    `notes` of each machine above it.
+    """The YAML text of a cluster, given as plain data in the file format.
 
-    Raises InputError where the file would be larger than the reader accepts.
+    The lines of `head` come first, as comments; the `notes` on each machine, by its name, stand above it. Raises
+    InputError where the file would be larger than the reader accepts.
     """
     lines = [f"# {_one_line(line)}" for line in head]
     for key, value in cluster.items():
@@ -43,21 +43,21 @@ def read_open_cluster(path: str) -> dict[str, Any]:
     if "synthetic" in data:
         raise InputError(f"{path}: synthetic: has no machines of its own; give a file that states them")
     open_parts = ("inter_machine", "machines", "links", "groups")
-    cluster_from_section(Section(data | {key: _stood_in(data[key]) for key in open_parts if key in data}, path))
+    cluster_from_section(Section(data | {key: _fill_nulls(data[key]) for key in open_parts if key in data}, path))
     return data
 
 
-def _stood_in(value: Any, key: str = "") -> Any:
+def _fill_nulls(value: Any, key: str = "") -> Any:
     """`value` with some valid value in place of each null, so that the rest can be checked."""
     if isinstance(value, Mapping):
-        return {name: _stood_in(inner, str(name)) for name, inner in value.items()}
+        return {name: _fill_nulls(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_stood_in(inner) for inner in value]
+        return [_fill_nulls(inner) for inner in value]
     return {"gpu": "cpu", "name": None}.get(key, 1) if value is None else value
 
 
 def unknowns(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The owner and the key of each null: of the network between machines, of each machine, of stated links."""
+    """The owner and the key of each null in the network between machines, the machines and the stated links."""
     for key in nulls(cluster.get("inter_machine", {})):
         yield "between machines", f"inter_machine{key}"
     for machine in cluster["machines"]:
@@ -69,7 +69,7 @@ def unknowns(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _flow(value: Any) -> str:
-    """Plain data on one line; text is quoted where YAML would read it as something else."""
+    """Plain data on one line; text is quoted where YAML would read another value."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -17,9 +17,9 @@ def is_hub_name(text: str) -> bool:
 
 
 def hub_config(name: str) -> Path:
-    """The `config.json` of the model ORG/NAME, in the local cache, where it is put if it was not there.
+    """The `config.json` of the model ORG/NAME in the local cache, downloaded if it was not there.
 
-    Raises InputError, one line saying what was tried.
+    Raises InputError with one line that says what was tried.
     """
     import huggingface_hub as hub
     from huggingface_hub.errors import (

@@ -32,8 +32,8 @@ _MISSPELT = 0.88  # likeness from which an unknown key is taken for another one
 def read_model(path: str | Path) -> ModelSpec:
     """The model of a `config.json`, of the folder with it, of a YAML file with the same keys, or of a name on the Hub.
 
-    A model whose file states no name has the file's, for a `config.json` its folder's, or that on the Hub. Raises
-    InputError.
+    A model whose file states no name is named after the file, a `config.json` after its folder, and a model of the Hub
+    by its name there. Raises InputError.
     """
     file = config_file(path)
     return model_from_config(Section(read_config(file), str(file)), name_of_file(path))
@@ -45,9 +45,9 @@ def read_config(file: str | Path) -> dict[str, Any]:
 
 
 def config_file(path: str | Path) -> Path:
-    """The file of a model: `path`, the `config.json` in the folder `path`, or that of the name ORG/NAME on the Hub.
+    """The file of a model: `path`, the `config.json` in the folder `path`, or the one of ORG/NAME on the Hub.
 
-    Raises InputError where the Hub does not give it.
+    Raises InputError where it cannot be had from the Hub.
     """
     if isinstance(path, str) and is_hub_name(path):
         return hub_config(path)
@@ -56,7 +56,7 @@ def config_file(path: str | Path) -> Path:
 
 
 def name_of_file(path: str | Path) -> str | None:
-    """The name for a model whose file states none; None where the file's and its folder's have no usable name."""
+    """The name for a model whose file states none; None where the file's or folder's name is not usable."""
     if isinstance(path, str) and is_hub_name(path):
         return path
     file = config_file(path)
@@ -69,7 +69,7 @@ def _usable(name: Any) -> bool:
 
 
 def model_from_config(section: Section, name: str | None = None) -> ModelSpec:
-    """The model that a `config.json` mapping describes. Raises InputError: one line with all that is wrong with it.
+    """The model that a `config.json` mapping describes. Raises InputError: one line with all its faults.
 
     Its name is the additional key `name`, else `_name_or_path`, else the argument `name`, else `model_type`.
     """
@@ -100,12 +100,12 @@ def _why_unread(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def _refusal(where: str, faults: list[str]) -> InputError:
-    """All faults in one line, each of which begins with its key."""
+    """One line with all faults, each of which begins with its key."""
     return InputError(f"{where}{'.' if ': ' in where else ': '}{'; also '.join(dict.fromkeys(faults))}")
 
 
 class _Reader:
-    """The `config.json` of a type that is read, and what is wrong with it; a `ConfigFile` for the rules of a row."""
+    """Reads the `config.json` of a known type and collects its faults; a `ConfigFile` for the rules of a row."""
 
     def __init__(self, where: str, config: Mapping[str, Any], kind: str, refused: Mapping[str, str]) -> None:
         self._where = where
@@ -118,7 +118,7 @@ class _Reader:
         self._notes: list[str] = []
 
     def model(self, name: str | None, faults: list[str]) -> ModelSpec:
-        """The model; raises InputError with `faults` and all others of the file."""
+        """The model. Raises InputError with `faults` and all other faults of the file."""
         self._faults += faults
         values: dict[str, Any] = {}
         for field, fact in self._type.facts.items():
@@ -133,7 +133,7 @@ class _Reader:
             values["attention_window"] = self._window(values)
         if "num_layers" not in values:  # a fault already, without which windows cannot be judged
             del self._faults[before:]
-        own_name = self._name(name or self._kind)
+        model_name = self._name(name or self._kind)
         self._head()
         self._own_code()
         self._unread()
@@ -146,7 +146,7 @@ class _Reader:
                 if self._kind != DECODER:
                     self._notes.insert(0, f"model_type {self._kind} is read by its fields: {form.in_words()}")
             notes = (*self._notes, *self._type.notes)
-            return ModelSpec(name=own_name, architecture=architecture, form=form, notes=notes, **values)
+            return ModelSpec(name=model_name, architecture=architecture, form=form, notes=notes, **values)
 
     # What the functions of a row ask
 
@@ -178,7 +178,7 @@ class _Reader:
 
     @contextmanager
     def _collecting(self) -> Iterator[None]:
-        """What the block refuses becomes a fault of the file."""
+        """Collect the InputError that the block raises, if any, as a fault of the file."""
         try:
             yield
         except InputError as error:
@@ -202,7 +202,7 @@ class _Reader:
         return fact.default
 
     def _value(self, field: str, name: str) -> Any:
-        """The value of a key, of the kind that a field has; None where it is absent or null."""
+        """The value of the key `name`, read as `field` requires; None where it is absent or null."""
         if field in RANGES or field in _COUNTS:
             low, high = RANGES.get(field, (0, 1024))
             return self._section.integer(name, at_least=low, at_most=high, default=None)
@@ -214,7 +214,7 @@ class _Reader:
         return self._section.number(name, above=0, at_most=most, default=None)
 
     def _derive(self, values: dict[str, Any]) -> None:
-        """Fill in what follows from other facts, where those are known."""
+        """Fill in the facts that follow from other facts, if those are known."""
         hidden_size, num_heads = values.get("hidden_size"), values.get("num_heads")
         if values.get("mlp_bias", False) is None:
             values["mlp_bias"] = values.get("attention_bias")
@@ -239,7 +239,7 @@ class _Reader:
         return (*(name for name in fact.names if name in self._config), fact.names[0])[0]
 
     def _name(self, default: str) -> Any:
-        """The name of the model, `default` where none is stated; `ModelSpec` checks it."""
+        """The name of the model, by default `default`; `ModelSpec` checks it."""
         self._ledger.get("model_type")
         path = self._ledger.get("_name_or_path")
         return self._config["name"] if "name" in self._ledger else path if _usable(path) else default
@@ -256,7 +256,7 @@ class _Reader:
         return attention_window(self._section, windows, window, num_layers, values.get("max_positions", 0))
 
     def _rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`rope_theta` and `rope_type`, from the keys of transformers before version 5 or since."""
+        """`rope_theta` and `rope_type`, from the keys of transformers 5 or of earlier versions."""
         if not isinstance(self._type.facts.get("rope_theta"), Key) or "rope_theta" not in values:
             return {}
         theta, windows, out = values["rope_theta"], self._type.windows, dict[str, Any]()
@@ -275,15 +275,15 @@ class _Reader:
     # Keys
 
     def _head(self) -> None:
-        """Note another head than one for the next token, which is what is priced."""
+        """Note a head other than the LM head, which is priced in its place."""
         classes = self._config.get("architectures")
-        named = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
-        others = [name for name in named if not any(word in name for word in _LM_HEADS)]
+        names = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+        others = [name for name in names if not any(word in name for word in _LM_HEADS)]
         if others:
             self._notes.append(f"architectures: {', '.join(others)} is priced with an LM head")
 
     def _own_code(self) -> None:
-        """Refuse code of the model's own, unless it is the one that transformers took over under the same name."""
+        """Refuse custom code of the model, unless transformers has adopted it under the same name."""
         classes = self._ledger.get("auto_map")
         if not classes:
             return
@@ -296,23 +296,23 @@ class _Reader:
         self._faults.append(f"auto_map: the model has its own code, of unknown shape; {remedy}")
 
     def _unread(self) -> None:
-        """Refuse the keys that nobody read, all at once; one that is off states nothing, unless it is misspelt."""
+        """Refuse all unread keys at once. A key whose value means "off" passes, unless it looks misspelt."""
         keys = (fact for fact in self._type.facts.values() if isinstance(fact, Key))
-        known = {"name", *(name for key in keys for name in key.names)}
+        read_names = {"name", *(name for key in keys for name in key.names)}
         unread = [
             name
             for name in self._ledger.unread()
-            if self._config[name] not in OFF or get_close_matches(name, known, n=1, cutoff=_MISSPELT)
+            if self._config[name] not in OFF or get_close_matches(name, read_names, n=1, cutoff=_MISSPELT)
             if not any(fault.startswith(f"{name}: ") for fault in self._faults)
         ]
-        hints = [(name, did_you_mean(name, known)) for name in unread]
+        hints = [(name, did_you_mean(name, read_names)) for name in unread]
         near = {name: hint for name, hint in hints if hint.startswith("did you mean")}
         if len(unread) == 1:
             hint = f", {near[unread[0]]}" if near else ""
             self._faults.append(f"{unread[0]}: unknown key{hint}; remove it if it does not change the model's shape")
         elif unread:
-            named = ", ".join(f"{name} ({near[name]})" if name in near else name for name in unread)
-            self._faults.append(f"{named}: unknown keys; remove those that do not change the model's shape")
+            names = ", ".join(f"{name} ({near[name]})" if name in near else name for name in unread)
+            self._faults.append(f"{names}: unknown keys; remove those that do not change the model's shape")
 
 
 def _number(section: Section, key: str, at_most: float, default: float) -> float:

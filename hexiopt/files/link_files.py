@@ -58,10 +58,10 @@ def nonnegative(columns: Sequence[Floats], seconds: Floats) -> list[float]:
 
 @dataclass(frozen=True)
 class NetworkFits:
-    """Sailor's fits: bytes/s by GPU type and by the number of GPUs of a machine that send at once, inside and between
-    machines.
+    """Sailor's fits inside and between machines: bytes/s by GPU type and by the number of GPUs of a machine that send
+    at once.
 
-    They are the rates of large messages, the greatest value of each fit.
+    The rates are those of large messages: the maximum of each fit.
     """
 
     inside: Mapping[str, Mapping[int, float]]
@@ -99,13 +99,13 @@ def read_nccl_tests(path: Path) -> Channel:
     the rate on each link (nccl-tests, doc/PERFORMANCE.md), so rings of any length give the rate of a link.
     Raises InputError where no line has these columns.
     """
-    moved: list[float] = []  # bytes that a link has carried
+    bytes_moved: list[float] = []  # bytes that a link has carried
     times: list[float] = []
     for line in read_text(path).splitlines():
         columns = _COLUMNS.match(line)
         if columns and float(columns[6]) > 0:
             times.append(float(columns[6]) * MICROSECOND)
-            moved.append(float(columns[8]) * GB * times[-1])
-    if len(times) < 2 or max(moved) == 0:
+            bytes_moved.append(float(columns[8]) * GB * times[-1])
+    if len(times) < 2 or max(bytes_moved) == 0:
         raise InputError(f"{path}: has no two lines of sizes and times; give the output of all_gather_perf or the like")
-    return channel_of(np.ones(len(times)), np.array(moved), np.array(times))
+    return channel_of(np.ones(len(times)), np.array(bytes_moved), np.array(times))

@@ -1,4 +1,4 @@
-"""The machines of a cluster file, and of lists outside one: read, and written so that reading gives equal ones."""
+"""The machines of a cluster file or of another list: reads them, and writes them so that reading gives equal ones."""
 
 import math
 from collections.abc import Container, Mapping
@@ -19,9 +19,9 @@ _KEYS = {"num_interfaces": ("network_interfaces",), "intra_links[*]": ("intra_li
 
 def gpus_from_section(section: Section) -> dict[str, Gpu]:
     """The GPU types that a mapping from name to figures defines or changes. Raises InputError naming the key."""
-    known = catalogue()
+    types = catalogue()
     names = section.keys()
-    return {name: gpu_from_section(section.section(name), name, known.get(name)) for name in names}
+    return {name: gpu_from_section(section.section(name), name, types.get(name)) for name in names}
 
 
 def machines_from_section(
@@ -30,19 +30,19 @@ def machines_from_section(
     inter_bandwidth_bytes_per_s: float = math.inf,
     inter_latency_s: float = DEFAULT_INTER_LATENCY_US * MICROSECOND,
 ) -> tuple[Machine, ...]:
-    """The machines of the list `machines`, with the network that is given where they state none.
+    """The machines of the list `machines`; the arguments are the network of machines that state none.
 
     Raises InputError naming the key.
     """
     machines: list[Machine] = []
-    taken: set[str] = set()
+    in_use: set[str] = set()
     num_devices = 0
     entries = section.sections("machines")
     if not entries:
         section.fail("machines", "is empty; state at least one machine")
     for entry in entries:
-        names = _names(entry, taken)
-        entry.known(f"machine {names[0]!r}")
+        names = _names(entry, in_use)
+        entry.refuse_null(f"machine {names[0]!r}")
         count = entry.integer("count", at_least=1, at_most=MAX_MACHINES, default=len(names))
         machine = _read_machine(entry, names[0], extra, inter_bandwidth_bytes_per_s, inter_latency_s)
         if len(names) > 1 and "count" in entry:
@@ -55,23 +55,23 @@ def machines_from_section(
             )
         if count > 1 and machine.host is not None:
             entry.fail("host", f"is one host for {count} machines; write an entry for each")
-        taken.update(names)
+        in_use.update(names)
         if count == len(names):
             with entry.building():
                 machines += [replace(machine, name=name, spec_name=name) for name in names]
             continue
         numbered = [f"{machine.name}-{i}" for i in range(count)]
-        if (twice := next((name for name in numbered if name in taken), None)) is not None:
+        if (twice := next((name for name in numbered if name in in_use), None)) is not None:
             entry.fail("name", f"with its count makes a second machine {twice!r}; give it another name")
-        taken.update(numbered)
+        in_use.update(numbered)
         machines += [replace(machine, name=name) for name in numbered]
     return tuple(machines)
 
 
-def _names(entry: Section, taken: Container[str]) -> list[str]:
-    """The name of the machine, or of each like machine in a node list such as `gpu[01-04,07]`.
+def _names(entry: Section, in_use: Container[str]) -> list[str]:
+    """The name of the machine, or the names in a node list such as `gpu[01-04,07]`, whose machines are equal.
 
-    Names are keys by which the file speaks of its machines, so that none may appear twice. Raises InputError.
+    Names identify machines in the file, so that no name may appear twice. Raises InputError.
     """
     text: str = entry.text("name")
     names = [text]
@@ -81,7 +81,7 @@ def _names(entry: Section, taken: Container[str]) -> list[str]:
         except ValueError as error:
             entry.fail("name", str(error))
     for name in names:
-        if name in taken or names.count(name) > 1:
+        if name in in_use or names.count(name) > 1:
             if name == text:
                 entry.fail("name", "appears twice; give machines and groups different names")
             entry.fail("name", f"lists {name!r}, which appears twice; give machines different names")
@@ -125,7 +125,7 @@ def _intra_link(section: Section, default_latency_s: float) -> IntraLink:
 
 
 def machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
-    """An entry of `count` like machines, with defaults filled in."""
+    """The entry of `count` equal machines, with defaults filled in."""
     return {
         "name": machine.spec_name,
         "gpu": machine.gpu.type_name,
@@ -150,5 +150,5 @@ def machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
 
 
 def finite_gb_per_s(key: str, bytes_per_s: float) -> dict[str, float]:
-    """A bandwidth under its key, unless it is infinite, which files leave out."""
+    """A bandwidth under its key; empty for an infinite one, which files omit."""
     return {key: in_unit(bytes_per_s, GB)} if math.isfinite(bytes_per_s) else {}

@@ -39,8 +39,11 @@ _BY_ITS_PRICER = ("pricer", "status", "lower_bound_s", "gap", "own_lower_bound_s
 
 @dataclass(frozen=True)
 class PlanFile:
-    """The content of a plan file. `solver` is the object of that name as read; a prediction is made anew by pricing, so
-    what another cost model proved of the plan is left out."""
+    """The content of a plan file.
+
+    `solver` is the object of that name as read. The prediction is not read, since pricing makes it anew; nor are the
+    figures in `solver` that come from another cost model.
+    """
 
     problem: Problem
     plan: Plan
@@ -114,7 +117,7 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
 
 
 def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
-    """The solver that found the plan, its search, and its bounds; and the cost model `pricer`, if that is not ours."""
+    """The solver that found the plan, its search and its bounds; and the name `pricer` of another cost model."""
     bound = result.restricted_bound
     restricted = (
         {}
@@ -137,10 +140,9 @@ def solver_to_dict(result: Result, pricer: str = "") -> dict[str, Any]:
 def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> dict[str, Any]:
     """The whole content of a plan file.
 
-    Equal searches give equal files: the seconds that a search took are null there. In a sweep the job's status has
-    them.
+    Equal searches give equal files, so the seconds that a search took are null. In a sweep the job's status has them.
     """
-    made_by = {key: None if key == "runtime_s" else value for key, value in solver.items()}
+    record = {key: None if key == "runtime_s" else value for key, value in solver.items()}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -148,7 +150,7 @@ def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[
         "problem_sha256": problem_sha256(problem),
         **plan_to_dict(plan, problem.cluster),
         "prediction": prediction_to_dict(problem, plan, cost),
-        "solver": made_by,
+        "solver": record,
     }
 
 
@@ -176,7 +178,7 @@ def read_plan(path: str | Path) -> PlanFile:
 
 
 def plan_file_from_section(section: Section) -> PlanFile:
-    """As `read_plan`, of a mapping that a file has. Raises InputError."""
+    """Read the mapping of a plan file as `read_plan` does. Raises InputError."""
     if section.text("format") != FORMAT:
         section.fail("format", f"is not {FORMAT}; give a plan.json written by this program")
     if type(version := section.raw("version")) is not int or version != VERSION:
@@ -196,10 +198,10 @@ def plan_file_from_section(section: Section) -> PlanFile:
 
 
 def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") -> Plan:
-    """A plan for the problem `old` as one for `problem`: the devices of the same names, and as many times the
-    micro-batches as the global batch is larger.
+    """Move a plan for the problem `old` to `problem`: devices keep their names, and the numbers of micro-batches grow
+    with the global batch.
 
-    Raises InputError where the cluster of `problem` lacks a device, and where the batch cannot be spread as it was.
+    Raises InputError where the cluster of `problem` lacks a device, and where a number of micro-batches is not whole.
     """
     data = plan_to_dict(plan, old.cluster)
     batch, before = problem.workload.global_batch, old.workload.global_batch
@@ -241,12 +243,12 @@ def _pipeline(section: Section, cluster: Cluster) -> Pipeline:
 
 
 def _stage(section: Section, cluster: Cluster) -> Stage:
-    named = [key for key in _PARALLELISM if key in section]
-    if len(named) != 1:
+    keys = [key for key in _PARALLELISM if key in section]
+    if len(keys) != 1:
         raise InputError(
-            f"{section.where}: states {' and '.join(named) or 'no devices'}; state devices, replicas or sequence"
+            f"{section.where}: states {' and '.join(keys) or 'no devices'}; state devices, replicas or sequence"
         )
-    parallelism = _PARALLELISM[named[0]](section, cluster)
+    parallelism = _PARALLELISM[keys[0]](section, cluster)
     layers, policy = section.items("layers"), section.raw("recompute", "none")
     nested = layers and all(isinstance(item, list) for item in layers)
     inner = (
@@ -302,7 +304,7 @@ _PARALLELISM: dict[str, Callable[[Section, Cluster], StageParallelism]] = {
 
 
 def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:
-    names = section.each("devices", lambda name: isinstance(name, str), "is not a device; write machine:index")
+    names = section.valid_items("devices", lambda name: isinstance(name, str), "is not a device; write machine:index")
     if not names:
         section.fail("devices", "is empty; name at least one device as machine:index")
     return tuple(cluster.device_index(name, where=section.at("devices")) for name in names)
@@ -312,4 +314,4 @@ def _whole(section: Section, key: str, *, optional: bool = False) -> tuple[int, 
     def is_index(value: Any) -> bool:
         return is_whole(value) and 0 <= value <= 2**31
 
-    return tuple(section.each(key, is_index, "is not a whole number from 0", optional=optional))
+    return tuple(section.valid_items(key, is_index, "is not a whole number from 0", optional=optional))

@@ -17,8 +17,7 @@ from hexiopt.units import MICROSECOND
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface on offer; its rate is per direction, its price is for one interface. Raises InputError where
-    a value breaks its rule."""
+    """A network interface on offer: its rate per direction and its price. Raises InputError for values out of range."""
 
     name: str
     bandwidth_bytes_per_s: float
@@ -33,8 +32,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class PriceList:
-    """Prices per hour of GPUs by type, and machines and network interfaces on offer, with their prices. Raises
-    InputError for a price out of range."""
+    """Prices per hour of GPUs by type, and machines and network interfaces on offer, with their prices.
+
+    Raises InputError for a price out of range.
+    """
 
     gpu_prices: Mapping[str, float]
     machines: tuple[Machine, ...] = ()
@@ -49,7 +50,7 @@ NO_PRICES = PriceList({})
 
 
 def prices_for(problem: Problem, source: str | Path | Mapping[str, Any] | None) -> PriceList:
-    """The price list in a file or a mapping, for a problem; an empty one where there is none. Raises InputError."""
+    """The price list in a file or a mapping, with the GPU types of `problem`; empty for None. Raises InputError."""
     if source is None:
         return NO_PRICES
     types = {gpu.type_name: gpu.at(1.0) for gpu in problem.cluster.types}
@@ -64,12 +65,12 @@ def price_list(section: Section, types: Mapping[str, Gpu]) -> PriceList:
     """
     by_type = section.section("gpu_price_per_hour", optional=True)
     prices = by_type.values()
-    known = dict(types) | gpus_from_section(section.section("gpus", optional=True))
+    known_types = dict(types) | gpus_from_section(section.section("gpus", optional=True))
     for name in prices:
-        find_gpu(name, known, by_type.where)
+        find_gpu(name, known_types, by_type.where)
     machines: tuple[Machine, ...] = ()
     if "machines" in section:
-        machines = machines_from_section(section, known)
+        machines = machines_from_section(section, known_types)
         for machine in machines:
             where = f"{section.at('machines')}: {machine.spec_name}"
             if machine.price_per_hour is None:

@@ -63,10 +63,10 @@ def workload_from_section(section: Section) -> Workload:
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
-    """All fields that are stated, as `workload_from_section` reads them.
+    """All fields that are not None, as `workload_from_section` reads them.
 
-    Sequence parallelism stands there only where there is none: other problems keep the hash that they have in files
-    written before the switch.
+    `sequence_parallel` is written only where it is False, so that other problems keep the hash that they have in files
+    written before that switch existed.
     """
     values = {field.name: getattr(workload, field.name) for field in fields(workload)}
     if workload.sequence_parallel:
@@ -89,8 +89,8 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
 def space_to_dict(space: Space) -> dict[str, Any]:
     """All fields of the space, as plain data.
 
-    Exact switches, uneven chunks and the memory headroom stand there only where they are not the default: other
-    problems keep the hash that they have in files written before there were any.
+    Exact switches, uneven chunks and the memory headroom are written only where they differ from the default, so that
+    other problems keep the hash that they have in files written before these fields existed.
     """
     values = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
     later = (*EXACT_SWITCHES, "uneven_chunks", "memory_headroom")
@@ -101,10 +101,10 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 def space_from_dict(data: Any, where: str) -> Space:
     """The space that `space_to_dict` wrote. Raises InputError."""
     whole = as_mapping(data, where)
-    known = {field.name for field in fields(Space)}
+    names = {field.name for field in fields(Space)}
     for key in whole:
-        if key not in known:
-            raise InputError(f"{where}.{key}: unknown key; {did_you_mean(key, known)}")
+        if key not in names:
+            raise InputError(f"{where}.{key}: unknown key; {did_you_mean(key, names)}")
     bounds = {key: whole[key] for key in BOUNDS if whole.get(key) is not None}
     freedoms = {key: value for key, value in whole.items() if key not in BOUNDS}
     return space_from_sections(Section(freedoms, where), Section(bounds, where))

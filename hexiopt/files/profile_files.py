@@ -102,7 +102,7 @@ def profile_to_dict(profile: Profile) -> Mapping[str, Any]:
 
 
 def _sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
-    """The profile in a file of Sailor's. Raises InputError naming the part that is unknown or cannot be read."""
+    """The profile in a file of Sailor's. Raises InputError that names the unknown or unreadable part."""
     entries = []
     for model, gpus in data.items():
         if model not in _SAILOR_SHAPES:
@@ -127,14 +127,14 @@ def _by_size_and_tp(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
 
 def _sailor_times(layers: Mapping[str, Any], where: str) -> Measured:
     try:
-        each = [(float(forward), float(backward)) for forward, backward, _ in layers.values()]
+        times = [(float(forward), float(backward)) for forward, backward, _ in layers.values()]
     except (AttributeError, TypeError, ValueError):
         raise InputError(f"{where}: is not layers with [forward, backward, update] in s; correct the file") from None
-    if len(each) < 3:
-        raise InputError(f"{where}: has {len(each)} layers; an embedding, layers and a head make at least three")
-    inner = each[1:-1]
+    if len(times) < 3:
+        raise InputError(f"{where}: has {len(times)} layers; an embedding, layers and a head make at least three")
+    inner = times[1:-1]
     layer: Times = fmean(forward for forward, _ in inner), fmean(backward for _, backward in inner)
-    return Measured(each[0], layer, each[-1])
+    return Measured(times[0], layer, times[-1])
 
 
 def _amp_profile(data: Mapping[str, Any], where: str) -> Profile:
@@ -143,8 +143,8 @@ def _amp_profile(data: Mapping[str, Any], where: str) -> Profile:
     for name, seconds in data["forward_s"].items():
         gpu, _, tp = name.partition("_tp")
         if gpu not in _AMP_GPUS or not tp.isdigit():
-            known = [f"{gpu}_tp{degree}" for gpu in _AMP_GPUS for degree in (1, 2, 4)]
-            raise InputError(f"{where}: forward_s.{name}: is not a table of AMP's; {did_you_mean(name, known)}")
+            names = [f"{gpu}_tp{degree}" for gpu in _AMP_GPUS for degree in (1, 2, 4)]
+            raise InputError(f"{where}: forward_s.{name}: is not a table of AMP's; {did_you_mean(name, names)}")
         if not isinstance(seconds, list) or len(seconds) != _MODULES:
             raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; correct the file")
         entries.append(Entry(_AMP_SHAPE, _AMP_GPUS[gpu], int(tp), 1, _amp_times(seconds)))

@@ -19,8 +19,8 @@ def shipped_names(group: str) -> list[str]:
     return sorted(name for name in names if name != _FOR_A_PATH.get(group))
 
 
-def shipped(group: str, name: str) -> dict[str, Any]:
-    """The mapping in the file of the shipped cluster or model `name`. Raises InputError for an unknown name."""
+def read_shipped(group: str, name: str) -> dict[str, Any]:
+    """Read the file of the shipped cluster or model `name`. Raises InputError for an unknown name."""
     names = shipped_names(group)
     if name not in names:
         raise InputError(f"{group}: {quoted(name)} is not known; {did_you_mean(name, names)}")
@@ -29,7 +29,7 @@ def shipped(group: str, name: str) -> dict[str, Any]:
 
 
 def is_shipped(group: str, source: str) -> bool:
-    """Whether `source` names a shipped cluster or model; a user's file is a path with a folder, a suffix, or both.
+    """Whether `source` names a shipped cluster or model, not a user's file: a path with a folder, a suffix, or both.
 
     Raises InputError for a bare word that is neither a shipped name nor a file.
     """

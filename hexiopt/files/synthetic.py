@@ -38,15 +38,15 @@ def _is_count(value: Any) -> bool:
 
 
 def _remedy(key: str, value: Any, inner: Section) -> str:
-    """Why `key` is refused beside synthetic, whose keys are `inner`, and what to state instead."""
+    """Why `key` is refused next to the section `inner`, synthetic, and what to state instead."""
     if _is_count(value) and key in _GPU_COUNTS:
-        each = inner.integer("gpus_per_machine", at_least=1, at_most=1024, default=8)
-        count, rule = -(-value // each), f"is not how a synthetic cluster is stated, which has machines of {each} GPUs"
+        size = inner.integer("gpus_per_machine", at_least=1, at_most=1024, default=8)
+        count, rule = -(-value // size), f"is not how a synthetic cluster is stated, which has machines of {size} GPUs"
     elif _is_count(value) and key in _MACHINE_COUNTS:
         count, rule = value, "is not how the machines of a synthetic cluster are stated"
     elif key in _KEYS:
-        given = f"={value}" if isinstance(value, int | float) else ""
-        return f"belongs in synthetic; state cluster.synthetic.{key}{given}"
+        value_in_words = f"={value}" if isinstance(value, int | float) else ""
+        return f"belongs in synthetic; state cluster.synthetic.{key}{value_in_words}"
     else:
         return f"is nothing that a synthetic cluster has; cluster.synthetic has {', '.join(_KEYS)}"
     return f"{rule}; state cluster.synthetic.num_machines={count}"
@@ -58,18 +58,18 @@ def _expand(section: Section) -> dict[str, Any]:
     inter = section.number("inter_bandwidth_gb_per_s", above=0, at_most=1e5, default=12.5)
     seed = section.integer("seed", at_least=0, at_most=2**32 - 1, default=0)
     mix = section.section("mix") if "mix" in section else Section(DEFAULT_MIX, section.at("mix"))
-    known = catalogue()
+    types = catalogue()
     weights = {name: mix.number(name, at_least=0, at_most=1e6) for name in sorted(mix.keys())}
     for name in weights:
-        if name not in known:
-            mix.fail(name, f"is the weight of an unknown GPU; {did_you_mean(name[:100], known)}")
+        if name not in types:
+            mix.fail(name, f"is the weight of an unknown GPU; {did_you_mean(name[:100], types)}")
     if not sum(weights.values()) > 0:
         section.fail("mix", "has no weight above 0; give one type a weight")
     section.finish()
 
     order = np.random.default_rng(seed).permutation(len(weights))
     names = [list(weights)[k] for k in order]
-    counts = _rounded_shares(num_machines, [weights[name] for name in names])
+    counts = _round_shares(num_machines, [weights[name] for name in names])
     return {
         "inter_machine": {"bandwidth_gb_per_s": inter, "latency_us": 20.0},
         "machines": [
@@ -77,7 +77,7 @@ def _expand(section: Section) -> dict[str, Any]:
                 "name": name,
                 "gpu": name,
                 "num_gpus": gpus_per_machine,
-                "intra_bandwidth_gb_per_s": intra_bandwidth_gb_per_s(known[name]),
+                "intra_bandwidth_gb_per_s": intra_bandwidth_gb_per_s(types[name]),
                 "count": count,
             }
             for name, count in zip(names, counts, strict=True)
@@ -86,7 +86,7 @@ def _expand(section: Section) -> dict[str, Any]:
     }
 
 
-def _rounded_shares(total: int, weights: list[float]) -> list[int]:
+def _round_shares(total: int, weights: list[float]) -> list[int]:
     """Whole shares of `total` in proportion to weights, by the largest-remainder method."""
     whole = sum(weights)
     shares = [total * weight / whole for weight in weights]

@@ -1,4 +1,4 @@
-"""What `hexiopt train` leaves in its folder: the steps of the run, and the operations of one step beside the plan's."""
+"""What `hexiopt train` leaves in its folder: the steps of the run, and the operations of one step and of the plan."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,8 +17,10 @@ _KINDS = ("forward", "backward")
 
 
 def read_steps(folder: Path) -> Frame:
-    """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU. A step trained again, after a
-    restart or from a checkpoint, counts as it was the last time. Raises InputError."""
+    """One row per step: loss in nats per token, gradient norm, seconds, tokens/s, MFU.
+
+    Of a step that was trained again, after a restart or from a checkpoint, the last time counts. Raises InputError.
+    """
     steps = (event for event in _events(folder / METRICS) if event["event"] == "step")
     by_step = {event["step"]: tuple(event[name] for name in _STEP) for event in steps}
     rows = tuple(by_step[step] for step in sorted(by_step))
@@ -43,15 +45,17 @@ def _events(path: Path) -> list[Mapping[str, Any]]:
     return events
 
 
-def trained_plan(folder: Path) -> Path:
+def plan_of_run(folder: Path) -> Path:
     """The plan file that a run trained to its end. Raises InputError."""
     plans = [event["plan"] for event in _events(folder / METRICS) if event["event"] == "restart"]
     return Path(plans[-1] if plans else Section(read_mapping(folder / RUN), str(folder / RUN)).text("plan"))
 
 
 def read_rank_times(run: Path) -> dict[str, float]:
-    """Seconds that each device of a run's last step took for a micro-batch, forward and backward, in all ranges of its
-    layers. `run` is the folder, or its metrics.jsonl. Raises InputError."""
+    """Seconds per micro-batch of each device in a run's last step, forward and backward, over all its layer ranges.
+
+    `run` is the folder of the run, or its metrics.jsonl. Raises InputError.
+    """
     path = run / METRICS if run.is_dir() else run
     times_s: dict[str, float] = {}
     for event in _events(path):
@@ -87,5 +91,5 @@ def _operations(events: list[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
             measured = name.startswith("measured")
             number = int(name.removeprefix("measured: ").split()[1])
             stage = stages[event["pid"], event["tid"]].removeprefix("stage ")
-            start_s, took_s = event["ts"] * MICROSECOND, event["dur"] * MICROSECOND
-            yield measured, number, stage, event["cat"], event["args"]["micro_batch"], start_s, start_s + took_s
+            start_s, duration_s = event["ts"] * MICROSECOND, event["dur"] * MICROSECOND
+            yield measured, number, stage, event["cat"], event["args"]["micro_batch"], start_s, start_s + duration_s

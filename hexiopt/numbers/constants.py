@@ -35,7 +35,7 @@ def constants() -> Mapping[str, Constant]:
 
 
 def _read(section: Section, name: str) -> Constant:
-    found = Constant(
+    fitted = Constant(
         name,
         section.number("value", at_least=0, at_most=1e9),
         section.text("unit"),
@@ -43,7 +43,7 @@ def _read(section: Section, name: str) -> Constant:
         section.text("fitted_on"),
     )
     section.finish()
-    return found
+    return fitted
 
 
 def constant_values() -> dict[str, float]:
@@ -52,15 +52,17 @@ def constant_values() -> dict[str, float]:
 
 
 def constant(section: Section, key: str, values: Mapping[str, float] | None = None) -> float:
-    """The number under `key`, or the value of the constant that it names: of `values`, else of the calibration.
+    """The number under `key`, or the value of the constant that it names, in `values` or else in the calibration.
 
-    Raises InputError where it names none.
+    Raises InputError for an unknown name.
     """
-    stated = section.raw(key)
-    if not isinstance(stated, str):
+    number_or_name = section.raw(key)
+    if not isinstance(number_or_name, str):
         number: float = section.number(key, at_least=0, at_most=1e9)
         return number
-    known = constant_values() if values is None else values
-    if stated not in known:
-        raise InputError(f"{section.at(key)}: {stated!r} is no fitted constant; {did_you_mean(stated, known)}")
-    return known[stated]
+    table = constant_values() if values is None else values
+    if number_or_name not in table:
+        raise InputError(
+            f"{section.at(key)}: {number_or_name!r} is no fitted constant; {did_you_mean(number_or_name, table)}"
+        )
+    return table[number_or_name]

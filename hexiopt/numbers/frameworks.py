@@ -40,13 +40,18 @@ class Framework:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the lower bounds and proofs of this project hold for what it takes: each of its sums and gathers
-        begins no earlier than the last backward of every device in it, and no recomputing shortens a step."""
+        """Whether this project's lower bounds and proofs hold for the framework.
+
+        They do where each of its sums and gathers begins no earlier than the last backward of every device in it, and
+        no recomputing shortens a step.
+        """
         return self.gradient_sums != "beside" and not self.overlaps_weights
 
     def share_after_backward(self, sharding_stages: Sequence[int], gradient_bytes: float, weight_bytes: float) -> float:
-        """Of what is summed once a step, and gathered after it, the least share that follows the last backward, for
-        plans of any of these ZeRO stages. Gathers follow the optimiser."""
+        """The least share, of what is summed once a step and gathered after it, that follows the last backward.
+
+        It holds for plans of any of `sharding_stages` (ZeRO). Gathers follow the optimiser.
+        """
         early = [stage for stage in sharding_stages if stage < 2]
         if self.gradient_sums == "after" or not early:
             return 1.0
@@ -72,13 +77,13 @@ def fitted_constants(name: str) -> set[str]:
     file = Section(read_mapping(_TABLE), _TABLE.name)
     section = file.section("frameworks").section(name)
     casts = file.section("casts").section(section.text("casts"))
-    stated = [one.raw(key) for one in (section, casts) for key in one.keys()]  # noqa: SIM118
-    return {value for value in stated if isinstance(value, str) and value in constant_values()}
+    content = [part.raw(key) for part in (section, casts) for key in part.keys()]  # noqa: SIM118
+    return {value for value in content if isinstance(value, str) and value in constant_values()}
 
 
 def _read(section: Section, name: str, values: Mapping[str, float], casts: Section) -> Framework:
-    own = casts.section(section.text("casts", choices=casts.keys()))
-    found = Framework(
+    cast_bytes = casts.section(section.text("casts", choices=casts.keys()))
+    framework = Framework(
         name,
         section.flag("sequence_parallel"),
         section.flag("recompute_stops_early"),
@@ -91,10 +96,14 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
         constant(section, "contention", values),
         constant(section, "layer_host_us", values) * MICROSECOND,
         constant(section, "holder_us", values) * MICROSECOND,
-        {precision: constant(own, precision, values) for precision in QUANTIZED_BYTES if precision in own},
+        {
+            precision: constant(cast_bytes, precision, values)
+            for precision in QUANTIZED_BYTES
+            if precision in cast_bytes
+        },
     )
     section.finish()
-    return found
+    return framework
 
 
 def default_framework() -> Framework:
@@ -103,6 +112,6 @@ def default_framework() -> Framework:
 
 
 def calibration_sha256() -> str:
-    """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
+    """SHA-256 of the constants of the cost model, so that a plan file says which constants priced the plan."""
     framework = asdict(default_framework())
     return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

@@ -65,11 +65,11 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU type. Rates are dense, with FP32 accumulation, in FLOP/s and bytes/s; None where it has none.
+    """A GPU type. Rates are dense, with FP32 accumulation, in FLOP/s and bytes/s; None for arithmetic that it lacks.
 
     `flops_fp16` may use tensor cores; `process_memory_bytes` is what a process can allocate, and `memory_headroom` the
-    share of it that plans must leave free. `full_speed` is the type of one that runs at a share of its speed (`at`),
-    else None.
+    share of it that plans must leave free. `full_speed` is the type at full speed, of a GPU that runs at a share of its
+    speed (`at`), else None.
     """
 
     name: str
@@ -98,31 +98,32 @@ class Gpu:
 
     @property
     def usable_memory_bytes(self) -> float:
-        """Bytes that a plan may fill, the reserve of the memory model included: every limit is read here."""
+        """Bytes that a plan may fill, the reserve of the memory model included; every memory limit comes from here."""
         return self.process_memory_bytes * (1.0 - self.memory_headroom)
 
     def leaving(self, memory_headroom: float) -> "Gpu":
-        """The type where plans must leave that share of the memory of a process free, whatever it was before."""
+        """The type with another `memory_headroom`."""
         full = None if self.full_speed is None else self.full_speed.leaving(memory_headroom)
         return replace(self, memory_headroom=memory_headroom, full_speed=full)
 
     @property
     def type_name(self) -> str:
-        """The name of its type, also where it runs at a share of its speed."""
+        """The name of the type at full speed."""
         return (self.full_speed or self).name
 
     @property
     def speed(self) -> float:
-        """The share of its type's speed at which it runs."""
+        """The share of its type's full speed at which it runs."""
         return 1.0 if self.full_speed is None else self.flops_fp32 / self.full_speed.flops_fp32
 
     def at(self, speed: float) -> "Gpu":
-        """The type at that share of its full speed: all its rates, and the launch of operators."""
+        """The type at a share `speed` of its full speed: all its rates, and the launch of operators."""
         full = self.full_speed or self
         if speed == 1.0:
             return full
         rates: dict[str, Any] = {
-            f"flops_{one}": None if (rate := full.peak_flops(one)) is None else rate * speed for one in PRECISIONS
+            f"flops_{precision}": None if (rate := full.peak_flops(precision)) is None else rate * speed
+            for precision in PRECISIONS
         }
         efficiency = replace(full.efficiency, launch_s=full.efficiency.launch_s / speed)
         hbm = full.hbm_bytes_per_s * speed
@@ -131,7 +132,7 @@ class Gpu:
 
     @property
     def is_module(self) -> bool:
-        """Whether it is a module on a board with fast links between all GPUs, rather than a card."""
+        """Whether the GPU is a module on a board with fast links between all GPUs, rather than a card."""
         return self.link.startswith(("nvlink", "infinity_fabric"))
 
 
@@ -154,12 +155,12 @@ def calibrated_catalogue(values: Mapping[str, float]) -> Mapping[str, Gpu]:
 
 
 def fitted_efficiency(name: str) -> dict[str, str]:
-    """Of a type of the catalogue, the fields of its efficiency that are fitted constants, and their names."""
+    """The fields of a catalogue type's efficiency that are fitted constants, with the names of the constants."""
     section = _table().section("types").section(name)
     family = _table().section("families").section(section.text("family")).section("efficiency")
-    own = section.section("efficiency", optional=True)
-    stated = {key: (own if key in own else family).raw(key) for key in {*family.keys(), *own.keys()}}
-    return {key: value for key, value in stated.items() if isinstance(value, str)}
+    entry = section.section("efficiency", optional=True)
+    content = {key: (entry if key in entry else family).raw(key) for key in {*family.keys(), *entry.keys()}}
+    return {key: value for key, value in content.items() if isinstance(value, str)}
 
 
 def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
@@ -195,7 +196,7 @@ def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
 
 
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
-    """`gpu` in file units, every value that it has stated, as `gpu_from_section` reads it.
+    """`gpu` in file units with all its values, as `gpu_from_section` reads them.
 
     Reading it back gives an equal Gpu, bit for bit, for every Gpu that was itself read from file units.
     """
@@ -204,7 +205,7 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
     known = catalogue().get(gpu.name, gpu)
     for precision in PRECISIONS:
         rate = gpu.peak_flops(precision)
-        # Said only where it says something, so that problems without them keep their text and hash.
+        # Written only where known, so that problems without them keep their text and hash.
         if precision not in ("mxfp8", "nvfp4") or rate is not None or known.peak_flops(precision) is not None:
             out[f"tflops_{precision}"] = None if rate is None else in_unit(rate, TFLOP, 15)
     return out | {
@@ -236,7 +237,7 @@ def _read(
 ) -> Gpu:
     """The type of `section` over `base`, or over `family` without one. Raises InputError."""
     rates = _rates(section, base)
-    memory = _stated(section, "memory_gib", GIB, base.memory_bytes if base else None, 4096)
+    memory = _si_number(section, "memory_gib", GIB, base.memory_bytes if base else None, 4096)
     usable = memory * (base.process_memory_bytes / base.memory_bytes if base else _USABLE_FRACTION)
     if base and memory == base.memory_bytes:
         usable = base.process_memory_bytes
@@ -258,8 +259,8 @@ def _read(
         flops_tf32=rates["tf32"],
         flops_fp32=rates["fp32"] or 0,
         memory_bytes=memory,
-        process_memory_bytes=_stated(section, "usable_memory_gib", GIB, min(usable, memory), memory / GIB),
-        hbm_bytes_per_s=_stated(section, "hbm_gb_per_s", GB, base.hbm_bytes_per_s if base else None, 1e5),
+        process_memory_bytes=_si_number(section, "usable_memory_gib", GIB, min(usable, memory), memory / GIB),
+        hbm_bytes_per_s=_si_number(section, "hbm_gb_per_s", GB, base.hbm_bytes_per_s if base else None, 1e5),
         link=section.text("link", choices=LINKS, default=link),
         flash_attention=section.flag("flash_attention", flash),
         peer_to_peer=section.flag("peer_to_peer", peer),
@@ -277,7 +278,7 @@ def _rates(section: Section, base: Gpu | None) -> dict[str, float | None]:
     """FLOP/s by precision, as `gpu_from_section` describes."""
     rates = {precision: base.peak_flops(precision) if base else None for precision in PRECISIONS}
     stated_16bit = "tflops_bf16" in section or "tflops_fp16" in section
-    both = _stated(section, "tflops", TFLOP, 0.0 if base or stated_16bit else None, 1e5)
+    both = _si_number(section, "tflops", TFLOP, 0.0 if base or stated_16bit else None, 1e5)
     if both:
         rates["fp16"] = both
         if base is None or base.flops_bf16 is not None:
@@ -289,50 +290,50 @@ def _rates(section: Section, base: Gpu | None) -> dict[str, float | None]:
             rates[precision] = None if value is None else value * TFLOP
     fastest = max(rates["bf16"] or 0, rates["fp16"] or 0)
     fp32 = rates["fp32"] or (fastest / TFLOP * _FP32_OVER_16BIT * TFLOP) or None
-    rates["fp32"] = _stated(section, "tflops_fp32", TFLOP, fp32, 1e5)
+    rates["fp32"] = _si_number(section, "tflops_fp32", TFLOP, fp32, 1e5)
     return rates
 
 
 def _efficiency(section: Section, base: Efficiency, values: Mapping[str, float] | None) -> Efficiency:
-    """What `section` states over `base`; `power` slows or speeds everything that the power limit holds back.
+    """`base` with what `section` states; `power` is a factor of everything that the power limit holds back.
 
-    With `values`, of the catalogue, names of constants may stand for numbers.
+    With `values`, as in the catalogue, names of constants may stand for numbers.
     """
 
     def number(key: str, at_most: float, default: float | None) -> float | None:
         if values is not None and isinstance(section.raw(key, None), str):
             return constant(section, key, values)
-        found: float | None = section.number(key, above=0, at_most=at_most, default=default)
-        return found
+        value: float | None = section.number(key, above=0, at_most=at_most, default=default)
+        return value
 
     power = number("power", 2, 1.0) or 1.0
 
-    def stated(key: str) -> float | None:
-        own, usual = key in section, getattr(base, key)
+    def share(key: str) -> float | None:
+        overrides, usual = key in section, getattr(base, key)
         # A share that a type states is what it reaches; only that of NVFP4 is stated for several types together.
-        held_back = key == "nvfp4_max" if own else usual is not None and key != "memory_max"
-        found = number(key, 1, usual)
-        return min(1.0, found * power) if held_back and found is not None else found
+        held_back = key == "nvfp4_max" if overrides else usual is not None and key != "memory_max"
+        value = number(key, 1, usual)
+        return min(1.0, value * power) if held_back and value is not None else value
 
     def fraction(key: str) -> float:
-        value = stated(key)
+        value = share(key)
         assert value is not None, "only fields with a default may be left out"
         return value
 
     out = Efficiency(
         gemm_max=fraction("gemm_max"),
-        gemm_half_flops=_stated(section, "gemm_half_gflop", GFLOP, base.gemm_half_flops, 1e6, zero=True),
+        gemm_half_flops=_si_number(section, "gemm_half_gflop", GFLOP, base.gemm_half_flops, 1e6, zero=True),
         attention_max=fraction("attention_max"),
         memory_max=fraction("memory_max"),
-        launch_s=_stated(section, "launch_us", MICROSECOND, base.launch_s, 1e5, zero=True),
-        **{key: stated(key) for key in _OPTIONAL},
+        launch_s=_si_number(section, "launch_us", MICROSECOND, base.launch_s, 1e5, zero=True),
+        **{key: share(key) for key in _OPTIONAL},
     )
     section.finish()
     return out
 
 
 def _family_efficiency(family: Section, peak_flops: float, values: Mapping[str, float] | None) -> Efficiency:
-    """A family's efficiency at that peak: the GEMM of half rate is what `gemm_fill_us` does at the peak."""
+    """A family's efficiency at a peak: the GEMM of half rate has the FLOP of `gemm_fill_us` at the peak."""
     section = family.section("efficiency")
     fill_us = section.number("gemm_fill_us", at_least=0, at_most=1e5)
     half_gflop = float(f"{fill_us * MICROSECOND * peak_flops / GFLOP:.4g}")
@@ -348,8 +349,10 @@ def _family_efficiency(family: Section, peak_flops: float, values: Mapping[str, 
     return out
 
 
-def _stated(section: Section, key: str, unit: float, default: float | None, most: float, zero: bool = False) -> float:
-    """`key` in units inside; where absent, `default` (already inside), or InputError without one."""
+def _si_number(
+    section: Section, key: str, unit: float, default: float | None, most: float, zero: bool = False
+) -> float:
+    """The number under `key` in SI units; where absent, `default`, in SI units, or InputError without one."""
     limits: dict[str, Any] = {"at_least" if zero else "above": 0, "at_most": most}
     if default is not None:
         limits["default"] = default
@@ -358,7 +361,7 @@ def _stated(section: Section, key: str, unit: float, default: float | None, most
 
 
 def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:
-    """What `name` may have meant: types with all its words (`A100`, `GeForce RTX 3090`), else near ones."""
+    """A hint at what `name` may mean: types with all its words (`A100`, `GeForce RTX 3090`), else near ones."""
     plain = re.sub(r"nvidia|geforce|tesla|quadro", " ", name.lower())
     plain = re.sub(r"(sxm)\d", r"\1", re.sub(r"(\d)(ti\b)", r"\1_\2", plain))
     words = re.findall(r"[a-z0-9]+", plain)

@@ -30,7 +30,7 @@ _TYPE_GB_PER_S = {"a800_80gb_sxm": 200.0, "h800_80gb_sxm": 200.0, "mi250": 50.0,
 
 def intra_bandwidth_gb_per_s(gpu: Gpu) -> float:
     """Usual GB/s between two GPUs of a type in one machine, per direction. KeyError for an unknown link."""
-    stated = _TYPE_GB_PER_S.get(gpu.name)
-    if stated is not None:
-        return stated
+    gb_per_s = _TYPE_GB_PER_S.get(gpu.name)
+    if gb_per_s is not None:
+        return gb_per_s
     return _LINK_GB_PER_S[gpu.link] * (1.0 if gpu.peer_to_peer else _STAGED_SHARE)

@@ -46,8 +46,10 @@ class OptimizerKind:
     moments: str
 
     def states(self, weight: int, gradient: int) -> StateBytes:
-        """The states of a parameter whose weight and gradient have so many bytes: 16-bit weights have an FP32 master
-        weight as well."""
+        """The states of a parameter, given the bytes of its weight and gradient.
+
+        16-bit weights have an FP32 master weight as well.
+        """
         master = 4 if weight == 2 else 0
         return StateBytes(weight, gradient, master, self.moment_bytes, self.traffic_bytes, self.moments)
 

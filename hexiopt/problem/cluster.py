@@ -42,10 +42,10 @@ TITLE_RULE = f"is not a name; use up to {MAX_TITLE} printable characters"
 class Cluster(Value):
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
-    `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite where it is
-    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times. `calibrated` has
-    the factors that a `Calibration` put into GPU types and rates, by name, `calibrated_by` what they were fitted to.
-    Raises InputError where a value breaks its rule.
+    `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite: not stated),
+    `inter_latency_s` the latency between them. `profile` has measured layer times. `calibrated` has the factors, by
+    name, that a `Calibration` put into GPU types and rates, `calibrated_by` what they were fitted to. Raises InputError
+    where a value breaks its rule.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Cluster(Value):
             self._join_by_links(where)
 
     def _join_by_links(self, where: str) -> None:
-        """Give machines without a network rate interfaces that all their links fill together.
+        """Give machines without a network rate interfaces as fast as all their links together.
 
-        That suits the parts of one box, which links join in pairs. Raises FieldError where a pair has no link.
+        This suits the parts of one box, which links join in pairs. Raises FieldError where a pair has no link.
         """
         if (pair := unlinked_pair(self.machines, self._names, self.links)) is not None:
             or_link = f", or the link from {pair[0]} to {pair[1]}" if self.links else ""
@@ -101,13 +101,15 @@ class Cluster(Value):
             first = self.machines[span[0]]
             for i, m in enumerate(span):
                 machine = self.machines[m]
-                if len(span) > 1 and (machine.name != f"{name}-{i}" or not _alike(machine, first)):
-                    said = f"{where}: machine {machine.name}: spec_name: {name!r} is shared by {len(span)} machines"
-                    raise InputError(f"{said}; make them equal but for the names {name}-0, {name}-1, ...")
-            own = {name, *(self.machines[m].name for m in span)}
-            if not names.isdisjoint(own):
-                raise InputError(f"{where}: machine {min(names & own)}: appears twice; give machines different names")
-            names |= own
+                if len(span) > 1 and (machine.name != f"{name}-{i}" or not _equal_at_full_speed(machine, first)):
+                    shared = f"{where}: machine {machine.name}: spec_name: {name!r} is shared by {len(span)} machines"
+                    raise InputError(f"{shared}; make them equal but for the names {name}-0, {name}-1, ...")
+            spec_names = {name, *(self.machines[m].name for m in span)}
+            if not names.isdisjoint(spec_names):
+                raise InputError(
+                    f"{where}: machine {min(names & spec_names)}: appears twice; give machines different names"
+                )
+            names |= spec_names
         for g, group in enumerate(self.groups):
             if group.name in names:
                 rule = "appears twice; give machines and groups different names"
@@ -157,10 +159,10 @@ class Cluster(Value):
                     nic_latency_s=DEFAULT_INTER_LATENCY_US * MICROSECOND,
                 )
                 names = [f"{spec}-{i}" for i in range(number)] if number > 1 else [spec]
-                machines += [machine.replace(name=own) for own in names]
+                machines += [machine.replace(name=machine_name) for machine_name in names]
         if len(machines) > 1 and inter_gb_per_s == math.inf:
-            said = f"cluster: inter_gb_per_s: is missing for {len(machines)} machines"
-            raise InputError(f"{said}; state GB/s per machine and direction")
+            missing = f"cluster: inter_gb_per_s: is missing for {len(machines)} machines"
+            raise InputError(f"{missing}; state GB/s per machine and direction")
         return cls(name, tuple(machines), inter_gb_per_s * GB, DEFAULT_INTER_LATENCY_US * MICROSECOND)
 
     def __repr__(self) -> str:
@@ -190,37 +192,37 @@ class Cluster(Value):
     def first_device(self) -> NDArray[np.int64]:
         """The first device of each machine [num_machines]."""
         sizes = [machine.num_gpus for machine in self.machines]
-        return _frozen(np.cumsum([0, *sizes[:-1]], dtype=np.int64))
+        return _freeze(np.cumsum([0, *sizes[:-1]], dtype=np.int64))
 
     @cached_property
     def machine_of(self) -> NDArray[np.int64]:
         """The machine of each device [num_devices]."""
         sizes = [machine.num_gpus for machine in self.machines]
-        return _frozen(np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
+        return _freeze(np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
 
     @cached_property
     def index_in_machine(self) -> NDArray[np.int64]:
         """The index of each device in its machine [num_devices]."""
-        return _frozen(np.arange(self.num_devices, dtype=np.int64) - self.first_device[self.machine_of])
+        return _freeze(np.arange(self.num_devices, dtype=np.int64) - self.first_device[self.machine_of])
 
     @cached_property
     def types(self) -> tuple[Gpu, ...]:
-        """The distinct GPU types, slow ones by themselves, in the order of the machines."""
+        """The distinct GPU types in the order of the machines; a slow GPU has a type of its own."""
         return tuple(dict.fromkeys(gpu for machine in self.machines for gpu in machine.types))
 
     @cached_property
     def type_of(self) -> NDArray[np.int64]:
         """The number in `types` of each device's type [num_devices]."""
         number = {gpu: k for k, gpu in enumerate(self.types)}
-        found = np.array([number[machine.gpu] for machine in self.machines], dtype=np.int64)[self.machine_of]
+        types = np.array([number[machine.gpu] for machine in self.machines], dtype=np.int64)[self.machine_of]
         for m, machine in enumerate(self.machines):
             for index, _ in machine.slow:
-                found[self.first_device[m] + index] = number[machine.gpus[index]]
-        return _frozen(found)
+                types[self.first_device[m] + index] = number[machine.gpus[index]]
+        return _freeze(types)
 
     @cached_property
     def is_linked(self) -> bool:
-        """Whether stated links join all pairs of machines, so that no rate of an interface matters."""
+        """Whether stated links join all pairs of machines, so that the rates of interfaces do not matter."""
         return unlinked_pair(self.machines, self._names, self.links) is None
 
     @cached_property
@@ -264,14 +266,14 @@ class Cluster(Value):
         return int(self.first_device[span[0]]) + int(digits)
 
     def devices_named(self, name: str, where: str = "device") -> Sequence[int]:
-        """The devices of the machine or the spec called `name`, or of the machines that a node list names, as cluster
-        files and tables write them: `a`, `gpu-[01-04,07]`; or those of them with the indices after a colon: `a:3`,
+        """The devices of the machine or the spec called `name`, or of the machines in a node list, as cluster files and
+        tables write them: `a`, `gpu-[01-04,07]`; with indices after a colon only these devices: `a:3`,
         `gpu-[01-04]:0-3,6`.
 
         Raises InputError naming `where` for anything else, with the closest machine.
         """
         if set(name) & set("[],") or "-" in name.partition(":")[2]:
-            return self._listed(name, where)
+            return self._expand_names(name, where)
         if ":" in name:
             device = self.device_index(name, where)
             return range(device, device + 1)
@@ -282,7 +284,7 @@ class Cluster(Value):
         first, last = int(self.first_device[span[0]]), int(self.first_device[span[-1]])
         return range(first, last + self.machines[span[-1]].num_gpus)
 
-    def _listed(self, text: str, where: str) -> list[int]:
+    def _expand_names(self, text: str, where: str) -> list[int]:
         machines, colon, indices = text.partition(":")
         try:
             names = expand(machines)
@@ -293,9 +295,11 @@ class Cluster(Value):
 
     @property
     def speeds(self) -> dict[str, float]:
-        """The machines and devices that run at a share of their type's speed, and that share."""
-        found = {machine.name: machine.gpu.speed for machine in self.machines if machine.gpu.full_speed is not None}
-        return found | {f"{machine.name}:{i}": speed for machine in self.machines for i, speed in machine.slow}
+        """The shares of their type's speed at which slow machines and devices run, by their names."""
+        slow_machines = {
+            machine.name: machine.gpu.speed for machine in self.machines if machine.gpu.full_speed is not None
+        }
+        return slow_machines | {f"{machine.name}:{i}": speed for machine in self.machines for i, speed in machine.slow}
 
     def with_speeds(self, speeds: Mapping[str, float], where: str = "slow") -> "Cluster":
         """The cluster with these machines and devices (`machine:index`) at these shares of their type's full speed.
@@ -310,11 +314,11 @@ class Cluster(Value):
                 machine[int(self.index_in_machine[device])] = speed
         if not by_machine:
             return self
-        machines = (one.with_speeds(by_machine[m]) if m in by_machine else one for m, one in enumerate(self.machines))
+        machines = (m.with_speeds(by_machine[k]) if k in by_machine else m for k, m in enumerate(self.machines))
         return self.replace(machines=tuple(machines))
 
     def with_memory_headroom(self, share: float) -> "Cluster":
-        """The cluster on whose GPUs plans must leave `share` of the memory of a process free: see `Gpu.leaving`."""
+        """The cluster with a memory headroom of `share` on all GPUs: see `Gpu.leaving`."""
         types = dict.fromkeys(machine.gpu for machine in self.machines)
         if all(gpu.memory_headroom == share for gpu in types):
             return self
@@ -326,15 +330,15 @@ class Cluster(Value):
         return math.fsum(machine.num_gpus * (machine.gpu.peak_flops(precision) or 0.0) for machine in self.machines)
 
 
-def _alike(one: Machine, other: Machine) -> bool:
-    """Whether two machines are equal but for their names and the speed of their devices."""
-    return one.kind == other.kind or _at_full_speed(one).kind == _at_full_speed(other).kind
+def _equal_at_full_speed(first: Machine, second: Machine) -> bool:
+    """Whether two machines are equal except for their names and the speed of their devices."""
+    return first.kind == second.kind or _at_full_speed(first).kind == _at_full_speed(second).kind
 
 
 def _at_full_speed(machine: Machine) -> Machine:
     return machine.with_speeds(dict.fromkeys(range(machine.num_gpus), 1.0))
 
 
-def _frozen(array: NDArray[np.int64]) -> NDArray[np.int64]:
+def _freeze(array: NDArray[np.int64]) -> NDArray[np.int64]:
     array.setflags(write=False)
     return array

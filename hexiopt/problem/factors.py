@@ -1,4 +1,4 @@
-"""Factors fitted to runs on a cluster, by which it differs from what the cost model has for its GPUs and links."""
+"""Factors, fitted to runs on a cluster, by which its GPUs and links differ from the cost model's values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ LEAST, MOST = 1e-9, 1e3  # of a factor
 
 @dataclass(frozen=True)
 class Calibration:
-    """Speeds of operators by GPU type, and rates of links between machines and inside them, over what they were.
+    """Factors of the speed of operators by GPU type, and of the rates of links between machines and inside them.
 
     `source` says what they were fitted to. Raises InputError for a factor outside 1e-9 to 1e3.
     """
@@ -31,13 +31,13 @@ class Calibration:
     @property
     def factors(self) -> dict[str, float]:
         """All factors by name."""
-        return {f"compute.{gpu}": one for gpu, one in self.compute.items()} | {
+        return {f"compute.{gpu}": factor for gpu, factor in self.compute.items()} | {
             "between": self.between,
             "inside": self.inside,
         }
 
     def after(self, before: "Calibration | None") -> "Calibration":
-        """This calibration of a cluster that had `before`, as one of the cluster without any."""
+        """The product of this calibration and `before`, which the cluster had when this one was fitted."""
         if before is None:
             return self
         names = {**before.compute, **self.compute}
@@ -45,15 +45,15 @@ class Calibration:
         return Calibration(compute, before.between * self.between, before.inside * self.inside, self.source)
 
     def over(self, cluster: Cluster) -> "Calibration":
-        """This calibration of a cluster without any, as one of `cluster`, which may have another."""
-        had = calibration_of(cluster)
-        if had is None:
+        """The calibration that turns the calibration of `cluster` into this one."""
+        before = calibration_of(cluster)
+        if before is None:
             return self
-        compute = {name: one / had.compute.get(name, 1.0) for name, one in self.compute.items()}
-        return Calibration(compute, self.between / had.between, self.inside / had.inside, self.source)
+        compute = {name: factor / before.compute.get(name, 1.0) for name, factor in self.compute.items()}
+        return Calibration(compute, self.between / before.between, self.inside / before.inside, self.source)
 
-    def applied(self, cluster: Cluster) -> Cluster:
-        """The cluster with these factors in its GPU types and links, and on record in `calibration`."""
+    def apply_to(self, cluster: Cluster) -> Cluster:
+        """The cluster with these factors in its GPU types and links, recorded in `calibrated`."""
         machines = tuple(self._machine(machine) for machine in cluster.machines)
         return cluster.replace(
             machines=machines,
@@ -70,7 +70,7 @@ class Calibration:
             replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.inside)
             for link in machine.intra_links
         )
-        found = replace(
+        calibrated = replace(
             machine,
             gpu=self._gpu(machine.gpu.at(1.0)),
             slow=(),
@@ -78,14 +78,14 @@ class Calibration:
             intra_links=inner,
             nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * self.between,
         )
-        return found.with_speeds(speeds)
+        return calibrated.with_speeds(speeds)
 
     def _gpu(self, gpu: Gpu) -> Gpu:
         factor = self.compute.get(gpu.name, 1.0)
         if factor == 1.0:
             return gpu
         source = f"{gpu.source}; operators × {factor:g} by {self.source}"
-        return replace(gpu, efficiency=_faster(gpu.efficiency, factor), source=source)
+        return replace(gpu, efficiency=_speed_up(gpu.efficiency, factor), source=source)
 
     def _group(self, group: Group) -> Group:
         return replace(group, uplink_bytes_per_s=group.uplink_bytes_per_s * self.between)
@@ -95,17 +95,17 @@ class Calibration:
 
 
 def calibration_of(cluster: Cluster) -> Calibration | None:
-    """The calibration that a cluster's figures have in them."""
+    """The calibration that a cluster's figures contain; None without one."""
     if not cluster.calibrated:
         return None
     factors = dict(cluster.calibrated)
-    compute = {name.partition(".")[2]: one for name, one in factors.items() if name.startswith("compute.")}
+    compute = {name.partition(".")[2]: factor for name, factor in factors.items() if name.startswith("compute.")}
     return Calibration(compute, factors["between"], factors["inside"], cluster.calibrated_by)
 
 
-def _faster(efficiency: Efficiency, factor: float) -> Efficiency:
-    """All operators that much faster: no share of a peak exceeds 1."""
+def _speed_up(efficiency: Efficiency, factor: float) -> Efficiency:
+    """Make all operators faster by `factor`; no share of a peak exceeds 1."""
     shares = ("gemm_max", "attention_max", "memory_max", "quantized_max", "fp32_max", "nvfp4_max")
-    stated = {name: share for name in shares if (share := getattr(efficiency, name)) is not None}
-    now = {name: min(1.0, share * factor) for name, share in stated.items()}
-    return replace(efficiency, launch_s=efficiency.launch_s / factor, **now)
+    before = {name: share for name in shares if (share := getattr(efficiency, name)) is not None}
+    after = {name: min(1.0, share * factor) for name, share in before.items()}
+    return replace(efficiency, launch_s=efficiency.launch_s / factor, **after)

@@ -1,4 +1,4 @@
-"""What the layers of a decoder consist of, apart from their sizes: what families of models differ in."""
+"""The composition of a decoder's layers, apart from their sizes: the differences between families of models."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,7 +19,7 @@ _COUNTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The form of all layers of a decoder, and of what stands before and behind them.
+    """The form of all layers of a decoder, and of embedding and head.
 
     The defaults are Llama's. Raises InputError where a value is not one that a model can have.
     """

@@ -1,4 +1,4 @@
-"""The pairs of machines that links join: each at most once, and what the links of a machine carry together."""
+"""The pairs of machines that links join, each at most once, and the total rate of a machine's links."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,11 @@ MAX_LINK_PAIRS = 4_000_000
 
 
 def check_links(links: Sequence[Link], machines: Sequence[Machine], names: Mapping[str, range], where: str) -> None:
-    """Refuse links of anything but two machines or specs (`names`), several of one pair of machines, and too many.
+    """Refuse links of anything but two machines or specs (`names`), a second link of a pair, and too many links.
 
     Raises FieldError.
     """
-    covered = _Covered(machines)
+    covered = _CoveredPairs(machines)
     num_pairs = 0
     for i, link in enumerate(links):
         source, target = f"{where}: links[{i}].source", f"{where}: links[{i}].target"
@@ -34,7 +34,7 @@ def check_links(links: Sequence[Link], machines: Sequence[Machine], names: Mappi
                 raise FieldError(source, link.source, rule)
 
 
-class _Covered:
+class _CoveredPairs:
     """The ordered machine pairs that have a link, stored as pairs of names.
 
     Names are whole specs or single machines, so two pairs of names overlap where both of their ends do. A link between
@@ -43,33 +43,33 @@ class _Covered:
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self._spec = {machine.name: machine.spec_name for machine in machines}
-        self._noted: dict[tuple[str, str], _Noted] = {}
+        self._links: dict[tuple[str, str], _Links] = {}
 
     def add(self, source: str, target: str) -> bool:
         """Add the pair of names; returns whether any of its machine pairs has been added before."""
         specs = self._spec.get(source, source), self._spec.get(target, target)
-        noted = self._noted.setdefault(specs, _Noted())
+        links = self._links.setdefault(specs, _Links())
         ends = source, target
         whole = source == specs[0], target == specs[1]
         if all(whole):
-            clash = bool(noted.pairs)
+            clash = bool(links.pairs)
         elif not any(whole):
-            clash = not noted.pairs.isdisjoint({specs, ends, (specs[0], target), (source, specs[1])})
+            clash = not links.pairs.isdisjoint({specs, ends, (specs[0], target), (source, specs[1])})
         else:
             single = 1 if whole[0] else 0
-            other = noted.against_spec[1 - single]
+            other = links.against_spec[1 - single]
             harmless = specs[0] == specs[1] and ends[single] in other
-            clash = specs in noted.pairs or ends[single] in noted.singles[single] or len(other) > harmless
-        noted.pairs.add(ends)
+            clash = specs in links.pairs or ends[single] in links.singles[single] or len(other) > harmless
+        links.pairs.add(ends)
         for end in (0, 1):
             if not whole[end]:
-                noted.singles[end].add(ends[end])
+                links.singles[end].add(ends[end])
                 if whole[1 - end]:
-                    noted.against_spec[end].add(ends[end])
+                    links.against_spec[end].add(ends[end])
         return clash
 
 
-class _Noted:
+class _Links:
     """The stored pairs of names between two specs: of single machines, and of single machines with a whole spec."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _Noted:
 def unlinked_pair(
     machines: Sequence[Machine], names: Mapping[str, range], links: Sequence[Link]
 ) -> tuple[str, str] | None:
-    """The first machines of which no stated link leads from one to the other; None where links join all pairs."""
+    """The first pair of machines without a stated link from one to the other; None if links join all pairs."""
     if not links and len(machines) > 1:
         return machines[0].name, machines[1].name
     targets: dict[int, set[int]] = {m: {m} for m in range(len(machines))}
@@ -96,7 +96,7 @@ def unlinked_pair(
 
 
 def rates_of_links(machines: Sequence[Machine], names: Mapping[str, range], links: Sequence[Link]) -> dict[str, float]:
-    """Bytes/s of all stated links of a machine together, in the direction that has more, by its spec's name.
+    """The total bytes/s of a machine's stated links, in the faster direction, by the name of its spec.
 
     An interface of that rate is never slower than the links that share it.
     """

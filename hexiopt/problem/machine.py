@@ -52,7 +52,7 @@ def check_price(per_hour: object, where: str) -> None:
 
 @dataclass(frozen=True)
 class IntraLink:
-    """A link inside a machine between its devices `a` < `b`, in either order given; other than its usual one."""
+    """A link inside a machine between its devices `a` < `b`, given in either order, that differs from the usual one."""
 
     a: int
     b: int
@@ -75,7 +75,7 @@ class Machine(Value):
 
     Bandwidths are per direction: inside the machine per device, point to point (infinite with one device); between
     machines per network interface. `spec_name` is the name in the file, which `count` extends by a number. `host`, if
-    stated, is the name of the host that it is: no price depends on it, but training refuses another one. `slow` has the
+    stated, is the machine's host name: no price depends on it, but training refuses another host. `slow` has the
     devices that run at a share of the speed of `gpu`, and that share; see `with_speeds`.
     """
 
@@ -118,7 +118,7 @@ class Machine(Value):
             self._check_intra_links(where)
 
     def _check_intra_links(self, where: str) -> None:
-        """Refuse links of anything but two devices, and several of one pair; and put them in order."""
+        """Refuse links of anything but two devices, and a second link of a pair; sort the links."""
         seen = set[tuple[int, int]]()
         for i, link in enumerate(self.intra_links):
             pair, rule = (link.a, link.b), None
@@ -138,7 +138,7 @@ class Machine(Value):
 
     @cached_property
     def kind(self) -> Hashable:
-        """Everything about a machine but its names; equal for machines that are interchangeable by themselves."""
+        """All fields of a machine except its names; equal for machines that are interchangeable by themselves."""
         return tuple(getattr(self, f.name) for f in fields(self) if f.name not in _NAMES)
 
     @cached_property
@@ -158,21 +158,23 @@ class Machine(Value):
 
     @property
     def types(self) -> tuple[Gpu, ...]:
-        """The distinct types of its devices and `gpu`, slow ones by themselves."""
+        """The distinct types of its devices and `gpu`; a slow GPU has a type of its own."""
         return tuple(dict.fromkeys((self.gpu, *self.gpus))) if self.slow else (self.gpu,)
 
     def with_speeds(self, speeds: Mapping[int, float]) -> "Machine":
-        """The machine with these devices at these shares of their type's full speed, the others as they are.
+        """The machine with the devices in `speeds` at these shares of their type's full speed, the others unchanged.
 
-        Where all are equally slow, `gpu` is that slow type; else `slow` says which are.
+        If all devices are equally slow, `gpu` is that slow type; else `slow` says which devices are slow.
         """
-        now = [speeds.get(i, gpu.speed) for i, gpu in enumerate(self.gpus)]
-        if len(set(now)) == 1:
-            return replace(self, gpu=self.gpu.at(now[0]), slow=())
-        return replace(self, gpu=self.gpu.at(1.0), slow=tuple((i, one) for i, one in enumerate(now) if one != 1.0))
+        new = [speeds.get(i, gpu.speed) for i, gpu in enumerate(self.gpus)]
+        if len(set(new)) == 1:
+            return replace(self, gpu=self.gpu.at(new[0]), slow=())
+        return replace(
+            self, gpu=self.gpu.at(1.0), slow=tuple((i, speed) for i, speed in enumerate(new) if speed != 1.0)
+        )
 
     def slowest(self, indices: Iterable[int]) -> Gpu:
-        """The type of the slowest of some devices, whose speed is that of a group which computes together."""
+        """The type of the slowest of some devices, which sets the speed of a group that computes together."""
         return self.gpu if not self.slow else min((self.gpus[i] for i in indices), key=lambda gpu: gpu.speed)
 
     def interface(self, index: int) -> int:
@@ -196,8 +198,8 @@ class Machine(Value):
     def ring(self, indices: tuple[int, ...]) -> tuple[float, float]:
         """Bytes/s of the slowest link and seconds of the largest latency on the best ring through devices.
 
-        The best order has the fastest slowest link, then the least latency. It is exact for up to 12 devices; beyond,
-        it is the better of two simple orders. One device gives (infinity, 0).
+        The best ring has the fastest slowest link, then the least latency. It is exact for up to 12 devices; beyond,
+        it is the better of two simple rings. One device gives (infinity, 0).
         """
         if len(indices) < 2:
             return math.inf, 0.0
@@ -228,16 +230,16 @@ def _best_ring(
 
     if size > _EXACT_RING:
         rings = [list(range(size)), [0]]
-        left = set(range(1, size))
-        while left:
+        unvisited = set(range(1, size))
+        while unvisited:
             here = rings[1][-1]
-            rings[1].append(min(left, key=lambda k: (-bandwidths[here][k], latencies[here][k], k)))
-            left.remove(rings[1][-1])
-        found = []
+            rings[1].append(min(unvisited, key=lambda k: (-bandwidths[here][k], latencies[here][k], k)))
+            unvisited.remove(rings[1][-1])
+        scores = []
         for order in rings:
             routes = list(pairwise([*order, order[0]]))
-            found.append((min(bandwidths[a][b] for a, b in routes), -max(latencies[a][b] for a, b in routes)))
-        slowest, negated = max(found)
+            scores.append((min(bandwidths[a][b] for a, b in routes), -max(latencies[a][b] for a, b in routes)))
+        slowest, negated = max(scores)
         return slowest, -negated
 
     def closes(least: float, most_latency: float) -> bool:
@@ -278,13 +280,13 @@ def _has_ring(neighbours: list[int]) -> bool:
 
 
 def spec_spans(machines: Iterable[Machine]) -> dict[str, range]:
-    """The machines of each spec by its name; they must be consecutive."""
+    """The machines of each spec by its name. Raises InputError unless they are consecutive."""
     spans: dict[str, range] = {}
     for m, machine in enumerate(machines):
         span = spans.get(machine.spec_name)
         if span is not None and span.stop != m:
-            said = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of earlier machines"
-            raise InputError(f"{said}; put machines of one spec together")
+            apart = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of earlier machines"
+            raise InputError(f"{apart}; put machines of one spec together")
         spans[machine.spec_name] = range(span.start if span else m, m + 1)
     return spans
 

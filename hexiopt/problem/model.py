@@ -36,11 +36,11 @@ _DEFAULTS = {"norm_eps": 1e-5, "rope_theta": 10_000.0}
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a `model_type` of Hugging Face fixes, and the keys of its `config.json` for everything else.
+    """The facts that a `model_type` of Hugging Face fixes, and the keys of its `config.json` for everything else.
 
     `keys` maps fields of `ModelSpec` to keys of `config.json`. Fields without a key are fixed: biases to the values
     given here (None: as `attention_bias`), the number of key-value heads to that of query heads, `head_dim` to
-    hidden_size / num_heads. `form` is None where each model states its own.
+    hidden_size / num_heads. `form` is None if each model states its own.
     """
 
     keys: Mapping[str, str]
@@ -111,7 +111,7 @@ _BY_NAME = (
 _LEARNED = replace(GPT, positions="learned")
 
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-"""What the runtime trains."""
+"""The architectures that the runtime trains."""
 
 DECODER = "decoder"
 """The architecture of all models that are described by their form, whatever Hugging Face calls their type."""
@@ -175,9 +175,9 @@ class ModelSpec(Value):
     rope_type: str = "default"
     """`default` is plain RoPE; other names are Hugging Face's rules for scaling it."""
     form: Form | None = None
-    """What the layers consist of, for the architecture `decoder`; the others fix it, and have None."""
+    """The form of the layers for the architecture `decoder`; None for the others, which fix it."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What people should know of how the model was read, one line each; no part of the model."""
+    """Notes on how the model was read, one line each; no part of the model."""
 
     def __post_init__(self) -> None:
         if not _is_word(self.name):
@@ -262,7 +262,7 @@ class ModelSpec(Value):
 
     @cached_property
     def decoder_form(self) -> Form:
-        """What the layers consist of: the architecture's form, or the model's own."""
+        """The form of the layers: the architecture's, or the model's own."""
         form = self._facts.form or self.form
         assert form is not None, "checked by the constructor"
         return form
@@ -437,9 +437,9 @@ def _is_word(value: Any) -> bool:
 
 
 def largest_shard(model: ModelSpec, tp: int) -> Shard:
-    """The share of the busiest rank when heads and columns are split as evenly as whole heads allow.
+    """The share of the busiest rank if heads and columns are split as evenly as whole heads allow.
 
-    Key-value heads are replicated where several ranks' query heads meet them.
+    Key-value heads that serve query heads of several ranks are replicated.
     """
     group = model.num_heads // model.num_kv_heads
     low, extra = divmod(model.num_heads, tp)

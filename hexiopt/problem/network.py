@@ -63,7 +63,7 @@ class Link:
 
 
 def check_groups(groups: Sequence[Group], machines: Sequence[Machine], names: Mapping[str, range], where: str) -> None:
-    """Refuse groups with anything but machines, specs (`names`) and groups, each in one group only, none in itself.
+    """Refuse members other than machines, specs (`names`) and groups, members of two groups, and cycles of groups.
 
     Raises FieldError.
     """
@@ -112,9 +112,9 @@ class _Crossing(NamedTuple):
 class Network:
     """Rates and routes between the machines of a cluster called `name`.
 
-    `names` has the machines that each name in groups and links stands for. Resources are numbered: transmitting
-    interfaces, receiving interfaces, uplinks (out and in for each group that states one), stated links (one per
-    ordered machine pair). `capacity[resource]` is in bytes/s.
+    `names` has the machines that each name in groups and links stands for. Resources are numbered in this order:
+    transmitting interfaces, receiving interfaces, uplinks (out and in for each group that states one), stated links
+    (one per ordered machine pair). `capacity` [resources] is in bytes/s.
     """
 
     def __init__(
@@ -182,8 +182,11 @@ class Network:
         self.capacity.setflags(write=False)
         self._capacities: list[float] = self.capacity.tolist()
         # Of each device: its interface as a resource, and the capacity.
-        self._transmit = [(own, self._capacities[own]) for own in self._interface]
-        self._receive = [(own, self._capacities[own]) for own in (self._num_interfaces + i for i in self._interface)]
+        self._transmit = [(interface, self._capacities[interface]) for interface in self._interface]
+        self._receive = [
+            (interface, self._capacities[interface])
+            for interface in (self._num_interfaces + i for i in self._interface)
+        ]
 
     @property
     def num_resources(self) -> int:
@@ -213,7 +216,7 @@ class Network:
         return self._group_of[machine]
 
     def path(self, a: int, b: int) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-        """The way of a transfer from device a to device b: seconds of latency, bytes/s of the link inside a machine
+        """The path of a transfer from device a to device b: seconds of latency, bytes/s of the link inside a machine
         (infinite between machines), and the shared resources that it crosses, each with its bytes/s."""
         first, second = self._machine_of[a], self._machine_of[b]
         if first == second:
@@ -233,12 +236,12 @@ class Network:
         first, second = self._machine_of[a], self._machine_of[b]
         assert first != second, "no route inside a machine"
         crossing = self._crossing[self._group_of[first], self._group_of[second]]
-        found = self._link(first, second)
-        link = () if found is None else (found[0],)
+        entry = self._link(first, second)
+        link = () if entry is None else (entry[0],)
         return (transmit, *crossing.out, *link, *crossing.into, receive)
 
     def pair_bandwidth(self, a: int, b: int) -> float:
-        """Bytes/s from device a to device b without other traffic; infinite to itself."""
+        """Bytes/s from device a to device b without other traffic; infinite from a device to itself."""
         machine = self._machine_of[a]
         if machine == self._machine_of[b]:
             return self._machines[machine].pair_bandwidth(self._index[a], self._index[b])
@@ -247,14 +250,14 @@ class Network:
         rate = min(machines[machine].nic_bandwidth_bytes_per_s, machines[second].nic_bandwidth_bytes_per_s)
         if self._plain:
             return rate
-        found = self._link(machine, second)
-        if found is not None:
-            rate = min(rate, found[1].bandwidth_bytes_per_s)
+        entry = self._link(machine, second)
+        if entry is not None:
+            rate = min(rate, entry[1].bandwidth_bytes_per_s)
         crossing = self._crossing[self._group_of[machine], self._group_of[second]]
         return min(rate, crossing.bandwidth_bytes_per_s)
 
     def pair_latency(self, a: int, b: int) -> float:
-        """Seconds from device a to device b; zero to itself."""
+        """Seconds of latency from device a to device b; zero from a device to itself."""
         first, second = self._machine_of[a], self._machine_of[b]
         machines = self._machines
         if first == second:
@@ -262,9 +265,9 @@ class Network:
         latency = max(machines[first].nic_latency_s, machines[second].nic_latency_s)
         if self._plain:
             return latency
-        found = self._link(first, second)
-        if found is not None and found[1].latency_s is not None:
-            latency = found[1].latency_s
+        entry = self._link(first, second)
+        if entry is not None and entry[1].latency_s is not None:
+            latency = entry[1].latency_s
         return latency + self._crossing[self._group_of[first], self._group_of[second]].latency_s
 
     @cached_property
@@ -314,11 +317,11 @@ class Network:
         count = self._num_interfaces
         if resource < 2 * count:
             direction = "transmit" if resource < count else "receive"
-            left = resource % count
+            index = resource % count
             for machine in self._machines:
-                if left < machine.num_interfaces:
-                    return f"{machine.name} interface {left} {direction}"
-                left -= machine.num_interfaces
+                if index < machine.num_interfaces:
+                    return f"{machine.name} interface {index} {direction}"
+                index -= machine.num_interfaces
         for g, first in self._uplink.items():
             if first <= resource < first + 2:
                 return f"{self._groups[g].name} uplink {'in' if resource > first else 'out'}"
@@ -344,7 +347,7 @@ class Network:
             for g in self._chains[group]:
                 inside[g].append(m)
         every = np.arange(len(self._group_of))
-        return [(g, np.array(own), np.delete(every, own)) for g, own in enumerate(inside)]
+        return [(g, np.array(members), np.delete(every, members)) for g, members in enumerate(inside)]
 
     def _cross(self, ends: tuple[int | None, int | None]) -> _Crossing:
         """The uplinks crossed between machines whose innermost groups are a and b."""
@@ -366,9 +369,9 @@ class Network:
             return None
         for sources in self._runs[first]:
             for targets in self._runs[second]:
-                found = self._links.get((sources, targets))
-                if found is not None:
-                    start, link = found
+                entry = self._links.get((sources, targets))
+                if entry is not None:
+                    start, link = entry
                     offset = (first - sources.start) * len(targets) + second - targets.start
                     return start + offset, link
         return None

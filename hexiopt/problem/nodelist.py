@@ -34,19 +34,19 @@ def expand(text: str) -> list[str]:
 
 
 def compress(names: Iterable[str]) -> list[str]:
-    """The names as node lists, one for all that differ only in the number at their end: `gpu[01-04,07]`."""
+    """The names as node lists; names that differ only in the number at their end share one: `gpu[01-04,07]`."""
     numbers: dict[tuple[str, bool], list[str]] = {}
     for name in names:
-        found = _NUMBERED.fullmatch(name)
-        prefix, number = (name, "") if found is None else (found[1], found[2])
-        numbers.setdefault((prefix, found is None), []).append(number)
-    return [prefix + (own[0] if len(own) == 1 else f"[{_ranges(own)}]") for (prefix, _), own in numbers.items()]
+        match = _NUMBERED.fullmatch(name)
+        prefix, number = (name, "") if match is None else (match[1], match[2])
+        numbers.setdefault((prefix, match is None), []).append(number)
+    return [prefix + (ends[0] if len(ends) == 1 else f"[{_ranges(ends)}]") for (prefix, _), ends in numbers.items()]
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """Different numbers as ranges, which `_numbers` reads with the same zeros before them."""
+    """Distinct numbers as ranges that `_numbers` expands to the same digits, leading zeros included."""
     runs: list[tuple[str, str]] = []
-    for number in sorted(numbers, key=lambda one: (int(one), one)):
+    for number in sorted(numbers, key=lambda digits: (int(digits), digits)):
         if runs and number == f"{int(runs[-1][1]) + 1:0{len(runs[-1][0])}d}":
             runs[-1] = (runs[-1][0], number)
         else:
@@ -65,10 +65,10 @@ def _entries(text: str) -> list[str]:
 def _numbers(text: str, most: int) -> list[str]:
     numbers: list[str] = []
     for entry in text.split(","):
-        found = _RANGE.fullmatch(entry)
-        if found is None:
+        match = _RANGE.fullmatch(entry)
+        if match is None:
             raise ValueError(f"has {entry!r} in brackets, which is not a range; write, for example, gpu[01-04,07]")
-        first, last = found[1], found[2] or found[1]
+        first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise ValueError(f"has the range {entry}, which descends; write the lower number first")
         if len(numbers) + int(last) - int(first) >= most:

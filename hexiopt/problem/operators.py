@@ -2,7 +2,8 @@
 over these rows, so that another kind of layer is other rows. Parameters of a whole model are rows too, by who holds
 them (`ParameterGroup`).
 
-What a row states is for one token (weights aside), by what tensor parallelism splits it along (`Split`).
+Amounts in a row are for one token (weights aside), by the dimension along which tensor parallelism splits them
+(`Split`).
 """
 
 from collections.abc import Iterable
@@ -66,13 +67,13 @@ class ParameterGroup(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOperator:
-    """An operator of a layer: what its parameters, time and memory are made of.
+    """An operator of a layer: the counts from which its parameters, time and memory follow.
 
     `weights` are those of one matrix product, with two FLOPs a token each; `vectors` are the parameters of norms and
-    biases. `moves` counts elements that an element-wise kernel reads or writes, `casts` those that matrix products read
-    of its output. For the backward it stores `stores` elements as wide as activations, `stores_cast` as wide as what
-    products read, and `statistics` in FP32. Sequence parallelism divides the tokens of `divided` operators. `after`:
-    whether it stands after attention.
+    biases. `moves` counts elements that an element-wise kernel reads or writes, `casts` elements of its output that
+    matrix products read. For the backward it stores `stores` elements in the width of activations, `stores_cast` in the
+    width of what products read, and `statistics` in FP32. Sequence parallelism divides the tokens of `divided`
+    operators. `after` marks operators after attention.
     """
 
     name: str
@@ -88,7 +89,7 @@ class LayerOperator:
 
 
 class ElementwiseShare(NamedTuple):
-    """What the operators before or after attention move, cast and store on a rank, for each of their tokens."""
+    """The elements that the operators before or after attention move, cast and store on a rank, per token."""
 
     after: bool
     divided: bool
@@ -109,7 +110,7 @@ class LayerShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """The operators of a layer in order; attention's kernels, which depend on pairs of tokens, are laws of their own
+    """The operators of a layer in order, without attention's kernels, whose cost depends on pairs of tokens
     (`hexiopt/cost/executors`)."""
 
     operators: tuple[LayerOperator, ...]
@@ -129,7 +130,7 @@ class Layer:
         return {}
 
     def on(self, shard: Shard) -> LayerShare:
-        """What a rank that holds `shard` has of the layer."""
+        """The layer's share on a rank that holds `shard`."""
         share = self._shares.get(shard)
         if share is None:
             share = self._shares[shard] = self._share(shard)
@@ -174,14 +175,14 @@ def decoder_layer(form: Form, sizes: LayerSizes) -> Layer:
     norm_vector = Split(hidden * form.norm_vectors)
 
     def norm(name: str, after: bool, products: int) -> LayerOperator:
-        """A norm of the hidden states, whose output so many matrix products read."""
-        read = Split(hidden * products)
+        """A norm of the hidden states, whose output is read by `products` matrix products."""
+        product_inputs = Split(hidden * products)
         return LayerOperator(
             name=name,
             after=after,
             vectors=norm_vector,
             moves=Split(c.NORM_PASSES * hidden),
-            casts=read,
+            casts=product_inputs,
             stores=Split(hidden),
             stores_cast=Split(hidden * (products > 0)),
             statistics=Split(num_statistics),
@@ -189,7 +190,7 @@ def decoder_layer(form: Form, sizes: LayerSizes) -> Layer:
         )
 
     def inner_norm(name: str, size: int, split: Split) -> LayerOperator:
-        """A norm of what a projection reads, with weights for all `size` elements on every rank."""
+        """A norm of a projection's input, with weights for all `size` elements on every rank."""
         moves = Split(*(c.NORM_PASSES * n for n in split))
         weights = Split(form.norm_vectors * size)
         return LayerOperator(

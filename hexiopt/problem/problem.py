@@ -17,7 +17,7 @@ from hexiopt.value import Value
 class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
-    The GPUs of `cluster` have the memory headroom of `space`, so that all who read their memory obey it.
+    The GPUs of `cluster` get the memory headroom of `space`, so that every reader of their memory obeys it.
     Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
     exist, a GPU type without the workload's precision, sequence layouts without sequence parallelism of TP groups, more
     stages than layers, more pipelines than sequences or devices.
@@ -32,8 +32,10 @@ class Problem(Value):
         parts = {"cluster": Cluster, "model": ModelSpec, "workload": Workload, "space": Space}
         for name, kind in parts.items():
             if not isinstance(part := getattr(self, name), kind):
-                made = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
-                raise InputError(f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{made}")
+                constructor = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
+                raise InputError(
+                    f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{constructor}"
+                )
         precision, space = self.workload.precision, self.space
         object.__setattr__(self, "cluster", self.cluster.with_memory_headroom(space.memory_headroom))
         usable = self.usable_devices
@@ -73,8 +75,8 @@ class Problem(Value):
                 f"of the global batch; every pipeline needs one, so choose at most {self.workload.global_batch}"
             )
         if pipelines * stages > len(usable):
-            stated = (("num_pipelines", space.num_pipelines), ("num_stages", space.num_stages))
-            lifted = " ".join(f"constraints.{name}=null" for name, value in stated if value is not None)
+            bounds = (("num_pipelines", space.num_pipelines), ("num_stages", space.num_stages))
+            lifted = " ".join(f"constraints.{name}=null" for name, value in bounds if value is not None)
             raise InputError(
                 f"constraints: {pipelines} pipelines of {stages} stages need {pipelines * stages} devices, the "
                 f"cluster has {len(usable)} to use; ask for fewer, or for any number: {lifted}"
@@ -86,8 +88,11 @@ class Problem(Value):
         return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
 
     def mfu(self, step_s: float, num_devices: int | None = None) -> float:
-        """Model FLOPs utilisation of a step of `step_s` seconds: the model's own FLOPs, without recomputation, over
-        what the cluster, or so many devices at the mean of its peaks, could do (PaLM, arXiv 2204.02311, appendix B)."""
+        """Model FLOPs utilisation of a step of `step_s` seconds (PaLM, arXiv 2204.02311, appendix B).
+
+        It is the model's own FLOPs, without recomputation, over the peak of the cluster, or of `num_devices` devices at
+        the mean peak.
+        """
         flops = self.workload.tokens * self.model.model_flops_per_token(self.workload.seq_len)
         peak = self.cluster.total_peak_flops(self.workload.precision)
         share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
@@ -95,7 +100,7 @@ class Problem(Value):
 
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:
-        """The devices that a plan may use, ascending: all that are not excluded."""
+        """The devices that a plan may use, ascending: all except the excluded ones."""
         if not self.space.exclude:
             return tuple(range(self.cluster.num_devices))
         out: set[int] = set()
@@ -106,9 +111,9 @@ class Problem(Value):
     @cached_property
     def usable_by_machine(self) -> Mapping[int, tuple[int, ...]]:
         """The usable devices of each machine that has any, both ascending, by the machine's index."""
-        found: dict[int, list[int]] = {}
+        by_machine: dict[int, list[int]] = {}
         for device, machine in zip(
             self.usable_devices, self.cluster.machine_of[list(self.usable_devices)].tolist(), strict=True
         ):
-            found.setdefault(machine, []).append(device)
-        return {machine: tuple(devices) for machine, devices in found.items()}
+            by_machine.setdefault(machine, []).append(device)
+        return {machine: tuple(devices) for machine, devices in by_machine.items()}

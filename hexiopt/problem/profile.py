@@ -41,17 +41,17 @@ class Measured:
     head: Times
 
     def slower(self, speed: float) -> "Measured":
-        """The same on devices that run at that share of their speed."""
-        return Measured(*((forward_s / speed, backward_s / speed) for forward_s, backward_s in self._each))
+        """The times on devices that run at a share `speed` of their speed."""
+        return Measured(*((forward_s / speed, backward_s / speed) for forward_s, backward_s in self._parts))
 
     @property
-    def _each(self) -> tuple[Times, Times, Times]:
+    def _parts(self) -> tuple[Times, Times, Times]:
         return self.embedding, self.layer, self.head
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One measurement, and of what. Raises FieldError where a value breaks its rule."""
+    """One measurement, with the shape and the devices measured. Raises FieldError where a value breaks its rule."""
 
     shape: Shape
     gpu: str
@@ -86,32 +86,32 @@ class Profile:
         for entry in self.entries:
             key = entry.shape, entry.gpu, entry.tp, entry.micro_batch_size
             if seen.setdefault(key, entry.times) != entry.times:
-                said = f"{entry.gpu} at TP {entry.tp} and micro-batches of {entry.micro_batch_size}"
-                raise InputError(f"profile: {said} has two different measurements; keep one of them")
+                measurement = f"{entry.gpu} at TP {entry.tp} and micro-batches of {entry.micro_batch_size}"
+                raise InputError(f"profile: {measurement} has two different measurements; keep one of them")
 
     @cached_property
     def _sizes(self) -> dict[tuple[Shape, str, int], list[tuple[int, Measured]]]:
-        found: dict[tuple[Shape, str, int], list[tuple[int, Measured]]] = {}
+        by_key: dict[tuple[Shape, str, int], list[tuple[int, Measured]]] = {}
         for entry in self.entries:
-            found.setdefault((entry.shape, entry.gpu, entry.tp), []).append((entry.micro_batch_size, entry.times))
-        for sizes in found.values():
+            by_key.setdefault((entry.shape, entry.gpu, entry.tp), []).append((entry.micro_batch_size, entry.times))
+        for sizes in by_key.values():
             sizes.sort(key=lambda pair: pair[0])
-        return found
+        return by_key
 
     def times(self, shape: Shape, gpu: str, tp: int, micro_batch_size: int) -> Measured | None:
         """The measured times, interpolated between the nearest micro-batch sizes; None outside the measured range."""
         sizes = self._sizes.get((shape, gpu, tp))
         if sizes is None:
             return None
-        at = bisect_left(sizes, micro_batch_size, key=lambda pair: pair[0])
-        if at == len(sizes):
+        k = bisect_left(sizes, micro_batch_size, key=lambda pair: pair[0])
+        if k == len(sizes):
             return None
-        high, above = sizes[at]
+        high, above = sizes[k]
         if high == micro_batch_size:
             return above
-        if at == 0:
+        if k == 0:
             return None
-        low, below = sizes[at - 1]
+        low, below = sizes[k - 1]
         share = (micro_batch_size - low) / (high - low)
 
         def between(a: Times, b: Times) -> Times:

@@ -89,8 +89,8 @@ class Space(Value):
         object.__setattr__(self, "memory_headroom", headroom)
 
     def __repr__(self) -> str:
-        stated = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
-        return f"Space({', '.join(f'{name}={value!r}' for name, value, default in stated if value != default)})"
+        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return f"Space({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
 
     def allowed_tp(self, num_gpus: int) -> tuple[int, ...]:
         """TP degrees in a machine of `num_gpus` devices, ascending."""
@@ -122,8 +122,8 @@ def ranges_of(parts: Sequence[int], num_stages: int) -> tuple[LayerRanges, ...]:
 
 
 def with_equal_chunks(ranges: Sequence[LayerRanges]) -> list[LayerRanges]:
-    """The `layer_ranges` of stages that hold as many layers, in as many ranges, as those given."""
-    return layer_ranges([sum(end - first for first, end in own) for own in ranges], len(ranges[0]))
+    """The `layer_ranges` of stages with the same numbers of layers and of ranges as `ranges`."""
+    return layer_ranges([sum(end - first for first, end in stage_ranges) for stage_ranges in ranges], len(ranges[0]))
 
 
 def range_lengths(count: int, chunks: int) -> list[int]:
@@ -132,14 +132,14 @@ def range_lengths(count: int, chunks: int) -> list[int]:
 
 
 def recompute_groups(policies: Sequence[str]) -> list[int]:
-    """The lengths of the runs of layers that are one for recompute: a layer, and those `joined` to it."""
-    found: list[int] = []
+    """The lengths of the groups of layers that are recomputed together: a layer, and the layers `joined` to it."""
+    lengths: list[int] = []
     for policy in policies:
         if policy == JOINED:
-            found[-1] += 1
+            lengths[-1] += 1
         else:
-            found.append(1)
-    return found
+            lengths.append(1)
+    return lengths
 
 
 def recompute_policies(workload: Workload) -> tuple[str, ...]:
@@ -161,17 +161,17 @@ def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) 
     """
     if not per_layer or num_layers == 1:
         return (tuple((policy,) for policy in policies),)
-    ways = [policies, *(skipped for skipped in combinations(policies, 2) if skipped not in set(pairwise(policies)))]
+    chains = [policies, *(skipped for skipped in combinations(policies, 2) if skipped not in set(pairwise(policies)))]
     return tuple(
         (
-            (way[0],),
+            (chain[0],),
             *(
                 recompute_first(smaller, n, faster, num_layers)
-                for faster, smaller in pairwise(way)
+                for faster, smaller in pairwise(chain)
                 for n in range(1, num_layers + 1)
             ),
         )
-        for way in ways
+        for chain in chains
     )
 
 
@@ -191,7 +191,7 @@ def default_schedule(workload: Workload) -> Schedule:
 def sharding_stages(workload: Workload) -> tuple[int, ...]:
     """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (see `Sharding`)."""
     if workload.optimizer_sharding == AUTO:
-        return SHARDING_STAGES if any(one.lockstep for one in schedules(workload)) else SHARDING_STAGES[:2]
+        return SHARDING_STAGES if any(schedule.lockstep for schedule in schedules(workload)) else SHARDING_STAGES[:2]
     return (int(workload.optimizer_sharding),)
 
 
@@ -207,7 +207,7 @@ SWITCHES = (
 """Freedoms that make plans asymmetric."""
 
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
-"""Freedoms that other systems' formats lack beside those; searches refuse what they exclude."""
+"""Further freedoms that other systems' formats lack; searches refuse problems that exclude them."""
 
 MORE_FREEDOMS = ("sequence", "uneven_chunks")
 """Freedoms that are off by default: no proof covers them."""

@@ -13,8 +13,8 @@ from hexiopt.value import Value
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 JOINED = "joined"
 LAYER_POLICIES = (*RECOMPUTE_POLICIES, JOINED)
-"""What a layer of a plan may have: also `joined`, full recompute together with the layer before it, whose group keeps
-the input of its first layer alone."""
+"""The policies of a layer of a plan. `joined` is full recompute together with the layer before it: such a group keeps
+only the input of its first layer."""
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 MAX_SEQ_LEN = 2**27
@@ -34,10 +34,10 @@ class Workload(Value):
 
     `recompute`, `schedule` and `optimizer_sharding` (ZeRO stage) fix a choice for the whole plan, or leave it
     to the search (`auto`). `gradient_bytes` is the size of a gradient element in mixed precision, both
-    stored and synchronised (2 or 4; in fp32 and tf32 always 4). `loss_chunk_tokens`: of so many tokens at once the
-    loss holds logits, making their gradients in the forward; None: of a whole micro-batch, keeping their probabilities.
-    `sequence_parallel`: TP groups divide norms and residuals along the sequence (Korthikanti et al., arXiv 2205.05198);
-    if False, every rank of a group holds and computes them whole.
+    stored and synchronised (2 or 4; in fp32 and tf32 always 4). `loss_chunk_tokens` is the number of tokens whose
+    logits the loss holds at once, computing their gradients in the forward; None: a whole micro-batch, whose
+    probabilities are kept. With `sequence_parallel`, TP groups divide norms and residuals along the sequence
+    (Korthikanti et al., arXiv 2205.05198); without, every rank of a group holds and computes all of them.
     Raises InputError where a value breaks its rule.
     """
 

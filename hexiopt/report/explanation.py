@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexiopt.cost.breakdown import busy_time
-from hexiopt.cost.fair_network import simulated_s
+from hexiopt.cost.fair_network import simulation_s
 from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
 from hexiopt.numbers.frameworks import Framework, default_framework
@@ -36,7 +36,7 @@ def explanation_tables(facts: PlanFacts, source: str) -> Iterator[tuple[str, Tab
     yield "Stages, per micro-batch", _table(stage_header, stage_rows(facts))
     yield "GPU types", _table(values, gpu_rows(problem))
     if problem.cluster.profile.entries:
-        yield "Layers", _table(("where", "take", "from"), measured_rows(facts))
+        yield "Layers", _table(("where", "take", "from"), layer_rows(facts))
     yield "Links", _table(values, link_rows(problem, source))
     yield "Workload", _table(values, workload_rows(problem, facts.plan))
     yield "Coefficients", _table(names, coefficient_rows())
@@ -53,7 +53,7 @@ def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:
 
 
 def step_rows(facts: PlanFacts) -> Iterator[Row]:
-    """The parts of the step time, and which pipeline, boundary and device bind."""
+    """The parts of the step time, and the pipeline, boundary and device that bind."""
     cost, sharding, slowest, message = facts.cost, facts.plan.sharding, facts.slowest, facts.slowest_message
     p, s = slowest.pipeline, slowest.number
     binds = f"stage {s} takes longest, {milliseconds(slowest.compute_s)} ms per micro-batch"
@@ -73,7 +73,7 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
     yield "optimizer", seconds(cost.optimizer_s), traffic
     parts = ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in facts.step.parts)
     yield "step", seconds(cost.step_time_s), f"on {facts.step.executor}, which ends last: {parts}"
-    simulated = simulated_s(facts.model, facts.plan)
+    simulated = simulation_s(facts.model, facts.plan)
     change = f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only while in transit "
     yield "simulated", seconds(simulated), f"{change}together; in the price, all messages of a step share it throughout"
     tight, excess_bytes = facts.tightest, facts.tightest.cost.excess_bytes
@@ -90,12 +90,12 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
         for s, (stage, priced) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
             samples = stage.parallelism.samples(pipeline.micro_batch_size)
             for e, (devices, cost) in enumerate(zip(stage.parallelism.executors, priced.executors, strict=True)):
-                alike: Hashable = (e, p, s)
+                key: Hashable = (e, p, s)
                 if not isinstance(stage.parallelism, SequenceParallel):
-                    alike = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
-                if alike in seen:
+                    key = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
+                if key in seen:
                     continue
-                seen.add(alike)
+                seen.add(key)
                 number = f".{e}" if len(stage.parallelism.executors) > 1 else ""
                 name = f"{p}·{s}{number} {place(cluster, devices)}"
                 total_s, parts = cost.forward_s + cost.backward_s, _time_parts(facts, p, s, e)
@@ -158,9 +158,9 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
 
 
 def _efficiency_source(gpu: Gpu) -> str:
-    known = catalogue().get(gpu.type_name)
+    shipped = catalogue().get(gpu.type_name)
     gpu = gpu.full_speed or gpu
-    if known is None or known.efficiency != gpu.efficiency:
+    if shipped is None or shipped.efficiency != gpu.efficiency:
         return gpu.source
     fitted = [
         f"{field} fitted on {constants()[name].fitted_on}"
@@ -169,7 +169,7 @@ def _efficiency_source(gpu: Gpu) -> str:
     return ", ".join(["the type's family in gpus.yaml", *fitted])
 
 
-def measured_rows(facts: PlanFacts) -> Iterator[Row]:
+def layer_rows(facts: PlanFacts) -> Iterator[Row]:
     """The TP groups of the plan, with layer times from the cluster's profile where it has them."""
     model, seen = facts.model, set()
     for pipeline in facts.plan.pipelines:
@@ -190,7 +190,7 @@ def measured_rows(facts: PlanFacts) -> Iterator[Row]:
 
 
 def link_rows(problem: Problem, source: str) -> Iterator[Row]:
-    """Every stated link; machines of one kind share a row. `source` names the origin of the cluster."""
+    """Every stated link; machines of one kind share rows. `source` names the origin of the cluster."""
     cluster = problem.cluster
     kinds: dict[Any, list[Machine]] = {}
     for machine in cluster.machines:
@@ -233,8 +233,8 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
     states = workload.states
-    each = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
-    yield "per parameter", each, f"weight, gradient, master, {states.moments}: mixed precision"
+    state_bytes = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
+    yield "per parameter", state_bytes, f"weight, gradient, master, {states.moments}: mixed precision"
     for name, choice in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
         yield name, choice, "chosen by the search (auto)" if getattr(workload, name) == "auto" else "workload"
 

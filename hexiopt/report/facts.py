@@ -52,7 +52,7 @@ def is_full(use: MemoryUse) -> bool:
 
 
 def memory_of_limit(use: MemoryUse) -> str:
-    """What the fullest device holds of its limit: `23.0 of 23.1 GiB`."""
+    """The memory of the fullest device and its limit: `23.0 of 23.1 GiB`."""
     return f"{style.gib(use.memory.total)} of {style.gib(use.limit_bytes)} GiB"
 
 
@@ -105,8 +105,8 @@ class StageFacts:
         return style.place(self.cluster, self.devices)
 
     def where(self, most: int) -> str:
-        """Its devices as ranges, at most `most` of them."""
-        return style.listed(style.device_ranges(self.cluster, self.devices), most)
+        """Its devices as ranges, at most `most` ranges."""
+        return style.join_names(style.device_ranges(self.cluster, self.devices), most)
 
     @property
     def gpus(self) -> str:
@@ -141,8 +141,8 @@ class StageFacts:
 
     @property
     def recompute(self) -> str:
-        """Its recompute policy; where layers differ, the number of layers with each, in order of appearance; of groups
-        of equal length that are recomputed together, the length."""
+        """Its recompute policy; if layers differ, the number of layers with each, in order of appearance; if groups of
+        equal length are recomputed together, their length."""
         counts = Counter(self.stage.recompute)
         if counts.keys() == {"full", JOINED} and len(groups := set(recompute_groups(self.stage.recompute))) == 1:
             return f"full by {groups.pop()}"
@@ -181,7 +181,7 @@ class StepParts:
 class PlanFacts:
     """A plan for a problem, and its price.
 
-    `solver` is the plan file's object of that name; `pricer` is the cost model that the caller has.
+    `solver` is the plan file's object of that name; `pricer` is the cost model that priced the plan, if at hand.
     """
 
     problem: Problem
@@ -208,19 +208,19 @@ class PlanFacts:
         return sum(len(pipeline.stages) for pipeline in self.plan.pipelines)
 
     @property
-    def devices_used(self) -> str:
-        """`31 of 32`: of the cluster's devices."""
+    def used_devices(self) -> str:
+        """The number of devices in use, of all devices: `31 of 32`."""
         return f"{len(self.plan.devices()):,} of {self.problem.cluster.num_devices:,}"
 
     @cached_property
-    def unused(self) -> tuple[int, ...]:
+    def unused_devices(self) -> tuple[int, ...]:
         """The cluster's devices that the plan does not use."""
         used = set(self.plan.devices())
         return tuple(device for device in range(self.problem.cluster.num_devices) if device not in used)
 
-    def unused_where(self, most: int) -> str:
-        """The unused devices as ranges, at most `most` of them."""
-        return style.listed(style.device_ranges(self.problem.cluster, self.unused), most)
+    def unused_ranges(self, most: int) -> str:
+        """The unused devices as ranges, at most `most` ranges."""
+        return style.join_names(style.device_ranges(self.problem.cluster, self.unused_devices), most)
 
     @property
     def sharding(self) -> str:
@@ -235,22 +235,22 @@ class PlanFacts:
 
     def stages(self, pipeline: int) -> tuple[StageFacts, ...]:
         """The stages of the pipeline of that number."""
-        own, priced = self.plan.pipelines[pipeline], self.cost.pipelines[pipeline]
+        plan, priced = self.plan.pipelines[pipeline], self.cost.pipelines[pipeline]
         times = [stage.forward_s + stage.backward_s for stage in priced.stages]
         slow_s = max(times) * (1 - _TIE)
         uneven = min(times) < slow_s
         sends = [a + b for a, b in zip(priced.send_forward_s, priced.send_backward_s, strict=True)]
-        found = []
-        for k, (stage, cost, time_s) in enumerate(zip(own.stages, priced.stages, times, strict=True)):
+        stages = []
+        for k, (stage, cost, time_s) in enumerate(zip(plan.stages, priced.stages, times, strict=True)):
             binds = ["slowest"] if uneven and time_s >= slow_s else []
             if cost.excess_bytes > 0:
                 binds.insert(0, f"+{style.gib(cost.excess_bytes)} GiB")
             elif is_full(cost):
                 binds.insert(0, "memory")
-            busy = own.num_micro_batches * time_s / self.cost.step_time_s
+            busy = plan.num_micro_batches * time_s / self.cost.step_time_s
             send_s = sends[k] if k < len(sends) else None
-            found.append(StageFacts(self.problem.cluster, pipeline, k, stage, cost, busy, send_s, tuple(binds)))
-        return tuple(found)
+            stages.append(StageFacts(self.problem.cluster, pipeline, k, stage, cost, busy, send_s, tuple(binds)))
+        return tuple(stages)
 
     @property
     def longest(self) -> int:
@@ -264,7 +264,7 @@ class PlanFacts:
 
     @cached_property
     def slowest_message(self) -> StageFacts | None:
-        """In the pipeline that ends last the stage whose messages take longest, if longer than the slowest stage."""
+        """The stage of the pipeline that ends last whose messages take longest, if longer than the slowest stage."""
         stage = max(self.stages(self.longest), key=lambda stage: stage.send_s or 0.0)
         return stage if (stage.send_s or 0.0) > self.slowest.compute_s else None
 
@@ -289,15 +289,15 @@ class PlanFacts:
 
     @property
     def last_phase(self) -> str:
-        """What follows the gradient synchronisation: the optimizer, and the all-gather of the weights that it
-        sharded."""
+        """The name of the phase after the gradient synchronisation: the optimizer, and the all-gather of weights if the
+        optimizer is sharded."""
         gathers = self.plan.sharding.gathers_weights and self.has_gradient_sync
         return "optimizer and weight all-gather" if gathers else "optimizer"
 
     def bound(self, key: str = "lower_bound_s") -> tuple[float, float] | None:
         """The lower bound in seconds that `solver` states under `key`, and the plan's gap to it.
 
-        None where it states none, or one that does not bound the price: a plan file may have been priced again.
+        None if it states none, or one above the price, as when a plan file has been priced again.
         """
         bound_s = self.solver.get(key)
         if not isinstance(bound_s, int | float) or not 0 < bound_s <= self.cost.step_time_s * (1 + 1e-9):
@@ -316,8 +316,8 @@ class PlanFacts:
 
     @property
     def money(self) -> list[tuple[str, str]]:
-        """The price of the machines that the plan uses, per step and per trillion tokens, with its label; empty where
-        no machine states one."""
+        """The price of the machines in use, per step and per trillion tokens, with its label; empty if none is
+        stated."""
         per_hour, unpriced = price_per_hour(self.problem, self.plan)
         if per_hour is None:
             return []
@@ -329,8 +329,8 @@ class PlanFacts:
 
 
 def price_per_hour(problem: Problem, plan: Plan) -> tuple[float | None, int]:
-    """The price per hour of the machines that a plan uses, in the currency of their `price_per_hour`, and how many of
-    them state none; None where all do."""
+    """The price per hour of the machines that a plan uses (None if none states a price), in their currency, and the
+    number of machines that state none."""
     machines = [problem.cluster.machines[m] for m in set(problem.cluster.machine_of[list(plan.devices())].tolist())]
     prices = [machine.price_per_hour for machine in machines if machine.price_per_hour is not None]
     return sum(sorted(prices)) if prices else None, len(machines) - len(prices)
@@ -344,9 +344,9 @@ def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepPart
     """
     unit_s, decimals, unit = style.seconds_scale(step_time_s)
     steps = 10**decimals
-    durations = _rounded_to_sum(list(spent.parts.values()), round(step_time_s / unit_s * steps))
+    durations = _round_to_sum(list(spent.parts.values()), round(step_time_s / unit_s * steps))
     shown = [(*part, duration) for part, duration in zip(spent.parts.items(), durations, strict=True) if duration]
-    permille = _rounded_to_sum([value for _, value, _ in shown], 1000)
+    permille = _round_to_sum([value for _, value, _ in shown], 1000)
     replica = f"replica {spent.executor} of " if several else ""
     return StepParts(
         f"{replica}stage {spent.stage} of pipeline {spent.pipeline}",
@@ -357,7 +357,7 @@ def _step_parts(spent: Breakdown, step_time_s: float, several: bool) -> StepPart
     )
 
 
-def _rounded_to_sum(values: Sequence[float], total: int) -> list[int]:
+def _round_to_sum(values: Sequence[float], total: int) -> list[int]:
     """`values` scaled to whole numbers that sum to `total`; the largest remainders are rounded up."""
     scale = total / sum(values)
     exact = [max(0.0, value * scale) for value in values]

@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.machine_map import MAX_MACHINES
-from hexiopt.report.panels.canvas import LABELS, STYLE, clipped_to, new_figure, save, text_inches
+from hexiopt.report.panels.canvas import LABELS, STYLE, clip_to, new_figure, save, text_inches
 from hexiopt.report.panels.cluster import draw_cluster
 from hexiopt.report.panels.layers import draw_layers
 from hexiopt.report.panels.memory import draw_memory
-from hexiopt.report.panels.stages import shown_rows
+from hexiopt.report.panels.stages import picture_rows
 from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.style import INK, count, seconds
 
@@ -28,7 +28,7 @@ def draw_plan(facts: PlanFacts, path: str | Path) -> None:
 @rc_context(STYLE)
 def plan_figure(facts: PlanFacts) -> Figure:
     """Cluster, layers, timeline and memory in the same colours, 14 inches wide and about 10 high."""
-    rows = shown_rows(facts)
+    rows = picture_rows(facts)
     machines = min(MAX_MACHINES, len(facts.problem.cluster.machines))
     lanes = sum(len(row.stages) for row in rows.pipelines)
     top = max(1.5 + 0.5 * (machines > 4) + 1.0 * (machines > 8), 0.4 + 0.28 * len(rows.pipelines))
@@ -53,10 +53,10 @@ def plan_figure(facts: PlanFacts) -> Figure:
     cost = facts.cost
     summary = (
         f"{seconds(cost.step_time_s)} per step · {cost.tokens_per_s:,.0f} tokens/s · MFU {cost.mfu:.1%} · "
-        f"{count(len(facts.plan.pipelines), 'pipeline')} · {facts.devices_used} GPUs"
+        f"{count(len(facts.plan.pipelines), 'pipeline')} · {facts.used_devices} GPUs"
     )
     line = (height - 0.32) / height
-    name = clipped_to(facts.title, right - _MARGIN - text_inches(summary, 11) - 0.3, 15, bold=True)
+    name = clip_to(facts.title, right - _MARGIN - text_inches(summary, 11) - 0.3, 15, bold=True)
     figure.text(_MARGIN / WIDTH_INCHES, line, name, fontsize=15, fontweight="bold", color=INK, va="center")
     figure.text(right / WIDTH_INCHES, line, summary, fontsize=11, va="center", ha="right")
     return figure

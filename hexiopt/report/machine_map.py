@@ -6,7 +6,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.rows import PlanRows
-from hexiopt.report.style import clipped, listed, rate
+from hexiopt.report.style import clip, join_names, rate
 
 MAX_MACHINES = 15
 MAX_SQUARES = 32  # devices drawn per machine
@@ -24,7 +24,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """Machines that look alike: the first of them, their number, and the squares of their devices."""
+    """Machines that look the same on the map: the first of them, their number, and the squares of their devices."""
 
     machine: Machine
     number: int
@@ -32,14 +32,14 @@ class MachineKind:
 
     @property
     def name(self) -> str:
-        """Of the machine, or of the entry of the cluster file where there are several."""
+        """The name of the machine, or of the entry in the cluster file for several machines."""
         return self.machine.spec_name if self.number > 1 else self.machine.name
 
 
 def machine_map(facts: PlanFacts, rows: PlanRows, most: int) -> tuple[list[MachineKind], int]:
-    """At most `most` kinds of machines (each by itself in small clusters) in the order of the cluster, and the number
-    of machines left out: shown are those with most devices in use, then the most frequent."""
-    cluster, unused = facts.problem.cluster, set(facts.unused)
+    """At most `most` kinds of machines (each machine by itself in small clusters) in the order of the cluster, and the
+    number of machines left out. Kinds with most devices in use are kept first, then the most frequent ones."""
+    cluster, unused = facts.problem.cluster, set(facts.unused_devices)
     on: dict[int, Square] = {}
     for row in rows.pipelines:
         for index in row.members:
@@ -56,11 +56,13 @@ def machine_map(facts: PlanFacts, rows: PlanRows, most: int) -> tuple[list[Machi
         kinds.items(), key=lambda kind: (-sum(square.colour is not None for square in kind[0][1]), -len(kind[1]))
     )
     shown_kinds = sorted(ranked[:most], key=lambda kind: kind[1][0])
-    found = [MachineKind(cluster.machines[own[0]], len(own), squares) for (_, squares), own in shown_kinds]
-    return found, len(cluster.machines) - sum(kind.number for kind in found)
+    map_kinds = [
+        MachineKind(cluster.machines[members[0]], len(members), squares) for (_, squares), members in shown_kinds
+    ]
+    return map_kinds, len(cluster.machines) - sum(kind.number for kind in map_kinds)
 
 
-def named_by_gpu(machine: Machine) -> bool:
+def name_has_gpu(machine: Machine) -> bool:
     """Whether the machine's name contains its GPU type."""
     return machine.spec_name == machine.gpu.name and machine.num_gpus <= MAX_SQUARES
 
@@ -75,10 +77,10 @@ def machine_notes(machine: Machine) -> list[str]:
     outside = interfaces + rate(machine.nic_bandwidth_bytes_per_s) if networked else ""
     speeds = [f"{name} {value}" for name, value in (("in", " / ".join(inside)), ("out", outside)) if value]
     text = " · ".join(speeds)
-    if named_by_gpu(machine):
+    if name_has_gpu(machine):
         return [f"{text} GB/s", text]
     wordings = [f"{gpu}\n{text} GB/s", f"{gpu}\n{text}"] if speeds else []
-    return [*wordings, gpu, *(clipped(gpu, limit) for limit in range(len(gpu) - 1, 2, -1))]
+    return [*wordings, gpu, *(clip(gpu, limit) for limit in range(len(gpu) - 1, 2, -1))]
 
 
 def network_notes(cluster: Cluster) -> str:
@@ -92,4 +94,4 @@ def network_notes(cluster: Cluster) -> str:
         f"{link.source}{'–' if link.both else '→'}{link.target} {rate(link.bandwidth_bytes_per_s)}"
         for link in cluster.links
     ]
-    return f"GB/s: {listed(parts, 5)}" if parts else ""
+    return f"GB/s: {join_names(parts, 5)}" if parts else ""

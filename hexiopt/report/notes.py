@@ -1,4 +1,4 @@
-"""What a user may have overlooked in a valid problem and its plan: notes of one line each."""
+"""Notes of one line each on what a user may have overlooked in a valid problem and its plan."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
-from hexiopt.report.style import clipped, listed, milliseconds, percent, rate
+from hexiopt.report.style import clip, join_names, milliseconds, percent, rate
 from hexiopt.units import GB
 
 FASTEST_NIC_GB_PER_S = 100.0
@@ -27,28 +27,27 @@ _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 
 
 def notes(problem: Problem) -> list[str]:
-    """Notes on a problem: what its model's file says beside the shape, implausible network rates, sequences beyond the
-    model's positions, sequence layouts."""
+    """Notes on a problem: how its model was read, implausible network rates, sequences beyond the model's positions,
+    sequence layouts."""
     return [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
 
 
 def plan_notes(facts: PlanFacts) -> list[str]:
-    """Notes on a plan: those on its problem, memory filled to the last, steps that the host may bind, and what its file
+    """Notes on a plan: those on its problem, memory almost full, steps that the host may bind, and what its file
     records."""
-    return [*notes(facts.problem), *_memory(facts), *_host(facts), *recorded_notes(facts.solver)]
+    return [*notes(facts.problem), *_memory(facts), *_host(facts), *solver_notes(facts.solver)]
 
 
-def recorded_notes(solver: Mapping[str, Any]) -> list[str]:
-    """The notes that a plan file's object `solver` records, as importers write them; whatever else stands there is not
-    one."""
+def solver_notes(solver: Mapping[str, Any]) -> list[str]:
+    """The notes, written by importers, in a plan file's object `solver`; values other than text are ignored."""
     recorded = solver.get("notes")
     texts = [note for note in recorded if isinstance(note, str)] if isinstance(recorded, list | tuple) else []
-    return [clipped(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
+    return [clip(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
 
 
 def _memory(facts: PlanFacts) -> list[str]:
-    """Of the fullest device of a plan that fits: the share of a process's memory that is predicted to be taken, where
-    all measured runs took more than what is left."""
+    """A note on the fullest device of a plan that fits, if all measured runs exceeded their prediction by more than the
+    memory that is left."""
     use = facts.tightest.cost
     share = use.memory.total / use.limit_bytes * (1.0 - facts.problem.space.memory_headroom)
     if not facts.cost.fits or share * (1.0 + LEAST_BEYOND_PREDICTED) <= 1.0:
@@ -67,7 +66,7 @@ def _network(problem: Problem) -> list[str]:
         if machine.nic_bandwidth_bytes_per_s > FASTEST_NIC_GB_PER_S * GB:
             fast.setdefault(machine.nic_bandwidth_bytes_per_s, {})[machine.spec_name] = None
     return [
-        f"{rate(value)} GB/s per network interface ({listed(list(names), 3)}) is more than any on the market has "
+        f"{rate(value)} GB/s per network interface ({join_names(list(names), 3)}) is more than any on the market has "
         f"({FASTEST_NIC_GB_PER_S:g}); if it is in Gbit/s, state {rate(value / 8)}"
         for value, names in fast.items()
     ]
@@ -78,7 +77,7 @@ def _positions(problem: Problem) -> list[str]:
     if length <= positions:
         return []
     return [
-        f"seq_len {length:,} is beyond the {positions:,} positions of {clipped(problem.model.name, 60)} "
+        f"seq_len {length:,} is beyond the {positions:,} positions of {clip(problem.model.name, 60)} "
         "(max_position_embeddings); the plan holds, but the model must be trained for such positions"
     ]
 
@@ -91,14 +90,14 @@ def _long_context(problem: Problem) -> list[str]:
 
 
 def _host(facts: PlanFacts) -> list[str]:
-    """Of the slowest stage of the pipeline that ends last: layers so short that the host may not keep up."""
+    """A note on the slowest stage of the pipeline that ends last, if its layers are so short that the host may bind."""
     stage, stages = facts.slowest.stage, facts.model.stages
     if isinstance(stage.parallelism, SequenceParallel):
         return []
     samples = stage.parallelism.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
-    each = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]
-    forward_s = max(stages.layer_s(*one, "none")[0] for one in each)
-    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*one) is not None for one in each):
+    loads = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]
+    forward_s = max(stages.layer_s(*load, "none")[0] for load in loads)
+    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*load) is not None for load in loads):
         return []
     return [
         f"layers take {milliseconds(forward_s)} ms forward, less than in any run that prices were compared with "

@@ -1,4 +1,4 @@
-"""The pipelines of a plan that tables and pictures show: equal ones, or ones of a kind, may share a row."""
+"""The pipelines of a plan that tables and pictures show: equal ones, or those of a kind, may share a row."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, StageFacts
 from hexiopt.report.style import PAPER, count, mix, stage_colour
 
-_MOST_RUNS = 5  # of like stages, in a row
+_MOST_RUNS = 5  # of equal stages, in a row
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """Equal pipelines, represented by the slowest of them, whose index in the plan is `number`."""
+    """Equal pipelines, represented by the slowest one, whose index in the plan is `number`."""
 
     number: int
     hue: int
@@ -54,7 +54,7 @@ class PlanRows:
     num_left_out: int
 
     @property
-    def grouped(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether a row may stand for several pipelines."""
         return self.num_left_out > 0 or any(len(row.members) > 1 for row in self.pipelines)
 
@@ -130,9 +130,10 @@ def plan_rows(facts: PlanFacts, *, group_above: int, max_pipelines: int, max_sta
 
 @dataclass(frozen=True, slots=True)
 class PipelineKind:
-    """Pipelines through the same types of GPUs with the same parallelism, by their indices, with what spans them all.
+    """Pipelines through the same types of GPUs with the same parallelism.
 
-    `stages` has words for each stage, `fullest` is the stage with the least free memory.
+    `members` are their indices, `stages` has words for each stage, `layers` and `sequences` are the least and the
+    greatest number of a stage and of a pipeline, and `fullest` is the stage with the least free memory.
     """
 
     stages: tuple[str, ...]
@@ -160,7 +161,7 @@ def _in_words(stage: StageFacts) -> str:
 
 def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[StageFacts, ...]]) -> PipelineKind:
     members = tuple(stages[0].pipeline for stages in pipelines)
-    stages = [stage for one in pipelines for stage in one]
+    stages = [stage for pipeline in pipelines for stage in pipeline]
     layers = [stage.num_layers for stage in stages]
     sizes = [(facts.plan.pipelines[p].num_micro_batches, facts.plan.pipelines[p].micro_batch_size) for p in members]
     sequences = [number * size for number, size in sizes]
@@ -176,8 +177,8 @@ def _kind(facts: PlanFacts, words: tuple[str, ...], pipelines: Sequence[tuple[St
 
 
 def chain(stages: Iterable[str]) -> str:
-    """Stages in words, runs of like ones with their number: `3 × TP 4 h100 → a100`."""
+    """Stages in words, runs of equal ones with their number: `3 × TP 4 h100 → a100`."""
     runs = [(words, len(list(same))) for words, same in groupby(stages)]
-    told = [f"{number} × {words}" if number > 1 else words for words, number in runs[:_MOST_RUNS]]
+    texts = [f"{number} × {words}" if number > 1 else words for words, number in runs[:_MOST_RUNS]]
     rest = sum(number for _, number in runs[_MOST_RUNS:])
-    return " → ".join([*told, *([f"{count(rest, 'stage')} more"] if rest else [])])
+    return " → ".join([*texts, *([f"{count(rest, 'stage')} more"] if rest else [])])

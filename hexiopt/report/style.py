@@ -103,8 +103,7 @@ def percent(share: float) -> str:
 
 
 def memory_words(space: Space) -> str:
-    """What beside tensors is in the memory that reports show (see `transient`) and, where stated, kept out of its
-    limit."""
+    """A note on what reports count as memory besides tensors (see `transient`), and on a headroom."""
     reserve = f"communicators and a reserve of {c.FRAGMENTATION:.0%} of transient memory"
     if not space.memory_headroom:
         return f"with {reserve}"
@@ -122,13 +121,13 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def clipped(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
     """`text`, truncated with an ellipsis to at most `limit` characters."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + "…"
 
 
 def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
-    """Devices as ranges by machine, with like machines in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
+    """Devices as ranges by machine, with equal machines in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
     machines, machine_of, index_of = cluster.machines, cluster.machine_of, cluster.index_in_machine
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
@@ -152,8 +151,8 @@ def place(cluster: Cluster, devices: Sequence[int]) -> str:
     """Devices and their types, `b:0-3 (rtx_3090)`; a type that begins the machine's name is omitted."""
     ranges = device_ranges(cluster, devices)
     gpus = gpu_names(cluster, devices)
-    told = all(name.startswith(gpus) for name in ranges)
-    return ", ".join(ranges) + ("" if told else f" ({gpus})")
+    evident = all(name.startswith(gpus) for name in ranges)
+    return ", ".join(ranges) + ("" if evident else f" ({gpus})")
 
 
 def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
@@ -161,7 +160,7 @@ def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
     return " + ".join(dict.fromkeys(cluster.gpu_of(device).name for device in devices))
 
 
-def listed(names: Sequence[str], limit: int) -> str:
-    """The first `limit` names, and the number of others."""
+def join_names(names: Sequence[str], limit: int) -> str:
+    """Join the first `limit` names by commas, and append the number of others."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -13,10 +13,10 @@ from hexiopt.report.notes import plan_notes
 from hexiopt.report.rows import PipelineKind, PipelineRow, PlanRows, chain, pipeline_kinds, plan_rows
 from hexiopt.report.style import (
     PIPELINE_HUES,
-    clipped,
+    clip,
     count,
     gib,
-    listed,
+    join_names,
     memory_words,
     milliseconds,
     percent,
@@ -40,15 +40,16 @@ _KIND_NOTE = (
     "pipeline in a step. Memory: the fullest device, GiB of its limit, {}. Every stage: print=full."
 )
 
-_SHORT = 68  # of a line of `in_short` beside its label
+_SHORT = 68  # characters of a line of `in_short`, without its label
 
 Pairs = list[tuple[str, str]]  # labels and texts
 
 
 def plan_table(facts: PlanFacts, *, full: bool = False) -> RenderableType:
-    """One row per stage, grouped by pipeline; of many pipelines equal ones are shown once.
+    """One row per stage, grouped by pipeline; if there are many pipelines, equal ones are shown once.
 
-    Where that would not fit a screen, it is one row per kind of pipelines, unless `full`: then every stage has a row.
+    A table that would not fit a screen has one row per kind of pipelines instead, unless `full`: then every stage has a
+    row.
     """
     number = len(facts.plan.pipelines)
     group_above = number if full else _GROUP_ABOVE
@@ -60,7 +61,7 @@ def plan_table(facts: PlanFacts, *, full: bool = False) -> RenderableType:
 class _PlanTable:
     """A table as wide as the console: the column of devices takes the width that the others leave.
 
-    `note` says what its columns are; `instead` is shown where it has too many lines.
+    `note` explains the columns; `instead` is shown if the table would have too many lines.
     """
 
     def __init__(self, rows: PlanRows, note: str, instead: RenderableType | None) -> None:
@@ -86,7 +87,7 @@ class _PlanTable:
         yield _grid(widths, [header])
         for row, part in zip(self._rows.pipelines, parts, strict=True):
             yield Text(_title(row, total), style=f"bold {PIPELINE_HUES[row.hue % len(PIPELINE_HUES)]}")
-            yield _grid(widths, part, fold=narrow or not self._rows.grouped)
+            yield _grid(widths, part, fold=narrow or not self._rows.is_grouped)
         if self._rows.note:
             yield Text(self._rows.note[0].upper() + self._rows.note[1:] + ".", style="italic")
         yield Text(self._note, style="dim")
@@ -100,7 +101,7 @@ def _widths(lines: list[list[Text]]) -> list[int]:
 
 
 def _narrow_widths(lines: list[list[Text]], max_width: int) -> list[int]:
-    """The widths in a narrow console: the widest columns of words give way, and their cells fold; numbers are whole."""
+    """The widths in a narrow console: the widest columns of words shrink and their cells fold; numbers stay whole."""
     widths = _widths(lines)
     while sum(widths) + len(widths) - 1 > max_width:
         widest = max(_LEAST, key=lambda k: widths[k] - _LEAST[k])
@@ -155,7 +156,7 @@ def _memory(use: MemoryUse, bar: bool = False) -> Text:
 
 
 def kinds_table(facts: PlanFacts) -> RenderableType:
-    """A row per kind of pipelines; the kinds that end last and that have least free memory are always among them."""
+    """A row per kind of pipelines, among them always the kinds that end last and that have least free memory."""
     kinds, number = pipeline_kinds(facts), len(facts.plan.pipelines)
     last, tightest = max(kinds, key=lambda kind: kind.end_s), facts.tightest.pipeline
     urgent = [kind for kind in kinds if kind is last or tightest in kind.members]
@@ -202,8 +203,8 @@ def summary_table(facts: PlanFacts) -> RenderableType:
     lines += map(Text, restricted_bound(facts))
     if not facts.cost.fits:
         lines.append(Text(misfit(facts), style="bold red"))
-    if facts.unused:
-        lines.append(Text(f"unused: {facts.unused_where(8)}", style="yellow"))
+    if facts.unused_devices:
+        lines.append(Text(f"unused: {facts.unused_ranges(8)}", style="yellow"))
     lines += [Text(f"note: {note}", style="yellow") for note in plan_notes(facts)]
     return Group(*lines)
 
@@ -229,9 +230,9 @@ def headline(problem: Problem) -> str:
     gpus: dict[str, int] = {}
     for machine in cluster.machines:
         gpus[machine.gpu.name] = gpus.get(machine.gpu.name, 0) + machine.num_gpus
-    types = listed([f"{number:,} × {name}" for name, number in gpus.items()], 6)
+    types = join_names([f"{number:,} × {name}" for name, number in gpus.items()], 6)
     return (
-        f"{clipped(model.name, 100)} ({model.num_params / 1e9:.3g} B) on {clipped(cluster.name, 100)}: "
+        f"{clip(model.name, 100)} ({model.num_params / 1e9:.3g} B) on {clip(cluster.name, 100)}: "
         f"{count(cluster.num_devices, 'GPU')} ({types})"
     )
 
@@ -256,10 +257,10 @@ def restricted_bound(facts: PlanFacts) -> list[str]:
     """The lower bound that the solver proved for the part of the plan space that it searched, as a sentence; empty
     where it proved none."""
     known = facts.bound("own_lower_bound_s")
-    return [restricted_in_words(clipped(str(facts.solver.get("own_space", "")), 200), *known)] if known else []
+    return [bound_in_words(clip(str(facts.solver.get("own_space", "")), 200), *known)] if known else []
 
 
-def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
+def bound_in_words(space: str, bound_s: float, gap: float) -> str:
     """A lower bound in seconds for `space`, a part of the plan space in words, and a plan's gap to it."""
     return f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap {gap:.1%})."
 
@@ -270,24 +271,24 @@ def choices(facts: PlanFacts) -> Pairs:
     return [
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {workload.precision}"),
         ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(facts.num_stages, 'stage')}"),
-        ("devices", f"{facts.devices_used} used"),
+        ("devices", f"{facts.used_devices} used"),
         ("schedule", plan.schedule.name),
         ("sharding", facts.sharding),
     ]
 
 
 def origin(facts: PlanFacts) -> Pairs:
-    """Who found the plan."""
+    """The solver that found the plan, and its search."""
     solver = facts.solver
     if "name" not in solver:
         return []
-    status, seed = clipped(str(solver.get("status", "")), 40), clipped(str(solver.get("seed", "")), 20)
-    rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {seed}")]
+    status, seed = clip(str(solver.get("status", "")), 40), clip(str(solver.get("seed", "")), 20)
+    rows = [("solver", f"{clip(str(solver['name']), 60)}, seed {seed}")]
     runtime_s = solver.get("runtime_s")  # null in a plan file
     if status:
         rows.append(("search", f"{seconds(runtime_s)}, {status}" if isinstance(runtime_s, int | float) else status))
     if solver.get("pricer"):
-        rows.append(("cost model", clipped(str(solver["pricer"]), 60)))
+        rows.append(("cost model", clip(str(solver["pricer"]), 60)))
     return rows
 
 
@@ -298,7 +299,7 @@ def misfit(facts: PlanFacts) -> str:
 
 
 def in_short(facts: PlanFacts) -> Pairs:
-    """Labels and texts of at most ten lines, which hold at 80 columns."""
+    """Labels and texts of at most ten lines, which fit 80 columns."""
     cost, plan, tight, known = facts.cost, facts.plan, facts.tightest, facts.bound()
     parts = sorted(facts.step.parts, key=lambda part: -part.share)[:3]
     sizes = (len(plan.pipelines), "pipeline"), (len(pipeline_kinds(facts)), "kind"), (facts.num_stages, "stage")
@@ -312,9 +313,14 @@ def in_short(facts: PlanFacts) -> Pairs:
         ("slowest", _slowest(facts)),
         ("memory", f"stage {tight.name} {memory_of_limit(tight.cost)}: {largest_parts(tight.cost, 2)}"),
         *facts.money,
-        ("unused", f"{count(len(facts.unused), 'GPU')}: {facts.unused_where(3)}" if facts.unused else "no GPU"),
+        (
+            "unused",
+            f"{count(len(facts.unused_devices), 'GPU')}: {facts.unused_ranges(3)}"
+            if facts.unused_devices
+            else "no GPU",
+        ),
     ]
-    return [(label, clipped(text, _SHORT)) for label, text in islice(rows, 10)]
+    return [(label, clip(text, _SHORT)) for label, text in islice(rows, 10)]
 
 
 def short_table(facts: PlanFacts) -> Table:
@@ -330,10 +336,10 @@ def _above(bound_s: float, step_time_s: float) -> str:
 
 
 def _slowest(facts: PlanFacts) -> str:
-    """The stage that takes longest in the pipeline that ends last; or its longest message where that takes longer."""
+    """The slowest stage of the pipeline that ends last, or its slowest message if that takes longer, in words."""
     stage, message = facts.slowest, facts.slowest_message
     if message is not None and message.send_s is not None:
         ends = f"{message.name} and {message.pipeline}·{message.number + 1}"
         return f"messages of stages {ends} take {milliseconds(message.send_s)} ms a micro-batch"
-    took = f"{milliseconds(stage.compute_s)} ms a micro-batch, busy {percent(stage.busy)}"
-    return f"stage {stage.name} ({stage.where(1)}) {took}"
+    time_and_share = f"{milliseconds(stage.compute_s)} ms a micro-batch, busy {percent(stage.busy)}"
+    return f"stage {stage.name} ({stage.where(1)}) {time_and_share}"

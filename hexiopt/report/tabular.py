@@ -29,8 +29,8 @@ def plain_table(
 ) -> Table:
     """A table without rules; the columns named in `left` (None: all) are aligned left, the others right.
 
-    Cells are plain text, never markup. `options` are those of `rich.table.Table`. Where the console is too narrow,
-    headers have a word a line and columns aligned left wrap, so that no number is cut.
+    Cells are plain text, never markup. `options` are those of `rich.table.Table`. In a console that is too narrow,
+    headers have one word a line and columns aligned left wrap, so that no number is cut.
     """
     rows = [list(row) for row in rows]
     table = _FittedTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), **options)
@@ -41,8 +41,8 @@ def plain_table(
         split = name.replace(" ", "\n")
         table.compact.add_column(split, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold")
     for row in rows:
-        for one in (table, table.compact):
-            one.add_row(*map(Text, row))
+        for view in (table, table.compact):
+            view.add_row(*map(Text, row))
     columns = zip(*[header, *rows], strict=True)
     table.full_width = sum(max(map(cell_len, column)) + 2 for column in columns) - 2
     return table

@@ -32,7 +32,7 @@ def timeline_events(facts: PlanFacts) -> dict[str, Any]:
     """The trace in µs: one process per pipeline, one thread per replica of a stage and per link on which it sends.
 
     Beyond 200,000 events, one pipeline represents all equal ones; if that does not suffice, pipelines are left out, and
-    a pipeline that is too long by itself has one event per replica. `otherData` states what was done.
+    a pipeline that is too long by itself has one event per replica. `otherData` says what was shortened.
     """
     plan, priced = facts.plan, facts.cost.pipelines
     shown = [(index, 1) for index in range(len(plan.pipelines))]
@@ -41,15 +41,15 @@ def timeline_events(facts: PlanFacts) -> dict[str, Any]:
         shown = [(max(group, key=lambda index: priced[index].end_s), len(group)) for group in groups]
     shown.sort(key=lambda item: -priced[item[0]].end_s)
     events: list[_Event] = []
-    free, num_alike = MAX_EVENTS, 0
-    for index, alike in shown:
+    free, num_shown = MAX_EVENTS, 0
+    for index, num_equal in shown:
         whole = _num_events(facts, index) <= MAX_EVENTS // 2
-        need = _num_events(facts, index) if whole else _num_fixed(facts, index)
+        need = _num_events(facts, index) if whole else _num_fixed_events(facts, index)
         if events and need > free:
             break
         free -= need
-        num_alike += alike
-        events += _pipeline_events(facts, index, alike, whole)
+        num_shown += num_equal
+        events += _pipeline_events(facts, index, num_equal, whole)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -60,13 +60,13 @@ def timeline_events(facts: PlanFacts) -> dict[str, Any]:
             "step_time_s": facts.cost.step_time_s,
             "num_pipelines": len(plan.pipelines),
             "num_pipelines_shown": sum(1 for event in events if event["name"] == "process_name"),
-            "num_pipelines_alike": num_alike,
-            "num_pipelines_left_out": len(plan.pipelines) - num_alike,
+            "num_pipelines_alike": num_shown,
+            "num_pipelines_left_out": len(plan.pipelines) - num_shown,
         },
     }
 
 
-def _num_fixed(facts: PlanFacts, index: int) -> int:
+def _num_fixed_events(facts: PlanFacts, index: int) -> int:
     """The number of events that do not depend on the number of micro-batches."""
     replicas = sum(len(stage.parallelism.executors) for stage in facts.plan.pipelines[index].stages)
     return 2 + 5 * replicas + 2 * len(facts.cost.pipelines[index].messages)
@@ -75,7 +75,7 @@ def _num_fixed(facts: PlanFacts, index: int) -> int:
 def _num_events(facts: PlanFacts, index: int) -> int:
     pipeline, messages = facts.plan.pipelines[index], facts.cost.pipelines[index].messages
     num_messages = pipeline.num_micro_batches * pipeline.num_chunks * len(messages)
-    return _num_fixed(facts, index) + num_operations(pipeline) + num_messages
+    return _num_fixed_events(facts, index) + num_operations(pipeline) + num_messages
 
 
 _Lane = tuple[int, int, str, int]  # stage, replica, and for messages also kind and receiving replica
@@ -100,9 +100,9 @@ def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
     return dict(sorted(lanes.items(), key=lambda lane: (*lane[0][:2], order.index(lane[0][2]), lane[0][3])))
 
 
-def _pipeline_events(facts: PlanFacts, index: int, alike: int, whole: bool) -> Iterator[_Event]:
+def _pipeline_events(facts: PlanFacts, index: int, num_equal: int, whole: bool) -> Iterator[_Event]:
     pipeline = facts.plan.pipelines[index]
-    others = f", represents {alike} equal ones" if alike > 1 else ""
+    others = f", represents {num_equal} equal ones" if num_equal > 1 else ""
     batch = f"{pipeline.num_micro_batches} × {pipeline.micro_batch_size}"
     yield meta_event("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
     yield meta_event("process_sort_index", index, 0, sort_index=index)

@@ -17,18 +17,18 @@ _TITLES = {False: "Predicted for the plan's GPUs", True: "Measured on the device
 
 
 @rc_context(STYLE)
-def trained_figure(operations: Frame) -> Figure:
+def training_figure(operations: Frame) -> Figure:
     """The figure of `read_operations`: both clocks begin with the step, and each panel has its own scale."""
     panels = [[row for row in operations if row["measured"] == measured] for measured in _TITLES]
     lanes = [sorted({(row["pipeline"], row["stage"]) for row in rows}) for rows in panels]
-    heights = [_FRAME + _LANE * len(own) for own in lanes]
+    heights = [_FRAME + _LANE * len(panel_lanes) for panel_lanes in lanes]
     figure = new_figure(_WIDTH, sum(heights))
     top = 1.0
-    for measured, rows, own, height in zip(_TITLES, panels, lanes, heights, strict=True):
+    for measured, rows, panel_lanes, height in zip(_TITLES, panels, lanes, heights, strict=True):
         share = height / sum(heights)
         low, high = top - share * (1 - 0.42 / height), top - share * 0.4 / height
         ax = figure.add_axes((_LEFT / _WIDTH, low, 1 - (_LEFT + 0.3) / _WIDTH, high - low))
-        _draw(ax, rows, own)
+        _draw(ax, rows, panel_lanes)
         title(ax, "", _TITLES[measured], outdent=_LEFT - 0.1)
         top -= share
     kinds = [Patch(facecolor="#C9CFD6", label="forward"), Patch(facecolor="#7B8794", label="backward")]

@@ -50,8 +50,9 @@ class SimulatedLink:
     """From one executor to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
     network, as long as their share of it takes.
 
-    `needs` has the seconds for which a message alone needs each shared resource, `most` is the most messages a second
-    by all that is not shared.
+    A message takes `fixed_s` seconds and then, if it shares the network, the time that its share takes. `needs` has the
+    seconds for which a message alone needs each shared resource; `most` is the most messages a second that everything
+    else lets pass.
     """
 
     sender: ExecutorId
@@ -60,14 +61,14 @@ class SimulatedLink:
     fixed_s: float
     needs: Mapping[int, float] = field(default_factory=dict)
     most: float = inf
-    waiting: deque[Operation] = field(default_factory=deque)  # what the messages come from; the first is under link
+    waiting: deque[Operation] = field(default_factory=deque)  # that the messages come from; the first is in transit
     began_s: float = 0.0
-    left: float = 0.0  # share of the first that has not gone over
-    rate: float = 0.0  # share a second
+    remaining: float = 0.0  # share of the first message that has not arrived
+    rate: float = 0.0  # share of a message a second
 
 
 class Step:
-    """One step of some pipelines, event by event: by their numbers in the plan, (micro-batches, stages) of each."""
+    """One step, event by event; `pipelines` has micro-batches and stages of each by its number in the plan."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Step:
         self._now, self._events, self._count = 0.0, list[tuple[float, int, Span | SimulatedLink]](), 0
         self._moving: list[SimulatedLink] = []  # whose messages share the network now
         self._running: set[ExecutorId] = set()
-        self._came: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
+        self._arrivals: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
         self._todo: dict[ExecutorId, list[Operation]] = {}
         for p, (batches, stages) in pipelines.items():
             chunks = len(stages[0][0])
@@ -99,33 +100,33 @@ class Step:
         for place in self._todo:
             self._begin(place)
         while self._events or self._moving:
-            first = min(self._moving, key=lambda link: max(0.0, link.left) / link.rate, default=None)
-            arrival_s = inf if first is None else self._now + max(0.0, first.left) / first.rate
+            first = min(self._moving, key=lambda link: max(0.0, link.remaining) / link.rate, default=None)
+            arrival_s = inf if first is None else self._now + max(0.0, first.remaining) / first.rate
             if first is not None and (not self._events or arrival_s <= self._events[0][0]):
                 self._move_to(arrival_s)
                 self._moving.remove(first)
                 self._share()
-                yield self._arrived(first)
+                yield self._arrive(first)
                 continue
             time_s, _, what = heapq.heappop(self._events)
             self._move_to(time_s)
             if isinstance(what, Span):
                 yield what
-                self._ended(what)
+                self._end(what)
             elif what.needs:
-                what.left = 1.0
+                what.remaining = 1.0
                 self._moving.append(what)
                 self._share()
             else:
-                yield self._arrived(what)
+                yield self._arrive(what)
 
-    def _at(self, time_s: float, what: Span | SimulatedLink) -> None:
+    def _plan_event(self, time_s: float, what: Span | SimulatedLink) -> None:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
     def _move_to(self, time_s: float) -> None:
         for link in self._moving:
-            link.left -= link.rate * (time_s - self._now)
+            link.remaining -= link.rate * (time_s - self._now)
         self._now = time_s
 
     def _share(self) -> None:
@@ -144,14 +145,14 @@ class Step:
         p, s, r = place
         kind, chunk, batch = operation = self._todo[place][-1]
         source = self._next(place, kind, chunk, -1)
-        if source is not None and self._came[place, operation] < self._incoming[place, kind]:
+        if source is not None and self._arrivals[place, operation] < self._incoming[place, kind]:
             return
         self._todo[place].pop()
         self._running.add(place)
         end_s = self._now + self._stages[p][s][r][chunk][self._kinds.index(kind)]
-        self._at(end_s, Span(kind.value, p, s, r, self._now, end_s, batch, chunk))
+        self._plan_event(end_s, Span(kind.value, p, s, r, self._now, end_s, batch, chunk))
 
-    def _ended(self, span: Span) -> None:
+    def _end(self, span: Span) -> None:
         """Put an operation's messages on their links, behind those before them, and go on."""
         place = span.pipeline, span.stage, span.executor
         self._running.discard(place)
@@ -164,16 +165,16 @@ class Step:
 
     def _send(self, link: SimulatedLink) -> None:
         link.began_s = self._now
-        self._at(self._now + link.fixed_s, link)
+        self._plan_event(self._now + link.fixed_s, link)
 
-    def _arrived(self, link: SimulatedLink) -> Span:
+    def _arrive(self, link: SimulatedLink) -> Span:
         """The first message of a link is there."""
         kind, chunk, batch = link.waiting.popleft()
         p, s, r = link.sender
         sent = Span(f"send_{kind.value}", p, s, r, link.began_s, self._now, batch, chunk, link.receiver[2])
         target = self._next(link.sender, kind, chunk)
         assert target is not None, "a message was sent to a stage"
-        self._came[link.receiver, Operation(kind, target[1], batch)] += 1
+        self._arrivals[link.receiver, Operation(kind, target[1], batch)] += 1
         if link.waiting:
             self._send(link)
         self._begin(link.receiver)

@@ -4,22 +4,22 @@ from collections.abc import Mapping, Sequence
 
 
 def fair_rates(needs: Sequence[Mapping[int, float]], most: Sequence[float]) -> list[float]:
-    """The share of each message that goes over in a second [messages].
+    """The share of each message that is transferred in a second [messages].
 
-    `needs[k]` has the seconds for which message k alone needs each shared resource, one at least; `most[k]` is what it
-    reaches by all that is not shared. Each gets as much of the resource that it needs longest as the others, until a
-    resource is full or a message at its most; these keep what they have, and the others get more (Bertsekas and
-    Gallager, Data Networks, 2nd edition, section 6.5.2).
+    `needs[k]` has the seconds for which message k alone needs each shared resource, at least one; `most[k]` is its
+    highest rate by everything that is not shared. All messages get equal time of the resource that each needs longest,
+    until a resource is full or a message at its highest rate; these messages keep their rates, and the others get more
+    (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2).
     """
-    longest = [max(own.values()) for own in needs]
-    left = {resource: 1.0 for own in needs for resource in own}
+    longest = [max(need.values()) for need in needs]
+    free = {resource: 1.0 for need in needs for resource in need}
     rates, rising, level = [0.0] * len(needs), list(range(len(needs))), 0.0
     while rising:
-        load = dict.fromkeys(left, 0.0)
+        load = dict.fromkeys(free, 0.0)
         for k in rising:
             for resource, seconds in needs[k].items():
                 load[resource] += seconds / longest[k]
-        levels = {resource: left[resource] / load[resource] for resource in left if load[resource] > 0.0}
+        levels = {resource: free[resource] / load[resource] for resource in free if load[resource] > 0.0}
         full = min(levels, key=levels.__getitem__)
         top = min(most[k] * longest[k] for k in rising)
         level = max(level, min(levels[full], top))  # rounding aside, it only rises
@@ -27,6 +27,6 @@ def fair_rates(needs: Sequence[Mapping[int, float]], most: Sequence[float]) -> l
         for k in done:
             rates[k] = level / longest[k]
             for resource, seconds in needs[k].items():
-                left[resource] -= rates[k] * seconds
+                free[resource] -= rates[k] * seconds
         rising = [k for k in rising if k not in done]
     return rates

@@ -20,8 +20,10 @@ _OVERRUN, _OVERRUN_S = 0.1, 0.5  # tolerated beyond a time limit: a share of it,
 
 
 class InvalidPlanError(Exception):
-    """A solver's plan breaks a rule, or its cost model contradicts itself: a line that names the one at fault. `result`
-    is that of the search, marked `invalid`, without the plan."""
+    """A solver's plan breaks a rule, or its cost model contradicts itself; the message names the one at fault.
+
+    `result` is the result of the search, marked `invalid`, without the plan.
+    """
 
     def __init__(self, text: str, result: Result) -> None:
         super().__init__(text, result)
@@ -32,12 +34,12 @@ class InvalidPlanError(Exception):
 
 
 def referee(problem: Problem, result: Result, judge: Pricer) -> Result:
-    """`result`, whose plan obeys every rule of `problem`, fits, and takes as long as stated, with its price by `judge`.
+    """Check that the plan of `result` obeys every rule of `problem`, fits, and takes as long as its cost states.
 
-    Raises InvalidPlanError.
+    Returns the result with the price by `judge`. Raises InvalidPlanError.
     """
-    plan, stated = result.plan, result.cost
-    if plan is None or stated is None:
+    plan, claim = result.plan, result.cost
+    if plan is None or claim is None:
         return result
     broken = check(problem, plan)
     if not broken:
@@ -47,8 +49,8 @@ def referee(problem: Problem, result: Result, judge: Pricer) -> Result:
             raise _invalid(result, f"pricer: {foreign}: {fault}")
         broken = memory_violations(problem, plan, cost)
         slack_s = _TOLERANCE * cost.step_time_s
-        if abs(stated.step_time_s - cost.step_time_s) > slack_s:
-            text = f"it states a step of {stated.step_time_s:.6g} s, which takes {cost.step_time_s:.6g} s"
+        if abs(claim.step_time_s - cost.step_time_s) > slack_s:
+            text = f"it states a step of {claim.step_time_s:.6g} s, which takes {cost.step_time_s:.6g} s"
             broken.append(Violation("price", text))
         elif result.bound_s > cost.step_time_s + slack_s:
             text = f"it states a lower bound of {result.bound_s:.6g} s, and its plan takes {cost.step_time_s:.6g} s"
@@ -62,8 +64,7 @@ def referee(problem: Problem, result: Result, judge: Pricer) -> Result:
 
 
 def _contradiction(pricer: Pricer, plan: Plan, cost: Cost) -> str:
-    """What a cost model other than ours says of `plan` that cannot be, in words; empty where it is consistent. `cost`
-    is its price."""
+    """The contradiction in what another cost model says of `plan`, whose price is `cost`; empty without one."""
     step_s, bound_s = cost.step_time_s, pricer.features.bound_s
     if not 0.0 < step_s < math.inf:
         return f"it prices a plan at {step_s:g} s a step; a step takes seconds above 0"
@@ -86,8 +87,10 @@ def _check_start(problem: Problem, start: Plan) -> None:
 
 
 def _or_start(problem: Problem, start: Plan, result: Result, judge: Pricer) -> Result:
-    """`result` of a search, or `start` if that is faster: it recomputes layers together, so that no search begins there
-    and the bound does not speak of it. Raises InputError where it breaks a rule."""
+    """The faster of `result` and `start`, a plan that recomputes layers together.
+
+    No search begins from such a plan, and the bound does not hold for it. Raises InputError where it breaks a rule.
+    """
     _check_start(problem, start)
     cost = judge.price(start)
     if cost.objective >= result.objective:
@@ -101,7 +104,7 @@ def _or_start(problem: Problem, start: Plan, result: Result, judge: Pricer) -> R
 class Refereed:
     """A solver whose plans are checked before anybody sees them: what the registry gives out.
 
-    `pricer_of` makes the cost model that steers a search which is given none; None stands for our own.
+    `pricer_of` makes the cost model that steers a search without a pricer of its own; None stands for ours.
     """
 
     solver: Solver
@@ -137,13 +140,15 @@ class Refereed:
         start: Plan | None = None,
         judge: Pricer | None = None,
     ) -> Result:
-        """As the solver's, its plan priced by `judge`, by default `pricer`, or else `self.judge(problem)`. Raises
-        InvalidPlanError where its plan breaks a rule, InputError where `start` does or the solver takes none, and what
-        the solver raises."""
+        """The solver's result, its plan priced by `judge` (default: `pricer`, or else `self.judge(problem)`).
+
+        Raises InvalidPlanError where the plan breaks a rule, InputError where `start` does or the solver takes no
+        start, and what the solver raises.
+        """
         more: dict[str, Any] = {}
         judge = pricer or judge or self.judge(problem)
         if pricer is None and self.pricer_of is not None:
-            pricer = self.pricer_of(problem)  # its own, so that searches that are compared know nothing of each other's
+            pricer = self.pricer_of(problem)  # a new one, so that compared searches share nothing
         if start is not None and start.joins_layers:
             result = self.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress, judge=judge)
             return _or_start(problem, start, result, judge)

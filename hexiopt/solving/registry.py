@@ -28,13 +28,13 @@ GROUP = "hexiopt.solvers"
 TABLE_GROUP = "hexiopt.solver_table"
 PRICERS = "hexiopt.pricers"
 OWN_DISTRIBUTION = "hexiopt"
-_OF_SOLVERS = ("name", "capabilities", "solve")  # what every solver has
+_SOLVER_ATTRIBUTES = ("name", "capabilities", "solve")  # what every solver has
 # Old names of solvers, and solvers that are gone, kept for one release.
 ALIASES: Mapping[str, str] = {"metis": "hexiscale", "shapes": "portfolio", "columns": "portfolio"}
 
 
 class SolverClass(Protocol):
-    """What makes solvers, from their parameters."""
+    """The class of a solver, which makes one from its parameters."""
 
     name: str
     capabilities: Capabilities
@@ -44,8 +44,10 @@ class SolverClass(Protocol):
 
 
 def current_name(name: str, level: int = 3) -> str:
-    """`name`, or the name that replaces it; the use of an old name gives a RenamedWarning `level` calls up, by default
-    at the caller's caller."""
+    """`name`, or the name that replaces it.
+
+    An old name gives a RenamedWarning `level` calls up, by default at the caller's caller.
+    """
     if name in ALIASES:
         warnings.warn(f"solver: {name} now means {ALIASES[name]}; the old name goes soon", RenamedWarning, level)
     return ALIASES.get(name, name)
@@ -57,44 +59,48 @@ def solver_targets() -> dict[str, str]:
     Raises InputError where a folder named `solvers` hides ours.
     """
     refuse_hidden("solvers")
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    targets = {point.name: point.value for point in entry_points(group=GROUP)}
     for point in entry_points(group=TABLE_GROUP):
         if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:
-            found |= point.load()
-    return dict(sorted(found.items()))
+            targets |= point.load()
+    return dict(sorted(targets.items()))
 
 
-def declared_pricer(name: str) -> PricerMaker:
-    """What makes the cost model `name` for a problem. Raises InputError for unknown and broken ones; what it returns
-    does for a cost model that lacks what searches ask."""
-    known = {point.name: point.value for point in entry_points(group=PRICERS)}
-    if name not in known:
-        others = did_you_mean(name, known) if known else f"no installed package declares one in {PRICERS}"
+def find_pricer(name: str) -> PricerMaker:
+    """The maker of the declared cost model `name`.
+
+    Raises InputError for an unknown or broken one; the maker raises it for a cost model that lacks what searches ask.
+    """
+    targets = {point.name: point.value for point in entry_points(group=PRICERS)}
+    if name not in targets:
+        others = did_you_mean(name, targets) if targets else f"no installed package declares one in {PRICERS}"
         raise InputError(f"pricer: {name!r} is not known; {others}")
-    return pricer_maker(_resolved("pricer", name, known[name]))
+    return pricer_maker(_resolve("pricer", name, targets[name]))
 
 
-def pricer_maker(stated: str | Pricer | PricerMaker) -> PricerMaker:
-    """What makes a cost model for a problem, from its declared name, or from a class or function; an object stands for
-    itself. Raises InputError as `declared_pricer`."""
-    if isinstance(stated, str):
-        return declared_pricer(stated)
-    return partial(_complete, stated)
+def pricer_maker(pricer: str | Pricer | PricerMaker) -> PricerMaker:
+    """The maker of a cost model, from its declared name, a class, a function or an object, which stands for itself.
+
+    Raises InputError as `find_pricer` does.
+    """
+    if isinstance(pricer, str):
+        return find_pricer(pricer)
+    return partial(_complete, pricer)
 
 
-def make_pricer(stated: str | Pricer | PricerMaker | None, problem: Problem) -> Pricer:
-    """The cost model for `problem` that `pricer_maker` makes of `stated`; ours where it is None."""
-    return PlanPricer(problem) if stated is None else pricer_maker(stated)(problem)
+def make_pricer(pricer: str | Pricer | PricerMaker | None, problem: Problem) -> Pricer:
+    """The cost model for `problem` that `pricer_maker` makes of `pricer`; ours for None."""
+    return PlanPricer(problem) if pricer is None else pricer_maker(pricer)(problem)
 
 
-def _complete(stated: Pricer | PricerMaker, problem: Problem) -> Pricer:
-    made: Any = stated
-    if isinstance(stated, type) or not hasattr(stated, "price"):
-        made = stated(problem)
-    asked = ("problem", *(name for name in vars(Pricer) if not name.startswith("_")))
-    if lacks := _lacks(made, asked):
-        raise InputError(f"pricer: {pricer_name(made)} {lacks}; a cost model is as in hexiopt/solving/solver.py")
-    return cast(Pricer, made)
+def _complete(source: Pricer | PricerMaker, problem: Problem) -> Pricer:
+    pricer: Any = source
+    if isinstance(source, type) or not hasattr(source, "price"):
+        pricer = source(problem)
+    attributes = ("problem", *(name for name in vars(Pricer) if not name.startswith("_")))
+    if lacks := _lacks(pricer, attributes):
+        raise InputError(f"pricer: {pricer_name(pricer)} {lacks}; a cost model is as in hexiopt/solving/solver.py")
+    return cast(Pricer, pricer)
 
 
 def _lacks(value: Any, names: Iterable[str]) -> str:
@@ -108,13 +114,13 @@ def import_class(name: str, target: str) -> SolverClass:
 
     Raises InputError where it cannot be imported or is no solver.
     """
-    made = _resolved("solver", name, target)
-    if lacks := _lacks(made, _OF_SOLVERS):
+    loaded = _resolve("solver", name, target)
+    if lacks := _lacks(loaded, _SOLVER_ATTRIBUTES):
         raise InputError(f"solver: {name}: {target} {lacks}; a solver is as in hexiopt/solving/solver.py")
-    return cast(SolverClass, made)
+    return cast(SolverClass, loaded)
 
 
-def _resolved(kind: str, name: str, target: str) -> Any:
+def _resolve(kind: str, name: str, target: str) -> Any:
     try:
         return resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
@@ -123,23 +129,23 @@ def _resolved(kind: str, name: str, target: str) -> Any:
         ) from None
 
 
-def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
+def parameters(solver: SolverClass) -> tuple[Field[Any], ...]:
     """The parameters of a solver: the fields of its dataclass."""
-    return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
+    return tuple(field for field in fields(solver) if field.init) if is_dataclass(solver) else ()
 
 
-def make_refereed(made: SolverClass, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
-    """A solver of the class `made` with its own `options`, its plans checked by the referee, and priced by a cost model
-    of `pricer_of`, or ours.
+def make_refereed(solver: SolverClass, pricer_of: PricerMaker | None = None, /, **options: object) -> Refereed:
+    """An object of the class `solver` with `options`, its plans checked by the referee and priced by `pricer_of`'s cost
+    model, or ours.
 
     Raises InputError for unknown options, and for values out of range.
     """
-    taken = [field.name for field in parameters(made)]
+    names = [field.name for field in parameters(solver)]
     for option in options:
-        if option not in taken:
-            own = f"its options: {', '.join(taken)}" if taken else "it has no options"
-            raise InputError(f"solver.{option}: {made.name} does not take it; {own}")
-    return Refereed(made(**options), pricer_of)
+        if option not in names:
+            options_in_words = f"its options: {', '.join(names)}" if names else "it has no options"
+            raise InputError(f"solver.{option}: {solver.name} does not take it; {options_in_words}")
+    return Refereed(solver(**options), pricer_of)
 
 
 @dataclass(frozen=True)
@@ -160,10 +166,10 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
 
     def __getitem__(self, name: str) -> SolverInfo:
         """Raises InputError for an unknown name, and for a solver that cannot be imported."""
-        made = solver_class(name, self._targets)
-        own = {one.name: _default(one) for one in parameters(made)}
+        solver = solver_class(name, self._targets)
+        defaults = {parameter.name: _default(parameter) for parameter in parameters(solver)}
         return SolverInfo(
-            made.name, made.capabilities, MappingProxyType(own), (getdoc(made) or "").partition("\n\n")[0]
+            solver.name, solver.capabilities, MappingProxyType(defaults), (getdoc(solver) or "").partition("\n\n")[0]
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -195,11 +201,11 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
             info = self[name]
         except InputError as error:
             return {"name": name, "description": str(error)}
-        able = {one.name: getattr(info.capabilities, one.name) for one in fields(info.capabilities)}
+        able = {field.name: getattr(info.capabilities, field.name) for field in fields(info.capabilities)}
         able["requires"] = ", ".join(info.capabilities.requires) or None
         able.pop("cores")
-        own = ", ".join(f"{key}={value!r}" for key, value in info.parameters.items())
-        return {"name": name, **able, "parameters": own or None, "description": " ".join(info.description.split())}
+        options = ", ".join(f"{key}={value!r}" for key, value in info.parameters.items())
+        return {"name": name, **able, "parameters": options or None, "description": " ".join(info.description.split())}
 
 
 def solver_class(name: str, targets: Mapping[str, str]) -> SolverClass:
@@ -228,15 +234,15 @@ def solver(name: str, **options: object) -> Refereed:
 def make_solver(
     solver: object, options: Mapping[str, object], pricer: str | Pricer | PricerMaker | None = None
 ) -> Refereed:
-    """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object; it
-    searches by the cost model that `pricer` is, names or makes, or by ours.
+    """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object.
 
-    Raises InputError for unknown names and options, for values out of range, and for objects that are not solvers.
+    It searches by the cost model that `pricer` is, names or makes (None: ours). Raises InputError for unknown names and
+    options, for values out of range, and for objects that are not solvers.
     """
     pricer_of = None if pricer is None else pricer_maker(pricer)
     if isinstance(solver, str):
         return make_refereed(solver_class(current_name(solver, 4), solver_targets()), pricer_of, **options)
-    if lacks := _lacks(solver, _OF_SOLVERS):
+    if lacks := _lacks(solver, _SOLVER_ATTRIBUTES):
         raise InputError(f"solver: {solver!r} is not a name and {lacks}; a solver is as in hexiopt/solving/solver.py")
     if isinstance(solver, type):
         return make_refereed(solver, pricer_of, **options)  # type: ignore[arg-type]
@@ -248,13 +254,12 @@ def make_solver(
 
 
 def default_of(solver: str, parameter: str) -> str | None:
-    """The default of a solver's parameter as the command line writes it; None where there is no such solver or
-    parameter."""
+    """The default of a solver's parameter as the command line writes it; None for an unknown solver or parameter."""
     try:
-        own = {one.name: _default(one) for one in parameters(solver_class(solver, solver_targets()))}
+        defaults = {field.name: _default(field) for field in parameters(solver_class(solver, solver_targets()))}
     except InputError:
         return None
-    return word(own[parameter]) if parameter in own else None
+    return word(defaults[parameter]) if parameter in defaults else None
 
 
 def _default(parameter: Any) -> Any:

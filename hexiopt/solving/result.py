@@ -46,8 +46,8 @@ class OperatorCounts:
     """What became of the candidates of one operator of a search.
 
     Of `proposed` draws, `valid` ones gave another solution; of these some were `known` already, some `unfit` (outside
-    the plan space, or beyond memory), some `priced`, the others left for a bad estimate; `accepted` ones were gone on
-    from, `improved` ones made the run's best plan better. `seconds`: for proposals and what followed.
+    the plan space, or beyond memory), some `priced`, the others dropped for a bad estimate. The search went on from
+    `accepted` ones; `improved` ones became the run's best plan. `seconds` are of proposals and all that followed.
     """
 
     operator: str
@@ -87,8 +87,8 @@ class Result:
     overrun_s: float = 0.0
 
     def __post_init__(self) -> None:
-        found = self.status in (Status.OPTIMAL, Status.FEASIBLE)
-        assert (self.plan is not None) == (self.cost is not None) == found, "a plan comes with its cost and status"
+        has_plan = self.status in (Status.OPTIMAL, Status.FEASIBLE)
+        assert (self.plan is not None) == (self.cost is not None) == has_plan, "a plan comes with its cost and status"
 
     @property
     def objective(self) -> float:
@@ -97,7 +97,7 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """(cost − bound) / cost, 1 where nothing is known."""
+        """(cost − bound) / cost; 1 without a plan."""
         return (self.cost.step_time_s - self.bound_s) / self.cost.step_time_s if self.cost else 1.0
 
     @property
@@ -108,7 +108,7 @@ class Result:
         return max(0.0, (self.cost.step_time_s - self.restricted_bound.bound_s) / self.cost.step_time_s)
 
     def above(self, bound_s: float) -> Self:
-        """The result with a lower bound of at least `bound_s`, which must hold; optimal where that closes the gap."""
+        """The result with a valid lower bound of at least `bound_s` seconds; optimal if that closes the gap."""
         raised = replace(self, bound_s=max(self.bound_s, bound_s))
         closed = raised.cost is not None and raised.gap <= OPTIMALITY_TOLERANCE
         return replace(raised, status=Status.OPTIMAL) if closed else raised

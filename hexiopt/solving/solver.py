@@ -75,7 +75,7 @@ class Capabilities:
     cores: int | Literal["all"] = 1
 
     def busy(self, usable: int) -> int:
-        """How many of `usable` cores it keeps busy."""
+        """The number of `usable` cores that it keeps busy."""
         return usable if self.cores == "all" else min(self.cores, usable)
 
 
@@ -90,7 +90,7 @@ class Pricer(Protocol):
 
     @property
     def features(self) -> PricerFeatures:
-        """What it can do beyond this; searches ask that, never its class."""
+        """Its further abilities; searches ask for them, never for its class."""
 
     def tp_group(self, devices: tuple[int, ...]) -> Any:
         """The TP group that these devices form."""
@@ -151,11 +151,11 @@ class Solver(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called; of most a class variable."""
+        """The solver's name; for most a class variable."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it takes; likewise."""
+        """The problems and cost models that it takes; for most a class variable."""
 
     def solve(
         self,
@@ -175,17 +175,17 @@ def valid_seed(seed: object) -> int:
 
 
 def pricer_name(pricer: Pricer) -> str:
-    """What a cost model is called in lines to people: its `name`, else that of its class."""
+    """The name of a cost model in messages: its `name`, else that of its class."""
     return str(getattr(pricer, "name", None) or type(pricer).__name__)
 
 
 def foreign_name(pricer: Pricer | None, problem: Problem) -> str:
-    """The name of a cost model whose prices for `problem` are not ours; empty where they are, as without a pricer."""
+    """The name of a cost model whose prices for `problem` are not ours; empty for ours and for None."""
     return "" if pricer is None or our_model(pricer, problem) is not None else pricer_name(pricer)
 
 
 def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
-    """Raises InputError where the capabilities of `solver` do not cover `problem` and `pricer`, where a package is
+    """Raise InputError where the capabilities of `solver` do not cover `problem` and `pricer`, where a package is
     missing, and where `pricer` prices another problem."""
     able, name = solver.capabilities, solver.name
     if pricer is not None and pricer.problem != problem:
@@ -217,10 +217,12 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
     limits = {"devices": able.max_devices, "layers": able.max_layers}
     sizes = {"devices": len(problem.usable_devices), "layers": problem.model.num_layers}
     if any(most is not None and sizes[unit] > most for unit, most in limits.items()):
-        stated = [(unit, most) for unit, most in limits.items() if most is not None]
-        given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
-        allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
-        raise InputError(f"solver: {name}: {given} are more than the {allowed} that it can search; use {instead}")
+        bounded = [(unit, most) for unit, most in limits.items() if most is not None]
+        sizes_in_words = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in bounded)
+        limits_in_words = " and ".join(f"{most} {unit}" for unit, most in bounded)
+        raise InputError(
+            f"solver: {name}: {sizes_in_words} are more than the {limits_in_words} that it can search; use {instead}"
+        )
     if able.pricers == "cost_model" and pricer is not None and our_model(pricer, problem) is None:
         raise InputError(
             f"solver: {name}: its bounds hold for our own cost model only, not for {pricer_name(pricer)}; use {instead}"

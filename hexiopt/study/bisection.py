@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 
 def largest(fits: Callable[[int], bool], first: int, grain: int, top: int, precision: float) -> int | None:
-    """The largest value that fits, by doubling or halving from `first`, then bisection.
+    """The largest value that fits, by doubling or halving from `first`, then bisection; None where `grain` does not.
 
-    All values but `first` and `top` are multiples of `grain`. The search ends where the least value tried that does
-    not fit is within `grain`, or the relative `precision`, of the result. None where not even `grain` fits.
+    All values but `first` and `top` are multiples of `grain`. The search ends when the least value tried that does
+    not fit is within `grain`, or the relative `precision`, of the result.
     """
     low: int | None = None
     high: int | None = None

@@ -45,8 +45,10 @@ class Comparison(Frame):
     def among(
         cls, problem: Problem, results: Sequence[Result], bound_s: float = 0.0, pricer: Pricer | None = None
     ) -> "Comparison":
-        """A comparison of `results` for `problem`, which `pricer` priced (None: ours). `bound_s` is a valid lower bound
-        in seconds, or 0."""
+        """Compare `results` for `problem`, priced by `pricer` (None: our cost model).
+
+        `bound_s` is a valid lower bound in seconds, or 0.
+        """
         judge = make_pricer(pricer, problem)
         solved = tuple(Solution.of(problem, result, judge).above(bound_s) for result in results)
         best_s = min((result.objective for result in solved), default=math.inf)
@@ -56,7 +58,7 @@ class Comparison(Frame):
 
     @property
     def best(self) -> Solution:
-        """The result with the shortest step time; the first of equals."""
+        """The result with the shortest step time, the first of equal ones."""
         return min(self.results, key=lambda result: result.objective)
 
     def summary(self) -> Frame:
@@ -64,10 +66,10 @@ class Comparison(Frame):
         rows = []
         for name in dict.fromkeys(result.solver for result in self.results):
             runs = [result for result in self.results if result.solver == name]
-            found_s = [run.objective for run in runs if run.plan is not None]
-            row: dict[str, Any] = {"solver": name, "runs": len(runs), "plans": len(found_s)}
-            if found_s:
-                spread = {"best_s": min(found_s), "median_s": median(found_s), "worst_s": max(found_s)}
+            times_s = [run.objective for run in runs if run.plan is not None]
+            row: dict[str, Any] = {"solver": name, "runs": len(runs), "plans": len(times_s)}
+            if times_s:
+                spread = {"best_s": min(times_s), "median_s": median(times_s), "worst_s": max(times_s)}
                 row |= spread | {"over_best": spread["median_s"] / self.best.objective - 1}
             rows.append(row)
         columns = ("solver", "runs", "plans", "best_s", "median_s", "worst_s", "over_best")
@@ -76,19 +78,21 @@ class Comparison(Frame):
     def trajectories(self) -> Frame:
         """One row per improvement: solver, seed, seconds and steps since the start, and the best step time so far."""
         columns = ("solver", "seed", "runtime_s", "steps", "step_time_s")
-        points = ((one, point) for one in self.results for point in one.trajectory)
-        rows = ((one.solver, one.seed, point.runtime_s, point.steps, point.step_time_s) for one, point in points)
+        points = ((run, point) for run in self.results for point in run.trajectory)
+        rows = ((run.solver, run.seed, point.runtime_s, point.steps, point.step_time_s) for run, point in points)
         return Frame(columns, tuple(rows), title=self.title)
 
     def operators(self) -> Frame:
-        """One row per solver and search operator, with the counts of its candidates' outcomes summed over runs: those
-        that made most plans better first."""
+        """One row per solver and search operator: what became of its candidates, summed over runs.
+
+        Operators that improved the best plan most often come first.
+        """
         sums: dict[tuple[str, str], list[float]] = {}
         for result in self.results:
             for counts in result.operators:
                 operator, *numbers = astuple(counts)
-                known = sums.get((result.solver, operator), [0] * len(numbers))
-                sums[result.solver, operator] = [a + b for a, b in zip(known, numbers, strict=True)]
+                total = sums.get((result.solver, operator), [0] * len(numbers))
+                sums[result.solver, operator] = [a + b for a, b in zip(total, numbers, strict=True)]
         names = [field.name for field in fields(OperatorCounts)]
         solvers = list(dict.fromkeys(solver for solver, _ in sums))
         improved = names.index("improved") - 1
@@ -96,14 +100,14 @@ class Comparison(Frame):
         return Frame(("solver", *names), tuple((*key, *sums[key]) for key in order))
 
     def plot(self) -> "Figure":
-        """A matplotlib figure: best step time over search time above the lower bound, beside one bar per solver."""
+        """A matplotlib figure: best step time over search time and the lower bound on the left, bars on the right."""
         from hexiopt.report.compared.comparison import comparison_figure
 
         return comparison_figure(self.results, self.title)
 
 
 def _row(result: Solution, best_s: float) -> dict[str, Any]:
-    """A row of the comparison; a result without a plan has empty cells and its reason."""
+    """A row of the comparison; where there is no plan, cells are empty and `reason` says why."""
     row: dict[str, Any] = {"solver": result.solver, "status": str(result.status)}
     if cost := result.cost:
         row |= {"step_time_s": cost.step_time_s, "tokens_per_s": cost.tokens_per_s, "mfu": cost.mfu}
@@ -145,30 +149,30 @@ def compare(
     """
     budget = Budget(time_limit_s, max_steps)
     numbers = seeds if isinstance(seeds, Iterable) else range(whole_in(seeds, "seeds", at_least=1, at_most=10**6))
-    chosen = [whole_in(seed, "seeds", at_least=0, at_most=MAX_SEED) for seed in numbers]
+    valid_seeds = [whole_in(seed, "seeds", at_least=0, at_most=MAX_SEED) for seed in numbers]
     limit_s = bound_limit_s(budget, bound_time_limit_s)
     judge = make_pricer(pricer, problem)
-    made = {label: make_solver(solver, {}, pricer) for label, solver in _labels(solvers).items()}
+    by_label = {label: make_solver(solver, {}, pricer) for label, solver in _labels(solvers).items()}
     results: list[Result] = []
     refused: set[str] = set()
     with listener(problem.workload.tokens, budget.time_limit_s, progress) as (listen, interrupt):
-        for seed, label in product(chosen, made):
+        for seed, label in product(valid_seeds, by_label):
             if interrupt.pressed:
                 break
-            failed = partial(_failed, label, seed, time.perf_counter())
+            fail = partial(_failure, label, seed, time.perf_counter())
             try:
-                result = made[label].solve(problem, budget, seed=seed, on_progress=listen, judge=judge)
+                result = by_label[label].solve(problem, budget, seed=seed, on_progress=listen, judge=judge)
             except InvalidPlanError as invalid:
                 result = invalid.result
             except InputError as error:
                 refused.add(label)
-                if len(refused) == len(made):
+                if len(refused) == len(by_label):
                     raise
-                result = failed(Status.REFUSED, str(error))
+                result = fail(Status.REFUSED, str(error))
             except Exception as error:  # foreign code may raise anything
                 if os.environ.get("HEXIOPT_DEBUG") == "1":
                     traceback.print_exception(error)
-                result = failed(Status.CRASHED, _whence(error, made[label]))
+                result = fail(Status.CRASHED, _origin(error, by_label[label]))
             results.append(replace(result, solver=label))
     bound_s = 0.0
     if limit_s and not interrupt.pressed and any(result.plan is not None for result in results):
@@ -176,41 +180,43 @@ def compare(
     return Comparison.among(problem, results, bound_s, judge)
 
 
-def bound_limit_s(budget: Budget, given_s: float | None) -> float:
+def bound_limit_s(budget: Budget, bound_time_limit_s: float | None) -> float:
     """Seconds for the lower bound next to searches of `budget`: half the time limit by default. Raises InputError."""
-    limit_s = 0.5 * budget.time_limit_s if given_s is None else given_s
+    limit_s = 0.5 * budget.time_limit_s if bound_time_limit_s is None else bound_time_limit_s
     return number_in(limit_s, "bound_time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
 
 
-def _failed(label: str, seed: int, began_s: float, status: Status, reason: str) -> Result:
+def _failure(label: str, seed: int, began_s: float, status: Status, reason: str) -> Result:
     return Result(label, status, seed, time.perf_counter() - began_s, 0, reason=" ".join(reason.split())[:300])
 
 
-def _whence(error: Exception, solver: Refereed) -> str:
-    """What was raised, and where: `ZeroDivisionError in planner.py:11 (division by zero)`. Of the lines in between,
-    that of the solver or its cost model, if one of these is on the way."""
+def _origin(error: Exception, solver: Refereed) -> str:
+    """What was raised, and where: `ZeroDivisionError in planner.py:11 (division by zero)`.
+
+    The line is the innermost in the file of the solver or of its cost model, else the innermost of all.
+    """
     makers = [solver.solver, *getattr(solver.pricer_of, "args", ())]
-    own = {sys.modules[name].__file__ for made in makers if (name := _module(made)) in sys.modules}
+    files = {sys.modules[name].__file__ for maker in makers if (name := _module(maker)) in sys.modules}
     frames = traceback.extract_tb(error.__traceback__)
-    at = next((frame for frame in reversed(frames) if frame.filename in own), frames[-1])
+    origin = next((frame for frame in reversed(frames) if frame.filename in files), frames[-1])
     text = f" ({error})" if str(error) else ""
-    return f"{type(error).__name__} in {Path(at.filename).name}:{at.lineno}{text}"
+    return f"{type(error).__name__} in {Path(origin.filename).name}:{origin.lineno}{text}"
 
 
-def _module(made: object) -> str:
-    """The name of the module of a solver, or of a class or function."""
-    return str(getattr(made, "__module__", ""))
+def _module(maker: object) -> str:
+    """The module of a solver, a class or a function."""
+    return str(getattr(maker, "__module__", ""))
 
 
 def _labels(solvers: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Solvers by label: the keys of a mapping, else their own names. Raises InputError for duplicates and for none."""
+    """Solvers by label: the keys of a mapping, else their names. Raises InputError for duplicates and for none."""
     if isinstance(solvers, Mapping):
-        named = [(str(label), solver) for label, solver in solvers.items()]
+        pairs = [(str(label), solver) for label, solver in solvers.items()]
     else:
-        named = [(one if isinstance(one, str) else str(getattr(one, "name", one)), one) for one in solvers]
-    if not named:
+        pairs = [(s if isinstance(s, str) else str(getattr(s, "name", s)), s) for s in solvers]
+    if not pairs:
         raise InputError("solvers: is empty; name at least one, such as portfolio")
-    for label, _ in named:
-        if sum(1 for other, _ in named if other == label) > 1:
+    for label, _ in pairs:
+        if sum(1 for other, _ in pairs if other == label) > 1:
             raise InputError(f"solvers: {label!r} appears twice; give a mapping with a label for each")
-    return dict(named)
+    return dict(pairs)

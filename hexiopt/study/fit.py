@@ -20,7 +20,7 @@ from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
 from hexiopt.reading import number_in
 from hexiopt.report.facts import largest_parts, memory_of_limit
-from hexiopt.report.style import clipped, count
+from hexiopt.report.style import clip, count
 from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver, valid_seed
 from hexiopt.solving.referee import Refereed
 from hexiopt.solving.registry import make_solver
@@ -43,8 +43,9 @@ _COLUMNS = (
 class Limit:
     """The most of a quantity that fits, with the plan that proves it (None: nothing fits).
 
-    `without_plan` is the least value tried above it for which no plan was found, `impossible` the least one tried for
-    which a solver proved that there is none, and `reason` what the solver said of it or else of `without_plan`.
+    Of the values tried above `most`, `without_plan` is the least for which no plan was found, and `impossible` the
+    least for which a solver proved that there is none. `reason` is the solver's, for `impossible` if there is one, else
+    for `without_plan`.
     """
 
     quantity: str
@@ -57,7 +58,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What fits on some of a cluster's devices: `plan` (None: not found) for the problem as asked, and the limits."""
+    """What fits on some of a cluster's devices. `plan` is for the problem as asked (None: not found)."""
 
     devices: str
     num_gpus: int
@@ -106,12 +107,12 @@ class Fit(Frame):
         cells = [heads, *(_cells(fitting) for fitting in self.fittings)]
         lines = [f"What fits: {self.title}", "", *align(cells, [False, False, *[True] * 4]), ""]
         for fitting in self.fittings:
-            lines += _wrapped("", f"{_devices(fitting)}:")
+            lines += _wrap("", f"{_devices(fitting)}:")
             if not fitting.plan:
-                lines += _wrapped("  as asked", f"{fitting.fits}: {fitting.reason}")
+                lines += _wrap("  as asked", f"{fitting.fits}: {fitting.reason}")
             for limit in fitting.limits:
-                lines += _wrapped(f"  {_NAMES[limit.quantity]}", _in_words(limit))
-        return "\n".join([*lines, "", *_wrapped("Tried", self.tried)])
+                lines += _wrap(f"  {_NAMES[limit.quantity]}", _in_words(limit))
+        return "\n".join([*lines, "", *_wrap("Tried", self.tried)])
 
 
 _NAMES = {"seq_len": "context", "num_layers": "layers"}
@@ -119,11 +120,9 @@ _WIDTH = 80
 
 
 def _devices(fitting: Fitting) -> str:
-    return (
-        f"all {count(fitting.num_gpus, 'GPU')}"
-        if fitting.devices == "all"
-        else (f"{fitting.num_gpus:,} × {clipped(fitting.devices, 24)}")
-    )
+    if fitting.devices == "all":
+        return f"all {count(fitting.num_gpus, 'GPU')}"
+    return f"{fitting.num_gpus:,} × {clip(fitting.devices, 24)}"
 
 
 def _cells(fitting: Fitting) -> tuple[str, ...]:
@@ -137,7 +136,7 @@ def _cells(fitting: Fitting) -> tuple[str, ...]:
 
 
 def _in_words(limit: Limit) -> str:
-    """The most that fits and what binds there, the least without a plan, and the least that is proved impossible."""
+    """The most that fits and what binds there, the least without a plan, and the least proved impossible."""
     parts = ["none fits" if limit.most is None else f"{limit.most:,} fits"]
     if limit.plan is not None:
         parts[0] += f" ({binding_memory(limit.plan)})"
@@ -151,8 +150,8 @@ def _in_words(limit: Limit) -> str:
     return "; ".join(parts) + why
 
 
-def _wrapped(label: str, text: str) -> list[str]:
-    """Lines of at most 80 characters, all but the first indented below the text."""
+def _wrap(label: str, text: str) -> list[str]:
+    """Break `text` into lines of at most 80 characters, after the first indented as far as the text."""
     first = label.ljust(12) if label else ""
     return textwrap.wrap(first + text, _WIDTH, subsequent_indent=" " * len(first), break_on_hyphens=False)
 
@@ -182,11 +181,11 @@ def fit(
     """
     budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
     precision = number_in(precision, "precision", at_least=0.0, at_most=1.0)
-    made = make_solver(solver, options, pricer)
+    refereed = make_solver(solver, options, pricer)
     fittings: list[Fitting] = []
     with Interrupt().caught() as interrupt, status_line(progress) as tell:
         for name, part in parts_of(constrain(problem)):
-            fittings.append(_Asking(name, part, made, budget, seed, interrupt, tell).fitting(precision))
+            fittings.append(_Questions(name, part, refereed, budget, seed, interrupt, tell).fitting(precision))
             if interrupt.pressed:
                 break
     title = f"{problem.model.name} on {problem.cluster.name}"
@@ -195,7 +194,7 @@ def fit(
 
 
 def parts_of(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """The problem on all its devices, then on those of each GPU type alone where there are several."""
+    """The problem on all its devices, then on those of each GPU type alone if there are several types."""
     yield "all", problem
     cluster, used = problem.cluster, problem.usable_by_machine
     types = dict.fromkeys(cluster.machines[m].gpu.name for m in used)
@@ -232,8 +231,8 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class _Asking:
-    """The questions on one part of the cluster; every plan found answers later ones where it fits."""
+class _Questions:
+    """The questions about one part of the cluster. A plan found for one answers every later one in which it fits."""
 
     name: str
     problem: Problem
@@ -242,32 +241,32 @@ class _Asking:
     seed: int
     interrupt: Interrupt
     tell: Callable[[str], None]
-    found: list[PlacedPlan] = field(default_factory=list)
+    plans: list[PlacedPlan] = field(default_factory=list)
 
     def fitting(self, precision: float) -> Fitting:
-        """All answers."""
-        asked = self._ask(self.problem, "as asked")
-        limits = tuple(self._limit(quantity, asked, precision) for quantity in _GRAIN)
+        """Answer all questions; bisection ends within the relative `precision`."""
+        as_is = self._ask(self.problem, "as asked")
+        limits = tuple(self._limit(quantity, as_is, precision) for quantity in _GRAIN)
         size, plan = self._micro_batch()
         return Fitting(
             devices=self.name,
             num_gpus=len(self.problem.usable_devices),
-            plan=asked.plan,
-            proved=asked.proved,
-            reason=asked.reason,
+            plan=as_is.plan,
+            proved=as_is.proved,
+            reason=as_is.reason,
             micro_batch=size,
             micro_batch_plan=plan,
             limits=limits,
         )
 
     def _ask(self, problem: Problem, words: str, *, proof_only: bool = False) -> _Answer:
-        """A plan for `problem`: one at hand that fits, or one of the solver's, which stops at its first plan.
+        """A plan for `problem`: one found before that fits, else the first that the solver finds.
 
-        `proof_only` only asks for a proof that there is none.
+        With `proof_only`, the solver is only asked for a proof that there is none.
         """
         self.tell(f"{self.name}: {words}")
         judge = self.solver.judge(problem)
-        for plan in [] if proof_only else reversed(self.found):
+        for plan in [] if proof_only else reversed(self.plans):
             valid = certify(problem, plan, judge)
             if valid is not None:
                 return _Answer(valid)
@@ -278,26 +277,26 @@ class _Asking:
             return _Answer(None, reason=str(error))
         if result.plan is None:
             return _Answer(None, result.status == Status.INFEASIBLE, result.reason.partition(";")[0])
-        self.found.append(PlacedPlan.of(problem, result.plan, pricer=judge, cost=result.cost))
-        return _Answer(self.found[-1])
+        self.plans.append(PlacedPlan.of(problem, result.plan, pricer=judge, cost=result.cost))
+        return _Answer(self.plans[-1])
 
     def _ask_with(self, quantity: str, value: int, *, proof_only: bool = False) -> _Answer:
-        return self._ask(_with(self.problem, quantity, value), _said(quantity, value), proof_only=proof_only)
+        return self._ask(_with(self.problem, quantity, value), _value_in_words(quantity, value), proof_only=proof_only)
 
     def _listener(self, budget: Budget) -> OnProgress:
-        """Ends a search at its first plan; not where steps are limited, since the clock would then choose the plan."""
+        """Stop a search at its first plan, unless steps are limited: the clock would then choose the plan."""
         if budget.max_steps is not None:
             return lambda _: not self.interrupt.pressed
-        return lambda told: told.best_s == float("inf") and not self.interrupt.pressed
+        return lambda progress: progress.best_s == float("inf") and not self.interrupt.pressed
 
-    def _limit(self, quantity: str, asked: _Answer, precision: float) -> Limit:
+    def _limit(self, quantity: str, as_is: _Answer, precision: float) -> Limit:
         grain, top = _GRAIN[quantity], _top(self.problem, quantity)
         answers: dict[int, _Answer] = {}
-        first = int(_stated(self.problem, quantity))
+        first = int(_value(self.problem, quantity))
 
         def fits(value: int) -> bool:
             if value not in answers and not self.interrupt.pressed:
-                answers[value] = asked if value == first else self._ask_with(quantity, value)
+                answers[value] = as_is if value == first else self._ask_with(quantity, value)
             return value in answers and answers[value].plan is not None
 
         most = largest(fits, first, grain, top, precision)
@@ -307,17 +306,19 @@ class _Asking:
             probe = self._lucky_probe(quantity, answers, most, top)
         refused = sorted(value for value, answer in answers.items() if answer.plan is None and value > (most or 0))
         proved = next((value for value in refused if answers[value].proved), None)
-        told = answers[refused[0] if proved is None else proved].reason if refused else ""
+        reason = answers[refused[0] if proved is None else proved].reason if refused else ""
         plan = answers[most].plan if most is not None else None
-        return Limit(quantity, most, plan, refused[0] if refused else None, proved, told)
+        return Limit(quantity, most, plan, refused[0] if refused else None, proved, reason)
 
     def _lucky_probe(self, quantity: str, answers: dict[int, _Answer], most: int | None, top: int) -> int | None:
-        """Ask for proofs at ever larger values than were refused, until one is given; returns the value, if any, for
-        which a plan was found instead."""
+        """Ask for proofs at ever larger values than those refused, until one succeeds.
+
+        Returns the value for which a plan was found instead, if there is one.
+        """
         refused = [value for value, answer in answers.items() if answer.plan is None and value > (most or 0)]
         value = max(refused, default=top)
         last = min(top, 64 * value)
-        while value < last and not any(answers[one].proved for one in refused) and not self.interrupt.pressed:
+        while value < last and not any(answers[v].proved for v in refused) and not self.interrupt.pressed:
             value = min(2 * value, last)
             answers[value] = self._ask_with(quantity, value, proof_only=True)
             if answers[value].plan is not None:
@@ -326,25 +327,29 @@ class _Asking:
         return None
 
     def _micro_batch(self) -> tuple[int | None, PlacedPlan | None]:
-        """The largest micro-batch that fits in a plan at hand, when every pipeline has it and as many of them as
-        before; the global batch grows with it."""
+        """The largest micro-batch, in sequences, that fits in a plan found before.
+
+        Every pipeline has it and as many micro-batches as before, so the global batch grows with it.
+        """
         best: tuple[int | None, PlacedPlan | None] = (None, None)
         size = 1
         while size <= MAX_MICRO_BATCH:
-            found = next((kept for plan in self.found if (kept := self._with_size(plan, size)) is not None), None)
-            if found is None and size > 1:
+            resized = (self._resize(plan, size) for plan in self.plans)
+            fitting = next((plan for plan in resized if plan is not None), None)
+            if fitting is None and size > 1:
                 break
-            best = (size, found) if found else best
+            best = (size, fitting) if fitting else best
             size *= 2
         return best
 
-    def _with_size(self, plan: PlacedPlan, size: int) -> PlacedPlan | None:
+    def _resize(self, plan: PlacedPlan, size: int) -> PlacedPlan | None:
+        """`plan` with micro-batches of `size` sequences; None where it does not fit."""
         if plan.problem.model != self.problem.model:
             return None
-        pipelines = tuple(resized for one in plan.pipelines if (resized := one.resized(size)) is not None)
+        pipelines = tuple(resized for pipeline in plan.pipelines if (resized := pipeline.resized(size)) is not None)
         if len(pipelines) < len(plan.pipelines):
             return None
-        batch = size * sum(one.num_micro_batches for one in pipelines)
+        batch = size * sum(pipeline.num_micro_batches for pipeline in pipelines)
         try:
             changed = self.problem.replace(
                 workload=self.problem.workload.replace(global_batch=batch),
@@ -355,12 +360,12 @@ class _Asking:
         return certify(changed, Plan(pipelines, plan.schedule, plan.sharding), self.solver.judge(changed))
 
 
-def _stated(problem: Problem, quantity: str) -> int:
+def _value(problem: Problem, quantity: str) -> int:
     return problem.workload.seq_len if quantity == "seq_len" else problem.model.num_layers
 
 
 def _top(problem: Problem, quantity: str) -> int:
-    """The largest value that a problem may have: no context beyond learned positions."""
+    """The largest value that a problem may have: a context ends with the learned positions."""
     if quantity == "num_layers":
         return RANGES["num_layers"][1]
     model = problem.model
@@ -373,5 +378,5 @@ def _with(problem: Problem, quantity: str, value: int) -> Problem:
     return problem.replace(model=problem.model.replace(num_layers=value))
 
 
-def _said(quantity: str, value: int) -> str:
+def _value_in_words(quantity: str, value: int) -> str:
     return f"{value:,} tokens" if quantity == "seq_len" else count(value, "layer")

@@ -18,7 +18,7 @@ from hexiopt.study.solution import PlacedPlan, PlanCost, Solution
 
 
 def to_html(value: object) -> str | None:
-    """The HTML of a value; None for a class that has none, whose text is shown then."""
+    """The HTML of a value; None for other classes, of which a notebook shows the text."""
     match value:
         case Cluster():
             return _cluster(value)
@@ -95,14 +95,14 @@ def _plan(plan: PlacedPlan) -> str:
     from hexiopt.report.panels.canvas import png
 
     picture = base64.b64encode(png(plan.plot())).decode()
-    said = escape(repr(plan))
-    return f'<img alt="{said}" style="max-width: 100%; background: #fff" src="data:image/png;base64,{picture}">'
+    description = escape(repr(plan))
+    return f'<img alt="{description}" style="max-width: 100%; background: #fff" src="data:image/png;base64,{picture}">'
 
 
 def _fields(value: Workload | Space) -> list[tuple[str, str]]:
-    """The fields of a workload, or those of a plan space that differ from their defaults, as text."""
+    """The fields of a workload, or the fields of a plan space that differ from their defaults, as text."""
     pairs = [(field, getattr(value, field.name)) for field in fields(value)]
-    return [(field.name, str(given)) for field, given in pairs if isinstance(value, Workload) or given != field.default]
+    return [(field.name, str(v)) for field, v in pairs if isinstance(value, Workload) or v != field.default]
 
 
 def _facts(title: str, pairs: Iterable[tuple[str, str]]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from hexiopt.errors import InputError, quoted
 from hexiopt.files.cluster_file import cluster_from_section, read_cluster
 from hexiopt.files.huggingface import model_from_config, read_model
-from hexiopt.files.shipped import is_shipped, shipped
+from hexiopt.files.shipped import is_shipped, read_shipped
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -23,7 +23,7 @@ def cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
     if isinstance(source, Cluster):
         return source
     if isinstance(source, str) and is_shipped("cluster", source):
-        return cluster_from_section(Section(shipped("cluster", source), f"{source}.yaml"))
+        return cluster_from_section(Section(read_shipped("cluster", source), f"{source}.yaml"))
     return read_cluster(source) if isinstance(source, str | Path) else cluster_from_section(Section(source, "cluster"))
 
 
@@ -37,7 +37,7 @@ def model(source: Any) -> ModelSpec:
     if isinstance(source, ModelSpec):
         return source
     if isinstance(source, str) and is_shipped("model", source):
-        return model_from_config(Section(shipped("model", source), f"{source}.yaml"))
+        return model_from_config(Section(read_shipped("model", source), f"{source}.yaml"))
     if isinstance(source, str | Path):
         return read_model(source)
     if not isinstance(source, Mapping) and callable(getattr(source, "to_dict", None)):

@@ -1,4 +1,4 @@
-"""Plans that are given: their price, the rules that they break, and what no plan can beat."""
+"""The price of a plan, the rules that it breaks, and the step time that no plan can beat."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def price(problem: Problem, plan: Plan, where: str = "plan") -> PlanCost:
     """The price of one step of `plan`: seconds with their parts, tokens per second, bytes of every stage.
 
     A plan that does not fit in memory has a price too; see `PlanCost.fits`. Raises InputError for a plan that breaks
-    any other rule, which the error calls `where`.
+    any other rule; the message calls the plan `where`.
     """
     broken = broken_rules(problem, plan)
     if broken:
@@ -34,7 +34,7 @@ def price(problem: Problem, plan: Plan, where: str = "plan") -> PlanCost:
         raise InputError(
             f"{where}: breaks the rule {broken[0].rule}: {broken[0].text}{more}; correct it, or plan again"
         )
-    return _placed(problem, plan).cost
+    return _place(problem, plan).cost
 
 
 def check(problem: Problem, plan: Plan) -> list[Violation]:
@@ -43,11 +43,11 @@ def check(problem: Problem, plan: Plan) -> list[Violation]:
     Memory is checked only if no other rule is broken.
     """
     broken = broken_rules(problem, plan)
-    return broken or memory_violations(problem, plan, _placed(problem, plan).cost)
+    return broken or memory_violations(problem, plan, _place(problem, plan).cost)
 
 
 def certify(problem: Problem, plan: Plan, pricer: Pricer) -> PlacedPlan | None:
-    """`plan` for `problem`, if it obeys every rule there and fits by `pricer`."""
+    """`plan` placed on `problem`, if it obeys every rule there and fits by `pricer`; else None."""
     try:
         if broken_rules(problem, plan):
             return None
@@ -57,8 +57,8 @@ def certify(problem: Problem, plan: Plan, pricer: Pricer) -> PlacedPlan | None:
         return None
 
 
-def _placed(problem: Problem, plan: Plan) -> PlacedPlan:
-    """`plan` on `problem` by our cost model: itself where it is that, with the price that it may know."""
+def _place(problem: Problem, plan: Plan) -> PlacedPlan:
+    """Place `plan` on `problem` by our cost model; a plan placed so keeps the price that it has cached."""
     if isinstance(plan, PlacedPlan) and plan.problem == problem and our_model(plan.pricer, problem) is not None:
         return plan
     return PlacedPlan.of(problem, plan)

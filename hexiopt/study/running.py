@@ -26,7 +26,7 @@ class Interrupt:
     def caught(self) -> Iterator["Interrupt"]:
         """A context in which Ctrl-C sets the flag, if the main thread enters it and SIGINT has its default handler.
 
-        It yields this interrupt; inside the context of another, that one, which hears the press.
+        It yields this interrupt, or the outer one inside the context of another, since that one sees the press.
         """
         before = signal.getsignal(signal.SIGINT)
         if isinstance(before, Interrupt):
@@ -44,9 +44,9 @@ class Interrupt:
 
 @contextmanager
 def status_line(progress: bool | None) -> Iterator[Callable[[str], None]]:
-    """A context with a function that replaces a line of stderr, which says what a long call is at.
+    """A context with a function that replaces the status line of a long call on stderr.
 
-    It is shown if `progress` is true or, if that is None, on a terminal and in a notebook.
+    The line is shown if `progress` is true or, if that is None, on a terminal and in a notebook.
     """
     if not _shows(progress):
         yield lambda text: None
@@ -71,7 +71,7 @@ def listener(tokens: int, time_limit_s: float, progress: bool | None = None) -> 
         from hexiopt.report.progress import SearchProgress
 
         with SearchProgress(tokens, notebook=in_notebook()) as show:
-            yield lambda told: show(told) and not interrupt.pressed, interrupt
+            yield lambda report: show(report) and not interrupt.pressed, interrupt
 
 
 def _shows(progress: bool | None, time_limit_s: float = 0.0) -> bool:

@@ -22,9 +22,9 @@ from hexiopt.report.notes import notes, plan_notes
 from hexiopt.report.rows import PipelineRow, identical_pipelines, plan_rows
 from hexiopt.report.style import count, gpu_names, seconds
 from hexiopt.solving import Pricer, foreign_name
+from hexiopt.solving.naming import name_in_order
 from hexiopt.solving.registry import make_pricer
 from hexiopt.solving.result import Result
-from hexiopt.study.naming import name_in_order
 from hexiopt.units import GIB
 from hexiopt.value import Value
 
@@ -53,18 +53,18 @@ class PlanCost(Cost, Value):
     def breakdown(self) -> Frame:
         """The parts of the step in seconds, which add up to `step_time_s`, and as shares of it.
 
-        They are those of the executor that ends last; the title names it. Raises InputError where another cost model
+        The parts are of the executor that ends last; the title names it. Raises InputError where another cost model
         computed the price.
         """
         pricer = our_model(self.pricer, self.plan.problem)
         if pricer is None:
             raise InputError("cost: only our own cost model has a breakdown; use hexiopt.price(problem, plan)")
-        spent = breakdown(pricer, self.plan, self)
+        step = breakdown(pricer, self.plan, self)
         least_s = 1e-12 * self.step_time_s  # less is rounding
         rows = [
-            (name, part_s, part_s / self.step_time_s) for name, part_s in spent.parts.items() if abs(part_s) > least_s
+            (name, part_s, part_s / self.step_time_s) for name, part_s in step.parts.items() if abs(part_s) > least_s
         ]
-        where = f"stage {spent.stage} of pipeline {spent.pipeline}, which ends last"
+        where = f"stage {step.stage} of pipeline {step.pipeline}, which ends last"
         title = f"Where the {seconds(self.step_time_s)} of a step go: {where}"
         return Frame(("part", "seconds", "share"), tuple(rows), title=title)
 
@@ -75,16 +75,16 @@ class PlanCost(Cost, Value):
         return hash(tuple(_fields(self, Cost).values()))
 
     def __repr__(self) -> str:
-        room = f"{margin(self.excess_bytes)} on the fullest GPU"
-        return f"PlanCost({seconds(self.step_time_s)} a step, {self.tokens_per_s:,.0f} tokens/s, {room})"
+        memory = f"{margin(self.excess_bytes)} on the fullest GPU"
+        return f"PlanCost({seconds(self.step_time_s)} a step, {self.tokens_per_s:,.0f} tokens/s, {memory})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlacedPlan(Plan, Value):
     """A plan together with its problem, so that it can price, draw and save itself.
 
-    `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. `pricer` is the cost
-    model that prices it, and nothing else does. It equals any `Plan` with the same choices.
+    `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. `pricer` is the only
+    cost model that prices it. It equals any `Plan` with the same choices.
     """
 
     problem: Problem = field(kw_only=True)
@@ -110,8 +110,10 @@ class PlacedPlan(Plan, Value):
         pricer: Pricer | None = None,
         cost: Cost | None = None,
     ) -> "PlacedPlan":
-        """`plan` together with `problem`, priced by `pricer`, our cost model where there is none; the record `solver`
-        then names it, if it is not ours. `cost` is the price, where it is known."""
+        """Place `plan` on `problem`, priced by `pricer` (None: our cost model).
+
+        The record `solver` then names a pricer that is not ours. `cost` is the price, if it is known.
+        """
         foreign = foreign_name(pricer, problem)
         record = {**solver, "pricer": foreign} if foreign else solver
         placed = cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=make_pricer(pricer, problem))
@@ -121,21 +123,21 @@ class PlacedPlan(Plan, Value):
 
     @cached_property
     def cost(self) -> PlanCost:
-        """The price by its cost model. Raises InputError for a plan that it cannot price."""
+        """The price by `pricer`. Raises InputError for a plan that it cannot price."""
         return PlanCost(**_fields(self.pricer.price(self), Cost), plan=self)
 
     @cached_property
     def facts(self) -> PlanFacts:
-        """What reports tell of it."""
+        """The facts that reports tell of the plan."""
         return PlanFacts(self.problem, self, self.cost, self.solver, self.pricer)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What may be overlooked in the problem and the plan, and what the plan file records: a line each."""
+        """Notes of a line each: what may be overlooked in the problem and the plan, and what the plan file records."""
         return tuple(plan_notes(self.facts))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of its `plan.json`."""
+        """The content of the plan's `plan.json`."""
         return plan_file_to_dict(self.problem, self, self.cost, self.solver)
 
     def save(self, path: str | Path) -> None:
@@ -155,8 +157,10 @@ class PlacedPlan(Plan, Value):
         return Frame.of([_stage_row(row, k) for row in rows.pipelines for k in range(len(row.stages))])
 
     def plot(self) -> "Figure":
-        """A matplotlib figure of cluster, layers, timeline and memory. Raises InputError for a plan of another cost
-        model, whose timeline only it knows."""
+        """A matplotlib figure of cluster, layers, timeline and memory.
+
+        Raises InputError for a plan priced by another cost model, since only that model knows its timeline.
+        """
         from hexiopt.report.figure import plan_figure
 
         if "pricer" in self.solver:
@@ -188,8 +192,10 @@ class Solution(Result, Value):
 
     @classmethod
     def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> Self:
-        """`result` for `problem`, its plan priced by `pricer` (our cost model where there is none), like GPUs named in
-        the order of the plan."""
+        """`result` for `problem`, its plan priced by `pricer` (None: our cost model).
+
+        Interchangeable GPUs are numbered in the order of the plan.
+        """
         solution = cls(**_fields(result, Result), problem=problem)
         if result.plan is None or result.cost is None:
             return solution
@@ -201,13 +207,13 @@ class Solution(Result, Value):
         return replace(self, plan=placed, cost=placed.cost)
 
     def above(self, bound_s: float) -> Self:
-        """The result with its lower bound raised to `bound_s` seconds, if valid; optimal where that closes the gap."""
+        """The result with a valid lower bound of at least `bound_s` seconds; optimal if that closes the gap."""
         raised = super().above(bound_s)
         return raised if self.plan is None else raised._with(self.plan, self.plan.cost, self.plan.pricer)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What may be overlooked in the problem and the plan: a line each, as the command line prints them."""
+        """Notes of a line each, as the command line prints them: what may be overlooked in the problem and the plan."""
         return tuple(notes(self.problem)) if self.plan is None else self.plan.notes
 
     def plot(self) -> "Figure":
@@ -240,17 +246,17 @@ class Solution(Result, Value):
             rows.append(("lower bound", f"{seconds(self.bound_s)}{gap}"))
         if plan is not None and cost is not None:
             zero = f", ZeRO-{plan.sharding.stage}" if plan.sharding.stage else ""
-            used = f"{plan.facts.devices_used} GPUs used"
+            used = f"{plan.facts.used_devices} GPUs used"
             rows.append(("plan", f"{count(len(plan.pipelines), 'pipeline')}, {plan.schedule.name}{zero}, {used}"))
             rows += [("", line) for line in _pipelines(problem, plan)]
             tight = plan.facts.tightest
-            room = f"{margin(tight.cost.excess_bytes)} on the fullest GPUs"
-            rows.append(("memory", f"{room}: {memory_of_limit(tight.cost)} on {tight.where(2)}"))
+            memory = f"{margin(tight.cost.excess_bytes)} on the fullest GPUs"
+            rows.append(("memory", f"{memory}: {memory_of_limit(tight.cost)} on {tight.where(2)}"))
             rows += plan.facts.money
         for note in self.notes:
             rows += zip(chain(("note",), repeat("")), wrap(note, _NOTE_WIDTH), strict=False)
         title = f"{problem.model.name} on {problem.cluster.name}"
-        return "\n".join([title, *(f"{name:12} {said}" for name, said in rows)])
+        return "\n".join([title, *(f"{name:12} {text}" for name, text in rows)])
 
     def __repr__(self) -> str:
         step = f"{seconds(self.cost.step_time_s)} a step" if self.cost else self.reason
@@ -259,7 +265,7 @@ class Solution(Result, Value):
 
 def _fields(value: Any, kind: type) -> dict[str, Any]:
     """The fields of the data class `kind` in `value`."""
-    return {one.name: getattr(value, one.name) for one in fields(kind)}
+    return {entry.name: getattr(value, entry.name) for entry in fields(kind)}
 
 
 def _stage_row(row: PipelineRow, k: int) -> dict[str, Any]:
@@ -283,13 +289,13 @@ def _stage_row(row: PipelineRow, k: int) -> dict[str, Any]:
 
 
 def _pipelines(problem: Problem, plan: Plan) -> list[str]:
-    """One line for each of the most frequent kinds of pipelines; the last one counts the others."""
+    """One line for each of the most frequent kinds of pipelines; the last line counts the rest."""
     kinds = sorted(identical_pipelines(problem, plan), key=lambda kind: -len(kind))
     lines = []
     for kind in kinds[:_KINDS]:
         pipeline = plan.pipelines[kind[0]]
         layers = [f"{pipeline.stages[0].num_layers} layers", *(f"{stage.num_layers}" for stage in pipeline.stages[1:])]
-        stages = [f"{held} on {_gpus(problem, stage)}" for held, stage in zip(layers, pipeline.stages, strict=True)]
+        stages = [f"{share} on {_gpus(problem, stage)}" for share, stage in zip(layers, pipeline.stages, strict=True)]
         more = [f"{len(stages) - _STAGES:,} stages more"] if len(stages) > _STAGES else []
         lines.append(f"{len(kind):,} × {' → '.join([*stages[:_STAGES], *more])}")
     rest = sum(map(len, kinds[_KINDS:]))

@@ -44,8 +44,8 @@ def solve(
     """
     budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
     problem = constrain(problem, constraints)
-    made = make_solver(solver, options, pricer)
-    judge = made.judge(problem)
+    refereed = make_solver(solver, options, pricer)
+    judge = refereed.judge(problem)
     with listener(problem.workload.tokens, budget.time_limit_s, progress) as (listen, _):
-        result = made.solve(problem, budget, seed=seed, on_progress=listen, start=start, judge=judge)
+        result = refereed.solve(problem, budget, seed=seed, on_progress=listen, start=start, judge=judge)
     return Solution.of(problem, result, judge)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hexiopt.cores import usable_cores
 from hexiopt.errors import InputError, did_you_mean, quoted
-from hexiopt.files.sweep_files import Asked, jobs_frame, sweep_frame
+from hexiopt.files.sweep_files import SweepRequest, jobs_frame, sweep_frame
 from hexiopt.frame import Frame
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -18,11 +18,10 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import whole_in, word
 from hexiopt.solving import Budget, valid_seed
-from hexiopt.solving.registry import current_name, declared_pricer
+from hexiopt.solving.registry import current_name, find_pricer
 from hexiopt.study.inputs import cluster, model
-from hexiopt.study.jobs import SweepJob
+from hexiopt.study.jobs import JobProcesses, SweepJob
 from hexiopt.study.running import status_line
-from hexiopt.study.workers import JobProcesses
 
 _GROUPS = ("workload", "space", "constraints")
 _KEYS = ("cluster", "model", "solver", "pricer", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
@@ -64,7 +63,7 @@ def sweep(
                 "declares (docs/add_a_solver.md)"
             )
         if name is not None:
-            declared_pricer(name)
+            find_pricer(name)
     combinations = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
     jobs = [_job(problem, {"pricer": pricer} | values, list(axes), solver, budget) for values in combinations]
     return run_jobs(jobs, Path(folder), processes, progress)
@@ -73,15 +72,15 @@ def sweep(
 def read_sweep(*folders: str | Path) -> Frame:
     """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
 
-    Each overridden key is a column, with the value used where a job does not override it, followed by exit code,
-    message and the prediction of the plan. A comparison has a row for each of its solvers. Jobs that were asked for and
-    have not ended come last, without an exit code. Raises InputError for a folder without jobs.
+    Each overridden key is a column, with the default where a job does not override it, followed by exit code, message
+    and the prediction of the plan. A comparison has a row for each of its solvers. Requested jobs that have not ended
+    come last, without an exit code. Raises InputError for a folder without jobs.
     """
     return sweep_frame(map(Path, folders))
 
 
 def _axis(key: str, values: Any) -> list[Any]:
-    """The values of a key. Raises InputError for an unknown one, and for one without values."""
+    """The values of `key`. Raises InputError for an unknown key, and for a key without values."""
     group, dot, name = key.partition(".")
     if (dot and not (name and group in (*_GROUPS, "solver"))) or (not dot and key not in _KEYS):
         raise InputError(f"over: {quoted(key)}: unknown key; {did_you_mean(key, _KEYS)}")
@@ -89,16 +88,18 @@ def _axis(key: str, values: Any) -> list[Any]:
         raise InputError(f"over: {key}: unknown key; {did_you_mean(name, _FIELDS[group])}")
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise InputError(f"over: {key}: {quoted(values)} is not a list; write [{values!r}]")
-    if not (listed := list(values)):
+    if not (items := list(values)):
         raise InputError(f"over: {key}: is empty; give at least one value")
-    return listed
+    return items
 
 
 def run_jobs(
     jobs: Sequence[SweepJob], folder: Path, processes: int | None, progress: bool | None, caller: str = "sweep"
 ) -> Frame:
-    """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
-    resume, which is to repeat the call of `caller`."""
+    """Run the unfinished jobs; returns the table of all jobs, in order.
+
+    Raises KeyboardInterrupt after Ctrl-C; its message says to call `caller` again to resume.
+    """
     if processes is None:  # more would share cores, and a time limit would mean less search
         cores = usable_cores()
         processes = cores // max((job.cores(cores) for job in jobs), default=1)
@@ -108,23 +109,23 @@ def run_jobs(
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
     distinct = {job.key: job for job in jobs}
-    Asked.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
-    left = [job for job in distinct.values() if not job.is_done(folder)]
+    SweepRequest.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
+    pending = [job for job in distinct.values() if not job.is_done(folder)]
     codes: list[int] = []
     with status_line(progress) as show:
 
         def tell(*more: int) -> None:
             codes.extend(more)
-            bad, ended = sum(code != 0 for code in codes), len(distinct) - len(left) + len(codes)
+            bad, ended = sum(code != 0 for code in codes), len(distinct) - len(pending) + len(codes)
             show(f"{ended} of {len(distinct)} jobs" + (f", {bad} without a plan" if bad else ""))
 
         tell()
         try:
-            JobProcesses(left, folder, count, tell).run()
+            JobProcesses(pending, folder, count, tell).run()
         except KeyboardInterrupt:
             done = sum(job.is_done(folder) for job in distinct.values())
-            said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
-            raise KeyboardInterrupt(said) from None
+            message = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
+            raise KeyboardInterrupt(message) from None
     return jobs_frame([folder / job.key for job in jobs])
 
 
@@ -136,7 +137,7 @@ def _job(problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solve
             raise InputError(
                 f"over: solver.{name}: {quoted(value)} is not a plain value; give a number, a string or None"
             )
-    stated = {name: groups["solver"].pop(name) for name in _BUDGET if name in groups["solver"]}
+    limits = {name: groups["solver"].pop(name) for name in _BUDGET if name in groups["solver"]}
     seed = valid_seed(values.get("seed", 0))
     changed, refused = None, ""
     try:
@@ -146,11 +147,11 @@ def _job(problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solve
             workload=problem.workload.replace(**groups["workload"]),
             space=problem.space.replace(**(groups["space"] | groups["constraints"])),
         )
-        budget = Budget(**{name: getattr(budget, name) for name in _BUDGET} | stated)
+        budget = Budget(**{name: getattr(budget, name) for name in _BUDGET} | limits)
     except InputError as error:
         refused = str(error)
-    name, own = str(values.get("solver", solver)), groups["solver"]
-    return SweepJob(overrides, changed, name, seed, budget, own, refused, pricer=values["pricer"])
+    name, options = str(values.get("solver", solver)), groups["solver"]
+    return SweepJob(overrides, changed, name, seed, budget, options, refused, pricer=values["pricer"])
 
 
 def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:

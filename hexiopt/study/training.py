@@ -1,4 +1,4 @@
-"""A training run read back from its folder: losses, and a measured step beside the predicted one."""
+"""A training run read back from its folder: losses, and a measured step next to the predicted one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,20 +26,20 @@ class TrainedRun(Value):
 
     def plot(self) -> "Figure":
         """A matplotlib figure: the predicted step above the measured one, one lane per stage, each on its own clock."""
-        from hexiopt.report.trained import trained_figure
+        from hexiopt.report.trained import training_figure
 
-        return trained_figure(self.operations)
+        return training_figure(self.operations)
 
     def __repr__(self) -> str:
         losses = self.steps["loss"]
         if not losses:
             return "TrainedRun(no step)"
-        took = sorted(self.steps["seconds"])[len(losses) // 2]
-        return f"TrainedRun({len(losses)} steps, loss {losses[0]:.4f} → {losses[-1]:.4f}, {seconds(took)} a step)"
+        median_s = sorted(self.steps["seconds"])[len(losses) // 2]
+        return f"TrainedRun({len(losses)} steps, loss {losses[0]:.4f} → {losses[-1]:.4f}, {seconds(median_s)} a step)"
 
 
 def read_training(folder: str | Path) -> TrainedRun:
-    """The training run in the folder of `hexiopt train`: its steps, and a measured step beside the predicted one.
+    """The training run in the folder of `hexiopt train`: its steps, and a measured step next to the predicted one.
 
     Raises InputError for a folder without the files of a run.
     """

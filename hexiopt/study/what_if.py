@@ -1,9 +1,9 @@
 """What a cluster would gain from other machines and links: alternatives planned with one budget and compared.
 
-The cluster as it is comes first, and the other searches begin from its plan, where their solver can. Every plan found
-for one alternative is offered to all others, which take it where it obeys their rules and is faster than their own. So
-a machine more never makes the plan worse, and a machine less never makes it better. The searches are jobs of a sweep:
-they run on several processes, and what is done is not run again.
+The cluster as it is comes first; the other searches begin from its plan, if their solver can. Every plan found for one
+alternative is offered to all others, which take it if it obeys their rules and is faster than the plan they have. So a
+machine more never makes the plan worse, and a machine less never makes it better. The searches are jobs of a sweep:
+they run on several processes, and finished ones are not run again.
 """
 
 import re
@@ -70,30 +70,32 @@ class Option:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of the machines that the plan uses; None where one of them states no price."""
+        """The price per hour of the machines that the plan uses; None where one of them states no price."""
         price, unpriced = price_per_hour(self.alternative.problem, self.plan) if self.plan else (None, 0)
         return None if unpriced else price
 
     @property
     def price_per_trillion_tokens(self) -> float | None:
-        """Of the machines that the plan uses; None where one of them states no price."""
+        """The price of 10¹² tokens on the machines that the plan uses; None where one of them states no price."""
         price = self.price_per_hour
         return None if price is None else price / 3600 / self.tokens_per_s * 1e12
 
 
 @dataclass(frozen=True, repr=False)
 class WhatIf(Frame):
-    """Alternatives to a cluster, one row each: `options` has their plans, `bound` the lower bound of the cluster as it
-    is."""
+    """Alternatives to a cluster, one row each.
+
+    `options` has their plans, `bound` the lower bound of the cluster as it is.
+    """
 
     options: tuple[Option, ...] = field(default=(), kw_only=True)
     bound: LowerBound = field(default_factory=lambda: LowerBound(0.0, {}), kw_only=True)
 
     @classmethod
     def among(cls, options: Sequence[Option], bound: LowerBound) -> "WhatIf":
-        """A table of `options`, of which the first is the cluster as it is: machines, then links, best first."""
+        """Tabulate `options`, of which the first is the cluster as it is: machines, then links, best first."""
         base, *others = options
-        order = [base, *sorted(others, key=lambda one: (_ORDER.index(one.alternative.change), one.step_time_s))]
+        order = [base, *sorted(others, key=lambda other: (_ORDER.index(other.alternative.change), other.step_time_s))]
         problem = base.alternative.problem
         rows = [_row(option, base) for option in order]
         title = f"{problem.model.name} on {problem.cluster.name}"
@@ -104,12 +106,12 @@ class WhatIf(Frame):
         from hexiopt.report.compared.tradeoff import Choice  # here, because matplotlib is slow to import
 
         planned = [option for option in self.options if option.plan is not None]
-        known = all(option.price_per_hour is not None for option in planned)
+        priced = all(option.price_per_hour is not None for option in planned)
         return [
             Choice(
                 option.alternative.name,
                 option.step_time_s,
-                (option.price_per_trillion_tokens or 0.0) if known else float(_gpus(option)),
+                (option.price_per_trillion_tokens or 0.0) if priced else float(_gpus(option)),
                 option.alternative.change,
             )
             for option in planned
@@ -117,11 +119,13 @@ class WhatIf(Frame):
 
     def plot(self) -> "Figure":
         """A matplotlib figure: price per trillion tokens over step time, and the options that no other beats in both.
-        Where a price is unknown, the number of GPUs takes its place."""
+
+        If a price is unknown, the number of GPUs takes its place.
+        """
         from hexiopt.report.compared.tradeoff import tradeoff_figure
 
-        known = all(option.price_per_hour is not None for option in self.options if option.plan)
-        return tradeoff_figure(self.choices(), self.title, "price per trillion tokens" if known else "GPUs used")
+        priced = all(option.price_per_hour is not None for option in self.options if option.plan)
+        return tradeoff_figure(self.choices(), self.title, "price per trillion tokens" if priced else "GPUs used")
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -168,17 +172,17 @@ def what_if(
     budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
     factor = number_in(factor, "factor", above=1.0, at_most=1000.0)
     limit_s = bound_limit_s(budget, bound_time_limit_s)
-    made = make_solver(solver, options, pricer)
+    refereed = make_solver(solver, options, pricer)
     solver = ALIASES.get(solver, solver)
     offered = prices_for(constrain(problem), prices)
     tried = alternatives(with_prices(problem, offered), offered, factor, Wishes(take, add))
-    made.judge(problem)  # a cost model that lacks something is refused before anything is searched
+    refereed.judge(problem)  # a cost model that lacks something is refused before anything is searched
 
     def job(alternative: Alternative, base: PlacedPlan | None = None) -> SweepJob:
-        """The search for an alternative, which begins from what the `base` plan is there, if its solver can."""
+        """The search for an alternative; it begins from the `base` plan as that is valid there, if its solver can."""
         start: Plan | None = None
-        if base is not None and made.takes_start:
-            judge = made.judge(alternative.problem)
+        if base is not None and refereed.takes_start:
+            judge = refereed.judge(alternative.problem)
             start = certify(alternative.problem, base, judge) or whole_pipelines(base, judge)
         bare = None if start is None else Plan(start.pipelines, start.schedule, start.sharding)
         which = (f"whatif={alternative.name}",)
@@ -188,12 +192,12 @@ def what_if(
 
         def search(jobs: Sequence[SweepJob]) -> list[PlacedPlan | None]:
             run_jobs(jobs, Path(path), processes, progress, caller)
-            return [_plan_of(Path(path), job, made) for job in jobs]
+            return [_plan_of(Path(path), job, refereed) for job in jobs]
 
         plans = search([job(tried[0])])
         plans += search([job(alternative, plans[0]) for alternative in tried[1:]])
-    bound = _bound(made.judge(tried[0].problem), tried[0].problem, limit_s)
-    rows = [_option(k, tried, plans, made, bound) for k in range(len(tried))]
+    bound = _bound(refereed.judge(tried[0].problem), tried[0].problem, limit_s)
+    rows = [_option(k, tried, plans, refereed, bound) for k in range(len(tried))]
     if rows[0].plan is not None and bound.bound_s > rows[0].step_time_s:
         bound = LowerBound(rows[0].step_time_s, bound.machine_shares)  # rounding
     return WhatIf.among(rows, bound)
@@ -236,8 +240,10 @@ def _gpus(option: Option) -> int:
 
 
 def worth_per_hour(option: Option, base: Option) -> float | None:
-    """The price per hour at which what is added (or was taken) leaves the price of a token as it is; None where prices
-    are unknown."""
+    """The price per hour at which the machines added (or removed) leave the price of a token as it is.
+
+    None where prices are unknown.
+    """
     price = base.price_per_hour
     if price is None or not option.plan or not base.plan:
         return None
@@ -265,14 +271,14 @@ def _row(option: Option, base: Option) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- text
 
 
-def _text(found: WhatIf) -> list[str]:
-    base = found.options[0]
-    money = any(option.price_per_hour is not None for option in found.options)
-    shares = base.plan is not None and any(option.bound_share is not None for option in found.options)
+def _text(table: WhatIf) -> list[str]:
+    base = table.options[0]
+    money = any(option.price_per_hour is not None for option in table.options)
+    shares = base.plan is not None and any(option.bound_share is not None for option in table.options)
     bound = ["bound"] if shares else []
     header = ["", "step", "gain", *bound, *(["per hour", "per T tok.", "worth/h"] if money else ["GPUs"])]
     cells = [header]
-    for option, row in zip(found.options, found, strict=True):
+    for option, row in zip(table.options, table, strict=True):
         line = [option.alternative.name]
         line.append(seconds(option.step_time_s) if option.plan else "no plan")
         line.append("" if option is base or row["gain"] is None else f"{row['gain']:+.1%}")
@@ -289,25 +295,25 @@ def _text(found: WhatIf) -> list[str]:
     width = min(names, _WIDTH - sum(2 + number for number in others))
     rows = []
     for line in cells:
-        name, *rest = _wrapped(line[0], width)
+        name, *rest = _wrap_name(line[0], width)
         rows += [[name, *line[1:]], *([more, *[""] * len(others)] for more in rest)]
-    lines = [f"What if: {found.title}", "", *align(rows, [False, *[True] * len(others)], width)]
-    return [*lines, "", *_notes(found, base, money, shares)]
+    lines = [f"What if: {table.title}", "", *align(rows, [False, *[True] * len(others)], width)]
+    return [*lines, "", *_notes(table, base, money, shares)]
 
 
-def _wrapped(name: str, width: int) -> list[str]:
-    """The name of an alternative in lines; what stands in brackets stays together."""
-    whole = re.sub(r"\(.*?\)", lambda found: found[0].replace(" ", "\xa0"), name)
+def _wrap_name(name: str, width: int) -> list[str]:
+    """Break the name of an alternative into lines of `width` characters; text in brackets stays together."""
+    whole = re.sub(r"\(.*?\)", lambda match: match[0].replace(" ", "\xa0"), name)
     return [
         line.replace("\xa0", " ") for line in wrap(whole, width, subsequent_indent="  ", break_on_hyphens=False)
     ] or [""]
 
 
-def _notes(found: WhatIf, base: Option, money: bool, shares: bool) -> list[str]:
+def _notes(table: WhatIf, base: Option, money: bool, shares: bool) -> list[str]:
     notes = []
-    if base.plan is not None and found.bound.bound_s:
-        gap = 1 - found.bound.bound_s / base.step_time_s
-        notes.append(f"As it is, no plan is faster than {seconds(found.bound.bound_s)} (gap {max(0.0, gap):.1%}).")
+    if base.plan is not None and table.bound.bound_s:
+        gap = 1 - table.bound.bound_s / base.step_time_s
+        notes.append(f"As it is, no plan is faster than {seconds(table.bound.bound_s)} (gap {max(0.0, gap):.1%}).")
     if shares:
         notes += [
             "gain: in tokens per second. bound: the machine's share of the throughput in the",
@@ -320,7 +326,7 @@ def _notes(found: WhatIf, base: Option, money: bool, shares: bool) -> list[str]:
             "per hour, per T (trillion) tokens: machines that the plan uses. worth/h: the",
             "price per hour at which a token costs as much as now.",
         ]
-    shared = sum(option.found_for != option.alternative.name for option in found.options if option.plan)
+    shared = sum(option.found_for != option.alternative.name for option in table.options if option.plan)
     if shared:
         notes.append(f"{count(shared, 'plan')} came from the search for another alternative.")
     return notes

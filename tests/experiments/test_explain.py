@@ -3,7 +3,7 @@
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.report.explanation import measured_rows, stage_rows, step_rows
+from hexiopt.report.explanation import layer_rows, stage_rows, step_rows
 from hexiopt.report.facts import PlanFacts
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 
@@ -20,7 +20,7 @@ def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
         assert part in time
     assert "GiB" in memory
     assert list(step_rows(facts))
-    assert len(list(measured_rows(facts))) == 1
+    assert len(list(layer_rows(facts))) == 1
 
     stage = PlanPricer(PROBLEM).stages.sequence_stage(layout, 1)
     layer_s, parts = sum(stage.layer_s("selective")), stage.parts_s("selective")

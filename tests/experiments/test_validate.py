@@ -24,7 +24,7 @@ from experiments.validation.rules import framework_of, precision_of
 from experiments.validation.score import Predicted, Scored, family, grouped, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError, model_of
 from experiments.validation.shipped import HELD_OUT, RUNS, shipped_measurements
-from hexiopt.cost.fair_network import simulated_s
+from hexiopt.cost.fair_network import simulation_s
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.profile import NOTHING_MEASURED
@@ -355,7 +355,7 @@ def test_simulated_a_mixed_cluster_is_predicted_better() -> None:
     cases = [case_of(row, NOTHING) for row in rows]
     plain, finer = (
         [(c, predicted(c).step_time_s) for c in cases],
-        [(c, simulated_s(cost_model(c), c.plan)) for c in cases],
+        [(c, simulation_s(cost_model(c), c.plan)) for c in cases],
     )
     assert len(rows) == 21
     assert Scored.of(finer).mean_percent < Scored.of(plain).mean_percent - 1.5

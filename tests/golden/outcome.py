@@ -12,7 +12,7 @@ from typing import Any
 
 from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.fair_network import simulated_s
+from hexiopt.cost.fair_network import simulation_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import read_cluster
@@ -49,7 +49,7 @@ def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
     try:
         plan = plan_from_section(Section(plan_data, "plan"), model.problem.cluster)
         cost = model.price(plan)
-        simulated = {"simulated_s": simulated_s(model, plan)} if simulate else {}
+        simulated = {"simulated_s": simulation_s(model, plan)} if simulate else {}
     except ValueError as error:
         return {"refusal": str(error)}
     memory = [(one.memory, one.limit_bytes) for _, _, devices, one in copy_costs(plan, cost) for _ in devices]

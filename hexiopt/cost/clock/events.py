@@ -95,13 +95,12 @@ def _pop(agenda: Agenda) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _share(lanes: LaneArrays, longest_s: Floats, moving: Ints, count: int, left: Floats, load: Floats, rate: Floats) -> None:
-    """Set the `rate` of the links `moving[:count]`, in messages a second: as `hexiopt/simulation/fair_shares.py`.
-
-    `left`, `load` [resources] are scratch.
-    """
-    first, resources = lanes.first, lanes.resources
-    rising = moving[:count].copy()
+def _share(lanes: LaneArrays, longest_s: Floats, moving: Ints, rate: Floats, scratch: Floats) -> None:
+    """Set the `rate` of the links in `moving`, in messages a second: as `hexiopt/simulation/fair_shares.py`. `scratch`
+    [2, resources]."""
+    first, resources, count = lanes.first, lanes.resources, len(moving)
+    left, load = scratch
+    rising = moving.copy()
     for k in rising:
         for j in range(first[k], first[k + 1]):
             left[resources[j]] = 1.0
@@ -201,7 +200,7 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resou
     ring, waiting = np.empty((links, _RING), np.int64), np.zeros((links, 2), np.int64)
     moving, count = np.zeros(links, np.int64), 0
     share, rate, longest_s = np.zeros(links), np.zeros(links), np.zeros(links)
-    left, load = np.zeros(num_resources), np.zeros(num_resources)
+    scratch = np.zeros((2, num_resources))
     for k in range(links):
         for j in range(lanes.first[k], lanes.first[k + 1]):
             longest_s[k] = max(longest_s[k], lanes.need_s[j])
@@ -230,7 +229,7 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resou
                     moving[still] = moving[n]
                     still += 1
             count = still
-            _share(lanes, longest_s, moving, count, left, load, rate)
+            _share(lanes, longest_s, moving[:count], rate, scratch)
         else:
             what = _pop(agenda)
             if what < executors:
@@ -248,7 +247,7 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resou
                 share[arrived] = 1.0
                 moving[count] = arrived
                 count += 1
-                _share(lanes, longest_s, moving, count, left, load, rate)
+                _share(lanes, longest_s, moving[:count], rate, scratch)
                 continue
         came[ring[arrived, waiting[arrived, 0]]] += 1
         waiting[arrived, 0] = (waiting[arrived, 0] + 1) % ring.shape[1]

@@ -1,4 +1,4 @@
-"""Kubernetes JobSet: a replicated job for each group of like machines, torchrun in every pod.
+"""Kubernetes JobSet: a replicated job for each group of equal machines, torchrun in every pod.
 
 The node rank of a pod is the group's first one plus JOB_COMPLETION_INDEX, as Kubernetes sets it for indexed jobs.
 """

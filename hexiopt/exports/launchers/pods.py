@@ -1,4 +1,4 @@
-"""Groups of like nodes, as Kubernetes JobSets and SkyPilot job groups ask for them."""
+"""Groups of equal nodes, as Kubernetes JobSets and SkyPilot job groups ask for them."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MOST_LETTERS = 20  # of a group's name; the names of pods have indices and a su
 class PodGroup:
     """Agents of consecutive node ranks from `first_node` on that ask for equally many GPUs of one type.
 
-    `machine` is stated where the agents must be on that machine: it runs several, whose links are its own.
+    `machine` is set if the agents must run on that machine, because it runs several of them.
     """
 
     name: str
@@ -56,7 +56,7 @@ def _name(spec: str) -> str:
 
 
 def note_of_gpus(cluster: Cluster, rows: Sequence[RankRow]) -> tuple[str, ...]:
-    """What schedulers that choose GPUs themselves do to the plan."""
+    """Notes on machines whose GPUs the scheduler chooses, although their links differ."""
     linked = [m.name for m in cluster.machines if m.intra_links and any(row.machine == m.name for row in rows)]
     notes = [f"the scheduler chooses which GPUs of {name} a pod gets, and their links differ" for name in linked]
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""GPU types as schedulers call them.
+"""The names of GPU types in schedulers.
 
 `nvidia.com/gpu.product` is the driver's product name with dashes (NVIDIA/k8s-device-plugin, gpu-feature-discovery);
 SkyPilot's names are those of its catalogue. `export.gpu_names` overrides both, since drivers and sites differ.
@@ -82,14 +82,14 @@ _TABLE = """
 _NAMES = {gpu: names for gpu, *names in map(str.split, _TABLE.strip().splitlines())}
 
 
-def kubernetes_product(gpu: str, given: Mapping[str, str]) -> str | None:
-    """The value of the label nvidia.com/gpu.product of a GPU type, first of those `given`; None where none is known."""
-    return given.get(gpu) or _name(gpu, 0)
+def kubernetes_product(gpu: str, gpu_names: Mapping[str, str]) -> str | None:
+    """The value of the label nvidia.com/gpu.product of a GPU type, from `gpu_names` if there; None if unknown."""
+    return gpu_names.get(gpu) or _name(gpu, 0)
 
 
-def skypilot_accelerator(gpu: str, given: Mapping[str, str]) -> str | None:
-    """SkyPilot's name of a GPU type, first of those `given`; None where none is known."""
-    return given.get(gpu) or _name(gpu, 1)
+def skypilot_accelerator(gpu: str, gpu_names: Mapping[str, str]) -> str | None:
+    """SkyPilot's name of a GPU type, from `gpu_names` if there; None if unknown."""
+    return gpu_names.get(gpu) or _name(gpu, 1)
 
 
 def _name(gpu: str, column: int) -> str | None:

@@ -54,16 +54,16 @@ class SkyPilot(Launcher):
                 f"export.format: skypilot cannot put several agents on machine {pinned.machine}, which the trainer's "
                 "order of ranks asks for; take export.format=torchrun, slurm or jobset, or export.trainer=hexiopt"
             )
-        alone = len(groups) == 1
-        first = '$(echo "$SKYPILOT_NODE_IPS" | head -n1)' if alone else f"{groups[0].name}-0.{options.job}"
+        single = len(groups) == 1
+        first = '$(echo "$SKYPILOT_NODE_IPS" | head -n1)' if single else f"{groups[0].name}-0.{options.job}"
         meeting_point = options.meeting_point(first)
         num_nodes = sum(group.num_nodes for group in groups)
         tasks = [
-            _task(group, options.job if alone else group.name, num_nodes, meeting_point, program, options)
+            _task(group, options.job if single else group.name, num_nodes, meeting_point, program, options)
             for group in groups
         ]
         header = {"name": options.job, "execution": "parallel", "inter_connection": True}
-        documents = tasks if alone else [header, *tasks]
+        documents = tasks if single else [header, *tasks]
         notes = (
             f"# For {TARGET}. Every node must hold the files of this export in {options.folder}.",
             *(f"# Note: {note}." for note in program.notes),

@@ -19,10 +19,10 @@ FILE, ARBITRARY, HOSTS = "job.sbatch", "job_arbitrary.sbatch", "hosts"
 
 
 def components(cluster: Cluster, rows: Sequence[RankRow]) -> list[tuple[str, int, list[str]]]:
-    """Runs of like machines in the order of ranks: the GPU type, the GPUs to ask for, and the machines."""
+    """Runs of equal machines in the order of ranks: the GPU type, the GPUs to ask for, and the machines."""
     order = dict.fromkeys(row.machine for row in rows)
     gpu_of = {machine.name: machine.gpu.type_name for machine in cluster.machines}
-    # As many GPUs as reach the highest index in use: which of them a node gives is then ours to say.
+    # As many GPUs as reach the highest index in use, so that the indices in use are among those that a node gives.
     needed = {name: 1 + max(row.cuda_index for row in rows if row.machine == name) for name in order}
     runs = groupby(order, key=lambda name: (gpu_of[name], needed[name]))
     return [(gpu, count, list(names)) for (gpu, count), names in runs]
@@ -37,9 +37,9 @@ def _batch(cluster: Cluster, rows: Sequence[RankRow], options: LaunchOptions) ->
     ]
     for number, (gpu, count, machines) in enumerate(parts):
         lines += ["#SBATCH hetjob"] if number else []
-        asked = f"--gpus-per-node={options.gpu_names.get(gpu, gpu)}:{count}"
+        gpus = f"--gpus-per-node={options.gpu_names.get(gpu, gpu)}:{count}"
         where = f"--nodes={len(machines)} --nodelist={','.join(machines)}"
-        lines.append(f"#SBATCH {where} --ntasks-per-node=1 {asked}")
+        lines.append(f"#SBATCH {where} --ntasks-per-node=1 {gpus}")
     groups = f"--het-group={','.join(map(str, range(len(parts))))} " if len(parts) > 1 else ""
     lines += [
         "# One task on every node, which starts the ranks of its machine; arguments of this script are handed on.",

@@ -1,7 +1,7 @@
-"""The commands that a shell script comes to, with their words filled in; nothing is run.
+"""The commands that a shell script would run, with their words expanded; nothing is run.
 
-Statements are followed in order. Where a condition is not known, both ways are: each `Path` is one way through the
-script, with the conditions that it assumes. Paths that come to the same are one again.
+Statements are followed in order. If a condition is not known, both branches are: each `Path` is one way through the
+script, with the conditions that it assumes. Paths that reach the same state are merged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +21,11 @@ _SETTERS = ("read", "mapfile", "readarray", "getopts", "let")
 
 @dataclass(frozen=True)
 class Path:
-    """One way through a script: the variables and functions that it has set, the commands that it has come to, each as
-    its words, and the conditions that it assumes with their outcome, so many of them `unlikely`. `end` is that of the
-    script or of a function."""
+    """One way through a script.
+
+    It has set `variables` and `functions`, reached `commands` (each a tuple of words), and `assumed` conditions with
+    their outcomes, of which `unlikely` counts the unlikely ones. `end` says what ended it: the script or a function.
+    """
 
     variables: Mapping[str, Value]
     functions: Mapping[str, Node] = field(default_factory=dict)
@@ -34,12 +36,12 @@ class Path:
     end: str = ""
 
     def state(self) -> tuple[Any, ...]:
-        """What makes a difference to what follows."""
+        """All that affects the rest of the script."""
         return dict(self.variables), dict(self.functions), self.commands, self.unlikely, self.end
 
 
 def merge(paths: Iterable[Path], where: str) -> list[Path]:
-    """Paths that are in the same state as one. Raises InputError where too many are left."""
+    """Merge paths that are in the same state. Raises InputError if too many remain."""
     result: list[Path] = []
     for path in paths:
         same = next((k for k, other in enumerate(result) if other.state() == path.state()), None)
@@ -67,7 +69,7 @@ class Evaluation:
         self._nested = 0
 
     def script(self, text: str, paths: Sequence[Path]) -> list[Path]:
-        """Where `paths` come to after a script."""
+        """Follow a script from each of `paths`; returns where they end."""
         self._nested += 1
         if self._nested > MOST_NESTED:
             raise InputError(f"{self._where}: calls itself more than {MOST_NESTED} times over; write the command out")
@@ -83,19 +85,19 @@ class Evaluation:
         return result
 
     def _step(self, node: Node, path: Path) -> list[Path]:
-        """Where a path comes to after one statement."""
+        """Follow one statement; returns the paths after it."""
         kind = node.type
         if kind == "variable_assignment":
             return [self._assign(node, path)]
         if kind in ("declaration_command", "variable_assignments"):
             return self._all([c for c in node.children if c.type == "variable_assignment"], [path])
         if kind == "unset_command":
-            gone = {child.text.decode() for child in node.children}
-            return [replace(path, variables={k: v for k, v in path.variables.items() if k not in gone})]
+            names = {child.text.decode() for child in node.children}
+            return [replace(path, variables={k: v for k, v in path.variables.items() if k not in names})]
         if kind == "command":
             return self._command(node, path, ())
         if kind == "redirected_statement":
-            return self._redirected(node, path)
+            return self._redirect(node, path)
         if kind in ("if_statement", "elif_clause"):
             return self._if(node, path)
         if kind == "case_statement":
@@ -140,23 +142,23 @@ class Evaluation:
         return tuple(word for child in inner for word in scope.words(child))
 
     def _forget(self, names: Iterable[str], node: Node, path: Path) -> Path:
-        """`path` where the variables have a value that is not followed."""
+        """`path` with the variables `names` unknown, because `node` sets them in a way that is not followed."""
         line = node.text.decode().splitlines()[0]
         marks = {name: self._unknowns.mark(f"${name}", f"is set by {line}, which is not followed") for name in names}
         return replace(path, variables={**path.variables, **marks})
 
-    # ------------------------------------------------------------------------- ways
+    # ------------------------------------------------------------------------- branches
 
-    def _ways(self, text: str, verdict: int, path: Path) -> list[tuple[bool, Path]]:
-        """The outcomes of a condition that are followed, each with its path, the likely one first."""
+    def _branches(self, text: str, verdict: int, path: Path) -> list[tuple[bool, Path]]:
+        """The outcomes of a condition to follow, each with its path, the likely outcome first."""
         if verdict in (YES, NO):
             return [(verdict == YES, path)]
-        ways = []
+        branches = []
         for outcome in (True, False) if verdict >= MAYBE else (False, True):
             unlikely = (verdict == LIKELY and not outcome) or (verdict == UNLIKELY and outcome)
             assumed = (*path.assumed, (text, outcome))
-            ways.append((outcome, replace(path, assumed=assumed, unlikely=path.unlikely + unlikely)))
-        return ways
+            branches.append((outcome, replace(path, assumed=assumed, unlikely=path.unlikely + unlikely)))
+        return branches
 
     def _verdict(self, node: Node, path: Path) -> int:
         scope = Scope(self._unknowns, path.variables)
@@ -179,29 +181,29 @@ class Evaluation:
         others = [c for c in children[then + 1 :] if c.type in ("elif_clause", "else_clause")]
         result: list[Path] = []
         text = " ".join(conditions[-1].text.decode().split())
-        for outcome, way in self._ways(text, self._verdict(conditions[-1], path), path):
+        for outcome, branch in self._branches(text, self._verdict(conditions[-1], path), path):
             if outcome:
-                result += self._all(body, [way])
+                result += self._all(body, [branch])
             elif node.type == "elif_clause":
-                result.append(replace(way, end="else"))
+                result.append(replace(branch, end="else"))
             else:
-                result += self._otherwise(others, way)
+                result += self._otherwise(others, branch)
         return result
 
     def _otherwise(self, clauses: Sequence[Node], path: Path) -> list[Path]:
-        """Where a path comes to whose first condition does not hold."""
-        result, left = list[Path](), [path]
+        """Follow the clauses after a condition that does not hold; returns the paths after them."""
+        result, undecided = list[Path](), [path]
         for clause in clauses:
-            ends = [q for p in left for q in self._step(clause, p)]
-            left = [replace(q, end="") for q in ends if q.end == "else"]
+            ends = [q for p in undecided for q in self._step(clause, p)]
+            undecided = [replace(q, end="") for q in ends if q.end == "else"]
             result += [q for q in ends if q.end != "else"]
             if clause.type == "else_clause":
                 return result
-        return result + left
+        return result + undecided
 
     def _case(self, node: Node, path: Path) -> list[Path]:
         scope, subject = Scope(self._unknowns, path.variables), node.child_by_field_name("value")
-        text, left, result = scope.text(subject), [path], list[Path]()
+        text, undecided, result = scope.text(subject), [path], list[Path]()
         for item in (child for child in node.children if child.type == "case_item"):
             end = next(k for k, child in enumerate(item.children) if child.type == ")")
             patterns = [scope.text(child) for child in item.children[:end] if child.is_named]
@@ -212,13 +214,13 @@ class Evaluation:
             else:
                 verdict = YES if any(matches(text, pattern) for pattern in patterns) else NO
             condition = f"case {subject.text.decode()} in {'|'.join(patterns)}"
-            ways = [way for p in left for way in self._ways(condition, verdict, p)]
-            result += self._all(item.children[end + 1 :], [way for outcome, way in ways if outcome])
-            left = [way for outcome, way in ways if not outcome]
-        return result + left
+            branches = [branch for p in undecided for branch in self._branches(condition, verdict, p)]
+            result += self._all(item.children[end + 1 :], [branch for outcome, branch in branches if outcome])
+            undecided = [branch for outcome, branch in branches if not outcome]
+        return result + undecided
 
     def _list(self, node: Node, path: Path) -> list[Path]:
-        """`a && b` and `a || b`: what follows a command runs after `&&`, and after `||` where it ends the script."""
+        """`a && b` and `a || b`: if `a` is a command rather than a test, it is taken to succeed."""
         left, operator, right = node.children[:3]
         verdict = self._verdict(left, path)
         tests = left.type in ("test_command", "negated_command", "list") or verdict != MAYBE
@@ -228,9 +230,9 @@ class Evaluation:
             return self._all([right], after) if operator.type == "&&" and not ends else after
         result: list[Path] = []
         text = " ".join(left.text.decode().split())
-        for outcome, way in self._ways(text, verdict, path):
+        for outcome, branch in self._branches(text, verdict, path):
             runs = outcome == (operator.type == "&&")
-            inner = self._step(left, way) if left.type == "list" else [way]
+            inner = self._step(left, branch) if left.type == "list" else [branch]
             result += self._all([right], inner) if runs else inner
         return result
 
@@ -262,8 +264,8 @@ class Evaluation:
 
     # ------------------------------------------------------------------------- commands
 
-    def _redirected(self, node: Node, path: Path) -> list[Path]:
-        """A command with what stands below it (`<<EOF`), or beside it (`<<<`), as its input."""
+    def _redirect(self, node: Node, path: Path) -> list[Path]:
+        """A command whose input is a here-document (`<<EOF`) or a here-string (`<<<`)."""
         inputs = []
         for redirect in node.children_by_field_name("redirect"):
             if redirect.type == "heredoc_redirect":
@@ -299,7 +301,7 @@ class Evaluation:
         if name in path.functions:
             return self._call(path.functions[name], words, path)
         if name in ("source", "."):
-            note = f"not read: {self._unknowns.shown(' '.join(words[1:2]))}, which the script takes in"
+            note = f"not read: {self._unknowns.source_text(' '.join(words[1:2]))}, which the script takes in"
             return [replace(path, notes=(*path.notes, note))]
         if name in _SETTERS:
             names = [word.partition("=")[0] for word in words[1:] if word.partition("=")[0].isidentifier()]
@@ -315,14 +317,14 @@ class Evaluation:
             return [path]
         program = name.rpartition("/")[2]
         if program in _RUNNERS or name in _RUNNERS:
-            at = next((k for k, word in enumerate(words) if k and " " in word.strip() and "--" in word), None)
-            scripts = [words[at]] if at is not None else [] if len(words) > 2 else list(inputs)
+            position = next((k for k, word in enumerate(words) if k and " " in word.strip() and "--" in word), None)
+            scripts = [words[position]] if position is not None else [] if len(words) > 2 else list(inputs)
             if scripts:
-                return self._inside(words[: at or len(words)], scripts, path)
+                return self._inside(words[: position or len(words)], scripts, path)
         return [replace(path, commands=(*path.commands, tuple(words)))]
 
     def _inside(self, runner: list[str], scripts: Sequence[str], path: Path) -> list[Path]:
-        """Scripts that a command runs elsewhere, whose commands have the runner's words before their own."""
+        """Scripts that a command runs elsewhere; the runner's words precede those of their commands."""
         result = []
         for end in self.script("\n".join(scripts), [replace(path, commands=())]):
             commands = tuple((*runner, *words) for words in end.commands)
@@ -344,7 +346,7 @@ class Evaluation:
 
 
 def _arguments(words: Sequence[str] | Value) -> dict[str, Value]:
-    """The variables by which a function knows its arguments."""
+    """The variables that hold the arguments of a function."""
     numbered: dict[str, Value] = {str(k + 1): word for k, word in enumerate(words)}
     return {**numbered, "@": tuple(words), "#": str(len(words))}
 

@@ -25,8 +25,8 @@ LAUNCH = frozenset(_TORCHRUN.split())
 
 @dataclass(frozen=True)
 class Script:
-    """The values of each argument by its name without dashes (of one stated twice, the last), the number of ranks if it
-    is stated, and notes on what was passed over."""
+    """The values of each argument by its name without dashes (the last ones if stated twice), the number of ranks if
+    stated, and notes on what was not read."""
 
     arguments: Mapping[str, Words]
     world: int | None = None
@@ -36,7 +36,7 @@ class Script:
 def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     """The training run of a script, or of a bare list of arguments: the command that has arguments in `core`.
 
-    Raises InputError where the text is no script, where there is no such command, or more than one.
+    Raises InputError if the text is no script, and unless there is exactly one such command.
     """
     unknowns = Unknowns()
     if (bare := _bare_list(text, unknowns, where)) is not None:
@@ -58,17 +58,19 @@ def read_script(text: str, where: str, core: Iterable[str]) -> Script:
     runs = [(path, commands) for path, commands in runs if path.unlikely == likely]
     for _, commands in runs:
         if any(_split(words)[1] != _split(commands[0])[1] for words in commands[1:]):
-            programs = " and ".join(" ".join(map(unknowns.shown, _split(words)[0][-2:])) for words in commands[:2])
+            programs = " and ".join(
+                " ".join(map(unknowns.source_text, _split(words)[0][-2:])) for words in commands[:2]
+            )
             raise InputError(f"{where}: starts several runs ({programs}); keep the one that is meant")
-    read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
-    notes = list(dict.fromkeys(note for path, _, passed, _ in read for note in (*path.notes, *passed)))
-    arguments = _agreement([(path, values) for path, values, _, _ in read])
-    worlds = {_world(launcher, slurm) for *_, launcher in read}
+    runs_read = [(path, *_read(commands[0], unknowns)) for path, commands in runs]
+    notes = list(dict.fromkeys(note for path, _, passed, _ in runs_read for note in (*path.notes, *passed)))
+    arguments = _agreement([(path, values) for path, values, _, _ in runs_read])
+    worlds = {_world(launcher, slurm) for *_, launcher in runs_read}
     return Script(arguments, worlds.pop() if len(worlds) == 1 else None, tuple(notes))
 
 
 def _tree(text: str, where: str) -> Node:
-    """The syntax tree. Blanks to be filled in, such as <path>, are words."""
+    """The syntax tree. Placeholders such as <path> are words."""
     from tree_sitter import Language, Parser
     from tree_sitter_bash import language
 
@@ -92,7 +94,7 @@ def _error_line(node: Node) -> int:
 
 
 def _join_lines(path: Path) -> Path:
-    """The path where a line that begins with an argument goes on with the command before it, and says so."""
+    """Join commands that begin with an argument to the command before them, with a note."""
     commands: list[tuple[str, ...]] = []
     for words in path.commands:
         if words[0].startswith("--") and commands:
@@ -108,7 +110,7 @@ def _join_lines(path: Path) -> Path:
 
 
 def _bare_list(text: str, unknowns: Unknowns, where: str) -> list[str] | None:
-    """The words of a text that begins with an argument, as text: no shell reads it. None where it begins otherwise."""
+    """The words of a text that begins with an argument, which no shell expands; None for other texts."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines or not lines[0].lstrip().startswith("--"):
         return None
@@ -124,7 +126,7 @@ def _argument_names(words: Sequence[str]) -> set[str]:
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words of a command up to its program, which are the launcher's, and those after it."""
+    """The launcher's words of a command, up to its program, and the words after it."""
     for k, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
             return words[: k + 1], words[k + 1 :]
@@ -155,12 +157,12 @@ def _read(words: Sequence[str], unknowns: Unknowns) -> tuple[dict[str, Words], l
 
 
 def _bare(word: str) -> str:
-    """A word without the quotes that an expansion has left."""
+    """A word without quotes that an expansion left around it."""
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
 def _agreement(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Words]:
-    """The arguments in which all paths agree; others are not known, by the condition that divides the paths."""
+    """The arguments on which all paths agree; others are `Unknown`, because of the condition that divides the paths."""
     names = dict.fromkeys(name for _, values in read for name in values)
     result: dict[str, Words] = {}
     for name in names:
@@ -168,11 +170,11 @@ def _agreement(read: Sequence[tuple[Path, Mapping[str, Words]]]) -> dict[str, Wo
         if all(words == values_by_path[0] for words in values_by_path):
             result[name] = read[0][1][name]
             continue
-        shown = dict.fromkeys(
+        texts = dict.fromkeys(
             "absent" if words is None else " ".join(map(str, words)) or "stated" for words in values_by_path
         )
         why = f"depends on {_dividing(read, name)}, which the script does not decide"
-        result[name] = [Unknown(" or ".join(shown), why, undecided=True)]
+        result[name] = [Unknown(" or ".join(texts), why, undecided=True)]
     return result
 
 
@@ -190,7 +192,7 @@ def _dividing(read: Sequence[tuple[Path, Mapping[str, Words]]], name: str) -> st
 
 
 def _of_variables(paths: Sequence[Path], unknowns: Unknowns, where: str) -> Script:
-    """The arguments that the variables of a script hold, where no command has any: what another script takes in."""
+    """The arguments in the variables of a script without a training command, as for another script to source."""
     values = [value for path in paths[:1] for value in path.variables.values()]
     words = [word for value in values for word in (value.split() if isinstance(value, str) else value)]
     result, notes, _ = _read(words, unknowns)
@@ -212,7 +214,7 @@ def _slurm(text: str) -> dict[str, str]:
 
 
 def _count(text: str | None) -> int | None:
-    """The number of a text such as `8`, `gpu:8` or `gpu:a100:8`; none of `1:4`."""
+    """The number in a text such as `8`, `gpu:8` or `gpu:a100:8`; None for others, such as `1:4`."""
     match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:){0,2}(\d{1,6})(?:\(.*\))?", text or "")
     return int(match[1]) if match else None
 
@@ -225,7 +227,7 @@ def _per_node(options: Mapping[str, str]) -> int | None:
 
 
 def _slurm_variables(options: Mapping[str, str]) -> dict[str, Value]:
-    """The variables that Slurm sets by its options."""
+    """The variables that Slurm sets, given its options."""
     nodes, tasks = _count(options.get("--nodes")), _count(options.get("--ntasks-per-node"))
     values = {
         "SLURM_NNODES": nodes,
@@ -241,7 +243,7 @@ def _slurm_variables(options: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
-    """The number of ranks that a launcher's words and Slurm's options state; None where they do not."""
+    """The number of ranks that a launcher's words and Slurm's options state; None if they do not."""
     result: dict[str, str] = dict(slurm)
     names_given: set[str] = set()
     names = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--num-nodes": "--nnodes"}
@@ -262,8 +264,8 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
             names_given.add(name)
     if {"--nnodes", "--nproc-per-node"} & names_given:
         nodes = result.get("--nnodes", slurm.get("--nodes", "1"))
-        each = _count(result["--nproc-per-node"]) if "--nproc-per-node" in names_given else _per_node(result)
-        return _ranks(_count(nodes), each)
+        per_node = _count(result["--nproc-per-node"]) if "--nproc-per-node" in names_given else _per_node(result)
+        return _ranks(_count(nodes), per_node)
     if any(word.rpartition("/")[2] in ("mpirun", "mpiexec") for word in launcher):
         return _count(result.get("--ntasks"))
     if "--ntasks" in result and "--nodes" not in result:
@@ -271,6 +273,6 @@ def _world(launcher: Sequence[str], slurm: Mapping[str, str]) -> int | None:
     return _ranks(_count(result.get("--nodes")), _per_node(result))
 
 
-def _ranks(nodes: int | None, each: int | None) -> int | None:
-    """Ranks of so many nodes with so many each; None where either is not known."""
-    return nodes * each if nodes and each else None
+def _ranks(nodes: int | None, per_node: int | None) -> int | None:
+    """The number of ranks on all nodes; None if either number is unknown."""
+    return nodes * per_node if nodes and per_node else None

@@ -1,7 +1,7 @@
-"""What an expression of a shell script comes to, by the variables that the script sets; nothing is run.
+"""The values of expressions in a shell script, by the variables that the script sets; nothing is run.
 
-A text may hold what is not known, such as the output of a command: it stands there as one character of a private range,
-`Unknowns` has what it stands for. Texts are expanded from the nodes of tree-sitter-bash.
+A text may contain unknown values, such as the output of a command: each is one character of a private range, whose
+meaning `Unknowns` has. Texts are expanded from the nodes of tree-sitter-bash.
 """
 
 import ast
@@ -34,8 +34,10 @@ _ARITHMETIC: Mapping[type, Any] = {
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that a script does not state: its `text` there, and `why` it is not known; `undecided` where it is one of
-    several by a condition."""
+    """A value that a script does not state: its `text` there, and `why` it is unknown.
+
+    An `undecided` value is one of several, depending on a condition.
+    """
 
     text: str
     why: str
@@ -47,9 +49,9 @@ class Unknown:
 
 @dataclass
 class Unknowns:
-    """What the characters of the private range stand for.
+    """The unknown values that the characters of the private range stand for.
 
-    One from the second half is a whole word without quotes, which may come to several arguments, or to none.
+    A character of the second half is a whole word without quotes, which may expand to several arguments, or to none.
     """
 
     of: list[Unknown] = field(default_factory=list)
@@ -66,24 +68,26 @@ class Unknowns:
         codes = (ord(character) for character in text)
         return next((self.of[(code - _FIRST) % (_OPEN - _FIRST)] for code in codes if code >= _FIRST), None)
 
-    def shown(self, text: str) -> str:
-        """A text as the script has it."""
+    def source_text(self, text: str) -> str:
+        """A text as it stands in the script."""
         return "".join(c if ord(c) < _FIRST else self.of[(ord(c) - _FIRST) % (_OPEN - _FIRST)].text for c in text)
 
     def word(self, text: str) -> str | Unknown:
-        """A word of a command, as text or as what it is not known for."""
+        """A word of a command, as text, or as an `Unknown` if it contains one."""
         unknown = self.first(text)
-        return text if unknown is None else Unknown(self.shown(text), unknown.why)
+        return text if unknown is None else Unknown(self.source_text(text), unknown.why)
 
 
 def is_open(word: str) -> bool:
-    """Whether a word may come to several arguments, or to none."""
+    """Whether a word may expand to several arguments, or to none."""
     return len(word) == 1 and ord(word) >= _OPEN
 
 
 class Scope:
-    """The variables that a script has set, by name: texts, or arrays of them. `1`, `2`, ... and `@` are arguments of a
-    function; outside of one they are not known."""
+    """The variables that a script has set, by name: texts, or arrays of texts.
+
+    `1`, `2`, ... and `@` are the arguments of a function; outside of functions they are unknown.
+    """
 
     def __init__(self, unknowns: Unknowns, variables: Mapping[str, Value]) -> None:
         self.unknowns = unknowns
@@ -92,7 +96,7 @@ class Scope:
     # ------------------------------------------------------------------------- words
 
     def words(self, node: Node) -> list[str]:
-        """The words that a node comes to as part of a command, split as the shell does without quotes."""
+        """The words to which a node expands in a command; text without quotes is split as the shell does."""
         if node.type == "expansion" or node.type == "simple_expansion":
             texts = self._expansion(node)
             pieces = [word for text in ([texts] if isinstance(texts, str) else texts) for word in text.split()]
@@ -106,7 +110,7 @@ class Scope:
         return [self.text(node)]
 
     def _join(self, node: Node) -> list[str]:
-        """The words of parts that touch: values without quotes are split, and their ends stick to their neighbours."""
+        """The words of adjacent parts: values without quotes are split, and their ends join their neighbours."""
         result = [""]
         for child in node.children:
             whole = child.type in ("expansion", "simple_expansion")
@@ -118,7 +122,7 @@ class Scope:
         return [word for word in result if word]
 
     def _lone_array(self, node: Node) -> tuple[str, ...] | None:
-        """The elements of an array that is all of a string: each is a word."""
+        """The elements of an array that is all of a string, each a word; None for other strings."""
         inner = [child for child in node.children if child.type != '"']
         if len(inner) != 1 or inner[0].type not in ("expansion", "simple_expansion"):
             return None
@@ -151,7 +155,7 @@ class Scope:
         return re.sub(r"\\(.)", r"\1", source, flags=re.DOTALL)
 
     def _string(self, node: Node) -> str:
-        """The text between double quotes, with spaces that stand between its parts."""
+        """The text between double quotes, with the spaces between its parts."""
         result, at, source = "", node.start_byte + 1, bytes(node.text)
         for child in node.children:
             if child.type == '"':
@@ -183,7 +187,7 @@ class Scope:
         return value
 
     def _element(self, name: str, index: str | None) -> Value | None:
-        """The value of a variable, of an element where there is an index; an array without one is its first element."""
+        """The value of a variable, or of its element at `index`; an array without an index is its first element."""
         value = self.variables.get("@" if name == "*" else name)
         if not isinstance(value, tuple) or name in "@*":
             return value
@@ -193,7 +197,7 @@ class Scope:
         return value[number] if number is not None and number < len(value) else ""
 
     def _modify(self, node: Node, source: str, name: str, value: Value | None, rest: str) -> Value:
-        """The value of `${X:-word}` and the like. A variable that the script does not set counts as not set."""
+        """The value of `${X:-word}` and the like. A variable that the script does not set counts as unset."""
         operator = next((o for o in (":-", ":=", ":+", ":?", "-", "=", "+", "?") if rest.startswith(o)), None)
         first = self.unknowns.first(value if isinstance(value, str) else " ".join(value or ()))
         if operator is None or first is not None:
@@ -253,7 +257,7 @@ class Scope:
         pick: Callable[[int, int], int],
         part: Callable[[list[Node | str]], int],
     ) -> int:
-        """The verdict of parts that operators join, which are taken off `tokens`."""
+        """The verdict of parts that operators join; they are removed from `tokens`."""
         verdict = part(tokens)
         while tokens and tokens[0] in operators:
             tokens.pop(0)
@@ -277,12 +281,12 @@ class Scope:
         return self._empty(first, "-n")
 
     def _empty(self, node: Node, operator: str) -> int:
-        """Whether a text is empty. A variable that the script does not set likely is: a default follows, or an end."""
+        """Whether a text is empty. A variable that the script does not set likely is."""
         text = self.text(node)
         unknown = self.unknowns.first(text)
         if unknown is not None:
-            alone = len(text) == 1 and unknown.why == "is not set in the script"
-            verdict = LIKELY if alone else MAYBE
+            lone = len(text) == 1 and unknown.why == "is not set in the script"
+            verdict = LIKELY if lone else MAYBE
         else:
             verdict = NO if text else YES
         return verdict if operator == "-z" else YES - verdict
@@ -302,7 +306,7 @@ class Scope:
 
 
 NO, UNLIKELY, MAYBE, LIKELY, YES = range(5)
-"""Verdicts of conditions: both ways are followed where the answer is not known, the likely one first."""
+"""Verdicts of conditions: both branches are followed if the answer is not known, the likely one first."""
 
 
 def matches(text: str, pattern: str) -> bool:
@@ -315,7 +319,7 @@ def matches(text: str, pattern: str) -> bool:
 
 
 def _tokens(node: Node) -> Iterator[Node | str]:
-    """The operands and operators of a test in order, its nesting left out, which ignores how -a and -o bind."""
+    """The operands and operators of a test in order, without its nesting, so that -a and -o bind equally."""
     for child in node.children:
         if child.type in ("binary_expression", "unary_expression", "negation_expression", "parenthesized_expression"):
             yield from _tokens(child)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
+from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (
     BlockRecompute,
@@ -51,7 +51,7 @@ _STRATEGIES = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a `distributed_type` makes of the job."""
+    """The parallelism of the job by its `distributed_type`."""
 
     tp: int = 1
     stages: int = 1
@@ -221,7 +221,7 @@ class AccelerateFormat(Trainer):
             data["fsdp_config"] = {
                 key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in fsdp.items()
             }
-        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.stated_model("Accelerate")
+        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.require_model("Accelerate")
         for key in twice:
             settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
         for key in data:
@@ -248,7 +248,7 @@ class AccelerateFormat(Trainer):
         if kind.tp > 1:  # that of transformers has none
             workload["sequence_parallel"] = kind.sequence_parallel
         sizes = "the batch is the training script's: micro-batches of one sequence are assumed"
-        layout = imported_job(
+        layout = import_job(
             context,
             FileJob(
                 model,
@@ -268,7 +268,7 @@ class AccelerateFormat(Trainer):
                 ),
             ),
         )
-        return sharded_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
+        return shard_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
 
 
 TRAINER = AccelerateFormat()

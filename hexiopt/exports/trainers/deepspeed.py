@@ -9,7 +9,7 @@ import json
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.exports.file_jobs import FileJob, imported_job
+from hexiopt.exports.file_jobs import FileJob, import_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.settings import FileSettings, script_notes
@@ -28,9 +28,9 @@ _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
 
 
 def _batch(settings: FileSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple[int, int, int | None]:
-    """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs, where the batch tells it.
+    """Sequences of a micro-batch, micro-batches of a pipeline, and the number of GPUs if the batch implies it.
 
-    Of the batch, the micro-batch and their number, DeepSpeed takes what is missing from the others
+    Of the batch, the micro-batch and their number, DeepSpeed computes the missing one from the others
     (`deepspeed/runtime/config.py`, `_set_batch_related_parameters`).
     """
     names = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -46,23 +46,23 @@ def _batch(settings: FileSettings, num_gpus: int, gpus_a_pipeline: int) -> tuple
             settings.refuse_value(names[0], f"is not divided by {size} × {count}; correct one of the three")
         return size, count, None if batch is None else world
     pipelines = max(1, num_gpus // gpus_a_pipeline)
-    known = size or count or 1
-    derived, rest = divmod(batch, pipelines * known)
+    factor = size or count or 1
+    derived, rest = divmod(batch, pipelines * factor)
     if rest or not derived:
         settings.refuse_value(
-            names[0], f"is not divided by {known} × {pipelines} pipelines; correct it, or give ranks=ranks.tsv"
+            names[0], f"is not divided by {factor} × {pipelines} pipelines; correct it, or give ranks=ranks.tsv"
         )
     if size is None:
         settings.by_default(names[1], derived)
         if count is None:
             settings.by_default(names[2], 1)
-        return max(1, derived), known, None
+        return max(1, derived), factor, None
     settings.by_default(names[2], derived)
     return size, max(1, derived), None
 
 
 def _workload(settings: FileSettings, context: ImportContext) -> dict[str, Any]:
-    """Precision and the width of gradients: by default they are kept and sent in the precision of the weights."""
+    """Precision and width of gradients; by default gradients have the precision of the weights."""
     names = {"bf16": settings.name_in_use("bf16.enabled", "bfloat16.enabled"), "fp16": "fp16.enabled"}
     on = [precision for precision, name in names.items() if settings.flag(name, default=False)]
     if len(on) > 1:
@@ -72,7 +72,7 @@ def _workload(settings: FileSettings, context: ImportContext) -> dict[str, Any]:
     widths_given = [
         settings.word(name, widths, precision) for name in ("data_types.grad_accum_dtype", "communication_data_type")
     ]
-    if len(set(widths_given)) > 1 and "gradient_bytes" not in context.stated:
+    if len(set(widths_given)) > 1 and "gradient_bytes" not in context.stated_keys:
         settings.fault(
             "data_types.grad_accum_dtype and communication_data_type",
             "gradients are kept and sent in different widths, "
@@ -137,7 +137,7 @@ class DeepSpeedFormat(Trainer):
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         settings = FileSettings.of_json(text, context, VOCABULARY)
-        model = context.stated_model("DeepSpeed")
+        model = context.require_model("DeepSpeed")
         exported = any(name.startswith(f"{_OWN}.") for name in settings)
         stages = settings.whole("hexiopt.pipe", 1) if exported else 1
         of_tp = settings.name_in_use("hexiopt.model", "tensor_parallel.autotp_size")
@@ -174,7 +174,7 @@ class DeepSpeedFormat(Trainer):
         notes = [*script_notes(context, **assumed), *settings.notes()]
         if not exported and of_tp not in settings:
             notes.insert(0, "stages and TP are not in the file: data parallelism alone is assumed")
-        return imported_job(
+        return import_job(
             context,
             FileJob(
                 model,

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hexiopt.exports.file_jobs import imported_layout
+from hexiopt.exports.file_jobs import import_layout
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Refuse, stage_name
 from hexiopt.exports.layout import (
     NO_RECOMPUTE,
@@ -23,16 +23,16 @@ from hexiopt.exports.layout import (
     chain_of,
     check_tp,
     first_layers,
-    joined_groups,
+    group_recompute,
     note_lines,
     schedule_of,
     zero_stage,
 )
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
-from hexiopt.exports.trainers.megatron import MegatronFormat, stated_precision, words, written_otherwise
+from hexiopt.exports.trainers.megatron import MegatronFormat, difference_notes, read_precision, words
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
-from hexiopt.exports.trainers.megatron_layers import stated_recompute
+from hexiopt.exports.trainers.megatron_layers import read_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -59,7 +59,7 @@ Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have t
 
 
 def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
-    """Rules of FlagScale on degrees. Raises InputError."""
+    """Check FlagScale's rules on degrees. Raises InputError."""
     check_tp(problem, chain, takes_tp, refuse)
     for s, stage in enumerate(chain.stages):
         if chain.micro_batch_size % stage.dp:
@@ -91,7 +91,7 @@ def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Se
 
 
 def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
-    """Megatron's setting where one serves all stages, else FlagScale's own for each stage."""
+    """Megatron's setting if one serves all stages, else FlagScale's setting for each stage."""
     policies = [policies for stage in chain.stages for policies in stage.policies()]
     every = {policy for stage_policies in policies for policy in stage_policies}
     if every == {"none"}:
@@ -101,14 +101,16 @@ def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
     if every == {"full"}:
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if JOINED in every:
-        together = joined_groups(chain, refuse).together
+        together = group_recompute(chain, refuse).together
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": together}
     counts = []
     for s, stage_policies in enumerate(policies):
         count = first_layers(stage_policies)
         if count is None:
-            listed = " and ".join(sorted(set(stage_policies)))
-            refuse(f"{stage_name(0, s)} has recompute {listed}, not full of its first layers", UNIFORM_RECOMPUTE)
+            policies_in_words = " and ".join(sorted(set(stage_policies)))
+            refuse(
+                f"{stage_name(0, s)} has recompute {policies_in_words}, not full of its first layers", UNIFORM_RECOMPUTE
+            )
         counts.append(count)
     number = chain.num_micro_batches
 
@@ -127,8 +129,8 @@ def _recompute(chain: JobLayout, refuse: Refuse) -> Settings:
 
 def _model(problem: Problem, chain: JobLayout) -> Settings:
     values: Settings = {
-        name.replace("-", "_"): _plain(own[0]) if own else True
-        for name, own in model_arguments(problem.model, problem.workload.seq_len).items()
+        name.replace("-", "_"): _plain(texts[0]) if texts else True
+        for name, texts in model_arguments(problem.model, problem.workload.seq_len).items()
     }
     return values | {"micro_batch_size": chain.samples, "global_batch_size": chain.global_batch}
 
@@ -150,7 +152,7 @@ def _nest(system: Settings) -> Settings:
 
 
 def _arguments(settings: Settings) -> Arguments:
-    """As FlagScale's runner makes arguments of a file's keys."""
+    """The arguments that FlagScale's runner makes of a file's keys."""
     arguments: Arguments = {}
     for key, value in settings.items():
         if value is not False:
@@ -165,7 +167,7 @@ def _arguments(settings: Settings) -> Arguments:
 
 
 def _degree_notes(arguments: MegatronArguments, chain: JobLayout, tp: int) -> list[str]:
-    """Notes on degrees that are not those of the meshes, which go before them."""
+    """Notes on degrees that differ from those of the meshes, which prevail."""
     of_meshes = {"tensor-model-parallel-size": tp, "pipeline-model-parallel-size": chain.num_stages}
     wrong = [
         arguments.label(name)
@@ -182,10 +184,10 @@ def _words(value: Any) -> Words:
 
 
 def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, list[str]]:
-    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner takes them; and the
+    """The keys of all levels of `system`, `model` and `data` together, as FlagScale's runner reads them; and the
     sections that are not read.
 
-    Raises InputError where two levels state a key with different values.
+    Raises InputError where two levels state different values of a key.
     """
     settings: Settings = {}
 
@@ -198,9 +200,9 @@ def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, li
 
     nested = data.get("train")
     for section in _TAKEN:
-        own = data.get(section, nested.get(section) if isinstance(nested, Mapping) else None)
-        if isinstance(own, Mapping):
-            take(own, f"{section}.")
+        part = data.get(section, nested.get(section) if isinstance(nested, Mapping) else None)
+        if isinstance(part, Mapping):
+            take(part, f"{section}.")
     if not settings:
         take({key: value for key, value in data.items() if key not in _RUNNER}, "")
         return settings, []
@@ -208,13 +210,13 @@ def _flat(data: Mapping[str, Any], context: ImportContext) -> tuple[Settings, li
 
 
 def _world(data: Mapping[str, Any]) -> int | None:
-    """The number of ranks that the runner starts, where it states nodes and processes of each."""
+    """The number of ranks that the runner starts; None unless it states nodes and processes per node."""
     experiment = data.get("experiment")
     runner = experiment.get("runner") if isinstance(experiment, Mapping) else None
     if not isinstance(runner, Mapping):
         return None
-    nodes, each = runner.get("nnodes"), runner.get("nproc_per_node")
-    return nodes * each if type(nodes) is int and type(each) is int else None
+    nodes, per_node = runner.get("nnodes"), runner.get("nproc_per_node")
+    return nodes * per_node if type(nodes) is int and type(per_node) is int else None
 
 
 def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> JobLayout:
@@ -276,25 +278,30 @@ def _numbers(settings: Settings, key: str, context: ImportContext) -> list[int]:
 def _stage_recompute(
     settings: Settings, arguments: MegatronArguments, stages: int, context: ImportContext
 ) -> list[BlockRecompute]:
-    """The recompute of each stage: Megatron's where no stage has its own."""
-    named = ("granularity", "method", "num_layers")
-    rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in named}
+    """The recompute of each stage, by FlagScale's settings for each stage or else by Megatron's."""
+    names = ("granularity", "method", "num_layers")
+    rows = {name: settings.get(f"recompute_{name}{_PER_STAGE}") for name in names}
     used = [f"recompute_{name}{_PER_STAGE}" for name, values in rows.items() if values is not None]
     if used and settings.get("recompute_granularity") != "full":
         context.fail(f"{used[0]}: is not used without recompute_granularity full; state it, or leave this out")
     if not used:
-        return [stated_recompute(arguments)] * stages
+        return [read_recompute(arguments)] * stages
     count = arguments.whole("recompute-num-layers", 1)
     block = arguments.word("recompute-method", "uniform", ("uniform", "block")) == "block"
 
-    def each(name: str, default: int) -> list[int]:
+    def stage_values(name: str, default: int) -> list[int]:
         key = f"recompute_{name}{_PER_STAGE}"
         if rows[name] is None:
             arguments.by_default(key, default)
         return [default] * stages if rows[name] is None else _by_stage(rows[name], stages, key, context)
 
     policies = []
-    choices = zip(each("granularity", 1), each("method", int(block)), each("num_layers", count), strict=True)
+    choices = zip(
+        stage_values("granularity", 1),
+        stage_values("method", int(block)),
+        stage_values("num_layers", count),
+        strict=True,
+    )
     for on, by_block, layers in choices:
         grouped = BlockRecompute("full", layers) if by_block else BlockRecompute("full", together=layers)
         policies.append(grouped if on else NO_RECOMPUTE)
@@ -302,7 +309,7 @@ def _stage_recompute(
 
 
 def _by_stage(rows: Any, stages: int, key: str, context: ImportContext) -> list[int]:
-    """The value of each stage; it must be the same for all its micro-batches."""
+    """The value of each stage, which must be the same for all its micro-batches."""
     by_stage: list[int] = []
     for row in rows if isinstance(rows, list) else [rows]:
         numbers = parse(row, f"{context.where}: {key}", as_json=True) if isinstance(row, str) else row
@@ -336,7 +343,7 @@ class FlagScaleFormat(MegatronFormat):
         _check(problem, chain, refuse)
         system, model = _system(problem, chain, zero, refuse), _model(problem, chain)
         settings = {**system, **model}
-        notes = written_otherwise(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
+        notes = difference_notes(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
         header = [
             f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: "
             "start ranks in that",
@@ -375,7 +382,7 @@ class FlagScaleFormat(MegatronFormat):
         world = _world(data)
         if world not in (None, ranks):
             context.fail(f"experiment.runner: starts {world} GPUs, and its meshes have {ranks}; correct one of them")
-        precision, gradient_bytes = stated_precision(arguments, context)
+        precision, gradient_bytes = read_precision(arguments, context)
         workload = {
             "global_batch": chain.global_batch,
             "seq_len": arguments.whole("seq-length", context.workload.seq_len),
@@ -388,7 +395,7 @@ class FlagScaleFormat(MegatronFormat):
         notes += _degree_notes(arguments, chain, tp)
         notes += [f"not read: {', '.join(sections)}"] if sections else []
         [schedule] = self.schedules
-        layout = imported_layout(context, model, chain, schedule, zero, workload, notes)
+        layout = import_layout(context, model, chain, schedule, zero, workload, notes)
         return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 

@@ -8,7 +8,7 @@ import json
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.exports.file_jobs import imported_plan
+from hexiopt.exports.file_jobs import import_plan
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program, Trainer, stage_name
 from hexiopt.exports.layout import UNIFORM_RECOMPUTE, note_lines, schedule_of, zero_stage
 from hexiopt.exports.settings import FileSettings, script_notes
@@ -54,34 +54,34 @@ VOCABULARY = Vocabulary(harmless=frozenset({"hexiopt.notes", "hexiopt.target"}))
 
 
 def _check_machines(settings: FileSettings, context: ImportContext, degrees: list[list[int]]) -> None:
-    """Refuse ranks that stand on other machines than the file's, whose numbers are its own."""
-    named = settings.get("devices_id")
-    if named is None:
+    """Refuse ranks on other machines than in the file, up to the numbering of machines."""
+    machines = settings.get("devices_id")
+    if machines is None:
         settings.by_default("devices_id", "the ranks in order")
         return
-    counts = [[len(stage) for stage in pipeline] for pipeline in named] if _is_nested(named) else None
+    counts = [[len(stage) for stage in pipeline] for pipeline in machines] if _is_nested(machines) else None
     settings.require(
         counts == degrees, "devices_id", "does not list a machine for every GPU of hetero_configs; correct it"
     )
-    theirs = [machine for pipeline in named for stage in pipeline for machine in stage]
+    theirs = [machine for pipeline in machines for stage in pipeline for machine in stage]
     ours = [int(context.cluster.machine_of[device]) for device in context.devices]
     if len(set(zip(theirs, ours, strict=True))) != len(set(ours)) or len(set(theirs)) != len(set(ours)):
         settings.fault("devices_id", "puts ranks on other machines than the cluster's order does; give ranks=ranks.tsv")
 
 
-def _is_nested(named: Any) -> bool:
-    return isinstance(named, list) and all(
-        isinstance(pipeline, list) and all(isinstance(stage, list) for stage in pipeline) for pipeline in named
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pipeline, list) and all(isinstance(stage, list) for stage in pipeline) for pipeline in value
     )
 
 
 def _batch(settings: FileSettings, context: ImportContext, count: int) -> tuple[list[int], list[int], list[str]]:
-    """Micro-batches and sequences of each pipeline, and notes: arguments of the run, which the exporter states too."""
+    """Micro-batches and sequences of each pipeline, which are arguments of the run that only our files state; notes."""
     keys = f"{_OWN}.chunks", f"{_OWN}.global_bsz_size"
     if not any(key in settings for key in keys):
-        each, rest = divmod(context.workload.global_batch, count)
-        ones = [each + (p < rest) for p in range(count)]
-        return ones, ones, ["micro-batches are arguments of the run: equal ones of one sequence are assumed"]
+        share, rest = divmod(context.workload.global_batch, count)
+        counts = [share + (p < rest) for p in range(count)]
+        return counts, counts, ["micro-batches are arguments of the run: equal ones of one sequence are assumed"]
     chunks, sequences = (settings.get(key, ()) for key in keys)
     for key, values in zip(keys, (chunks, sequences), strict=True):
         settings.require(_fit(values, count), key, f"is not a list of {count} whole numbers from 1; state it")
@@ -189,7 +189,7 @@ class FlashFlexFormat(Trainer):
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         settings = FileSettings.of_json(text, context, VOCABULARY, _KEYS)
-        model = context.stated_model("FlashFlex")
+        model = context.require_model("FlashFlex")
         degrees, layers = _lists(settings, "hetero_configs"), _lists(settings, "layer_partitions")
         if list(map(len, degrees)) != list(map(len, layers)):
             settings.fault("hetero_configs and layer_partitions", "differ in stages; give both as many")
@@ -216,7 +216,7 @@ class FlashFlexFormat(Trainer):
         workload = {"global_batch": sum(sequences), "precision": "fp16", "seq_len": SEQ_LEN}
         of_tp = {"sequence_parallel": context.workload.sequence_parallel} if max(map(max, degrees)) > 1 else {}
         notes = (*of_ranks, *assumed, *script_notes(context, **of_tp), *settings.notes())
-        return imported_plan(context, model, Plan(tuple(pipelines), schedule, Sharding(0)), workload, notes)
+        return import_plan(context, model, Plan(tuple(pipelines), schedule, Sharding(0)), workload, notes)
 
 
 TRAINER = FlashFlexFormat()

@@ -6,7 +6,7 @@ Ranks are t + T·(r + R·s) for replica r of R of stage s (`galvatron/core/runti
 import json
 from itertools import accumulate, pairwise
 
-from hexiopt.exports.file_jobs import imported_layout
+from hexiopt.exports.file_jobs import import_layout
 from hexiopt.exports.formats import (
     EVEN,
     ImportContext,
@@ -37,7 +37,7 @@ def _join(numbers: list[int]) -> str:
 
 
 def _all(harmless: str, reason: str) -> Reason:
-    """Refuses lists of numbers with others than `kept`."""
+    """The reason to refuse a list of numbers unless all are `harmless`."""
     return lambda value: None if {part.strip() for part in str(value).split(",")} == {harmless} else reason
 
 
@@ -60,7 +60,7 @@ VOCABULARY = Vocabulary(
 
 
 def _numbers(settings: FileSettings, key: str, count: int, default: int | None = None) -> list[int]:
-    """The `count` numbers in a text that commas divide."""
+    """The `count` numbers in a comma-separated text."""
     if key not in settings and default is not None:
         settings.by_default(key, default)
         return [default] * count
@@ -134,7 +134,7 @@ class GalvatronFormat(Trainer):
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         settings = FileSettings.of_json(text, context, VOCABULARY, _KEYS)
-        model = context.stated_model("Galvatron")
+        model = context.require_model("Galvatron")
         devices, of_ranks = context.ranks_of(None)
         stages = settings.whole("pp_deg")
         division = _numbers(settings, "pp_division", stages)
@@ -179,7 +179,7 @@ class GalvatronFormat(Trainer):
         notes = (*of_ranks, *((note,) if ends else ()), *script_notes(context, **script), *settings.notes())
         layout = JobLayout(tuple(chain), chunks, size)
         zero = 3 if set(types) == {1} else zero
-        return imported_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
+        return import_layout(context, model, layout, schedule, zero, {"global_batch": batch}, notes)
 
 
 TRAINER = GalvatronFormat()

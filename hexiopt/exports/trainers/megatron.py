@@ -8,14 +8,14 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hexiopt.exports.file_jobs import FileJob, imported_job
+from hexiopt.exports.file_jobs import FileJob, import_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import JobLayout, block_recompute, grid_of, note_lines, schedule_of, uniform_tp, zero_stage
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
-from hexiopt.exports.trainers.megatron_layers import stated_parts, stated_recompute
+from hexiopt.exports.trainers.megatron_layers import read_parts, read_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
 from hexiopt.exports.trainers.pipeline_layout import layout_text
 from hexiopt.plan.plan import Plan
@@ -64,8 +64,8 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
     return arguments, grid, orders[order]
 
 
-def written_otherwise(problem: Problem, tp: int) -> tuple[str, ...]:
-    """Notes on what Megatron-LM does otherwise than the plan is priced, with TP degree `tp` at the embedding."""
+def difference_notes(problem: Problem, tp: int) -> tuple[str, ...]:
+    """Notes on differences between Megatron-LM and the plan as priced; `tp` is the TP degree of the embedding."""
     vocab = problem.model.vocab_size
     padded = -(-vocab // tp) * tp
     notes = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
@@ -93,15 +93,15 @@ CORE = (
 """Arguments by which a training run is known."""
 
 
-def imported(
+def import_arguments(
     arguments: MegatronArguments, context: ImportContext, world: int | None, notes: Sequence[str] = ()
 ) -> ImportedPlan:
-    """The problem and plan of Megatron-LM arguments. Raises InputError for those that no plan of ours expresses."""
-    tp = arguments.whole(_known(arguments, "tensor-model-parallel-size", "model-parallel-size"), 1)
+    """The problem and plan of Megatron-LM arguments. Raises InputError for arguments that our plans cannot express."""
+    tp = arguments.whole(_name_in_use(arguments, "tensor-model-parallel-size", "model-parallel-size"), 1)
     stages = arguments.whole("pipeline-model-parallel-size", 1)
     model, assumed = read_model(arguments, context, tp)
-    parts = stated_parts(arguments, model, stages)
-    precision, gradient_bytes = stated_precision(arguments, context)
+    parts = read_parts(arguments, model, stages)
+    precision, gradient_bytes = read_precision(arguments, context)
     if any(name in arguments for name in ("rampup-batch-size", "step-batch-size-schedule")):
         assumed.append("the batch size is the last one of its ramp")
     sharding, why = _sharding(arguments, precision)
@@ -113,8 +113,8 @@ def imported(
         tp=tp,
         num_stages=stages,
         parts=parts,
-        recompute=stated_recompute(arguments),
-        micro_batch_size=arguments.whole(_known(arguments, "micro-batch-size", "batch-size"), 1),
+        recompute=read_recompute(arguments),
+        micro_batch_size=arguments.whole(_name_in_use(arguments, "micro-batch-size", "batch-size"), 1),
         global_batch=arguments.whole("global-batch-size", 0) or None,
         schedule=interleaved if len(parts) > stages else plain,
         sharding=sharding,
@@ -134,26 +134,26 @@ def imported(
         },
         notes=(*notes, *assumed, *why),
     )
-    layout = imported_job(context, job)
+    layout = import_job(context, job)
     return replace(layout, notes=(*layout.notes, *arguments.notes()))
 
 
-def _known(arguments: MegatronArguments, name: str, earlier: str) -> str:
-    """The name by which a value is stated: today's, or an earlier one."""
+def _name_in_use(arguments: MegatronArguments, name: str, earlier: str) -> str:
+    """The name by which a value is stated: the current or the earlier one."""
     return name if name in arguments or earlier not in arguments else earlier
 
 
-def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tuple[str, int]:
+def read_precision(arguments: MegatronArguments, context: ImportContext) -> tuple[str, int]:
     """The precision, and the bytes of a gradient element, which is reduced in FP32 by default beside bf16.
 
     Raises InputError for recipes of FP8 and FP4 that are not known.
     """
-    named = [name for name in ("bf16", "fp16") if arguments.flag(name)]
+    flags = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     gradients = 4 if arguments.flag("accumulate-allreduce-grads-in-fp32") else context.workload.gradient_bytes
-    if "bf16" in named:
+    if "bf16" in flags:
         main_gradients = arguments.word("main-grads-dtype", "fp32", noted=False)
         gradients = 2 if arguments.flag("grad-reduce-in-bf16") or main_gradients == "bf16" else 4
-    precision = named[0] if named else "fp32"
+    precision = flags[0] if flags else "fp32"
     if "fp8-format" in arguments or any([arguments.flag("fp8-hybrid"), arguments.flag("fp8-e4m3")]):
         arguments.word("fp8-format", "hybrid", ("hybrid", "e4m3"))
         recipe = arguments.word("fp8-recipe", "delayed", ("delayed", "tensorwise", "blockwise", "mxfp8"))
@@ -165,7 +165,7 @@ def stated_precision(arguments: MegatronArguments, context: ImportContext) -> tu
 
 
 def _sharding(arguments: MegatronArguments, precision: str) -> tuple[int, tuple[str, ...]]:
-    """The ZeRO stage, and a note where it is not that which is named."""
+    """The ZeRO stage, and a note if it is not the stage that is named."""
     distributed = arguments.flag("use-distributed-optimizer")
     if arguments.flag("use-torch-fsdp2"):
         return 2 if arguments.flag("torch-fsdp2-no-reshard-after-forward") else 3, ()
@@ -200,7 +200,7 @@ class MegatronFormat(Trainer):
     def write(self, problem: Problem, plan: Plan) -> Program:
         arguments, grid, devices = plan_arguments(problem, plan, self)
         model = model_arguments(problem.model, problem.workload.seq_len)
-        notes = (*grid.notes(), *written_otherwise(problem, grid.stages[0].tp))
+        notes = (*grid.notes(), *difference_notes(problem, grid.stages[0].tp))
         lines = [
             f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
             "# the GPU of row r of ranks.tsv.",
@@ -220,7 +220,7 @@ class MegatronFormat(Trainer):
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         script = read_script(text, context.where, CORE)
-        return imported(MegatronArguments(context, script.arguments), context, script.world, script.notes)
+        return import_arguments(MegatronArguments(context, script.arguments), context, script.world, script.notes)
 
 
 TRAINER = MegatronFormat()

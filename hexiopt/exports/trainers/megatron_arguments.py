@@ -45,10 +45,10 @@ def harmless_values(name: str) -> list[list[str]]:
 
 
 class MegatronArguments(Ledger):
-    """Arguments by Megatron-LM's names without dashes; flags have no value. `label` makes of a name the text's own;
-    those in `others` are read elsewhere.
+    """Arguments by Megatron-LM's names without dashes; flags have no value.
 
-    Raises InputError, naming all arguments that are refused at once.
+    `label` turns a name into the text's name; arguments in `others` are read elsewhere. Raises InputError that names
+    all refused arguments.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class MegatronArguments(Ledger):
         return values[0]
 
     def notes(self) -> list[str]:
-        """What was not read."""
+        """Notes on what was not read, and on defaults."""
         flags = frozenset(_table()["flags"])
         for name in self:
             self._strays += [

@@ -14,7 +14,7 @@ from hexiopt.exports.layout import note_lines
 from hexiopt.exports.python_settings import Computed, python_settings
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.shell.values import Unknown
-from hexiopt.exports.trainers.megatron import MegatronFormat, imported, plan_arguments
+from hexiopt.exports.trainers.megatron import MegatronFormat, import_arguments, plan_arguments
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.ledger import words
 from hexiopt.plan.plan import Plan
@@ -92,7 +92,7 @@ def _words(name: str, value: Any) -> Words:
 
 
 def _precision_arguments(value: Any, context: ImportContext) -> dict[str, Words]:
-    """The arguments that a recipe of mixed precision stands for, such as `bf16_with_mxfp8_mixed`."""
+    """The arguments for which a recipe of mixed precision stands, such as `bf16_with_mxfp8_mixed`."""
     words = str(value).split("_")
     if isinstance(value, Unknown) or words[0] not in ("bf16", "fp16") or words[-1] != "mixed":
         context.fail(
@@ -107,7 +107,7 @@ def _precision_arguments(value: Any, context: ImportContext) -> dict[str, Words]
 
 
 def _values(text: str, context: ImportContext) -> tuple[dict[str, Any], list[str]]:
-    """The values by key, and notes: of overrides, one a line, or what a recipe in Python assigns; nothing is run."""
+    """The values by key, and notes, from overrides, one a line, or from a recipe in Python, which is not run."""
     lines = [line.strip() for line in text.splitlines()]
     overrides = [line for line in lines if line and not line.startswith("#")]
     if all(re.match(r"\+{0,2}[A-Za-z_][\w.]*=[^=]", line) for line in overrides):
@@ -164,7 +164,7 @@ class MegatronBridgeFormat(MegatronFormat):
         names = {key: _name(key) for key in values}
         if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
             context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
-        context.stated_model("Megatron-Bridge")
+        context.require_model("Megatron-Bridge")
         if adapters := [key for key in values if key.startswith("peft")]:
             context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
         arguments: dict[str, Words] = {}
@@ -187,7 +187,7 @@ class MegatronBridgeFormat(MegatronFormat):
             notes.append(f"not stated, and taken as Megatron-Core's defaults, not the recipe's: {', '.join(absent)}")
         by_name = {name: key for key, name in reversed(names.items())}
         ledger = MegatronArguments(context, arguments, lambda name: by_name.get(name, OVERRIDES.get(name, name)))
-        return imported(ledger, context, None, notes)
+        return import_arguments(ledger, context, None, notes)
 
 
 TRAINER = MegatronBridgeFormat()

@@ -12,11 +12,11 @@ _PER_CHUNK, _CHUNKS = "num-layers-per-virtual-pipeline-stage", "num-virtual-stag
 _BY_TYPE = ("type:transformer", "type:transformer|embedding")
 
 
-def stated_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> list[int]:
-    """The layers of every virtual stage, in the order of the model.
+def read_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> list[int]:
+    """The number of layers of every virtual stage, in the order of the model.
 
-    As `get_num_layers_to_build` of `megatron/core/transformer/transformer_block.py`, or by DeepSpeed's partition of
-    Megatron-DeepSpeed's list of layers. Raises InputError, naming the argument, where they do not divide.
+    It follows `get_num_layers_to_build` of `megatron/core/transformer/transformer_block.py`, or DeepSpeed's partition
+    of Megatron-DeepSpeed's list of layers. Raises InputError, naming the argument, where stages do not divide layers.
     """
     layers = model.num_layers
     if _LAYOUT in arguments:
@@ -43,12 +43,12 @@ def stated_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) ->
             arguments.fail(
                 chosen[0], f"does not go with {arguments.label(_FIRST if first else _LAST)}; keep one of them"
             )
-        return _chunked(arguments, _between(arguments, layers, stages, first, last))
+        return _chunk(arguments, _between(arguments, layers, stages, first, last))
     total = layers + len(chosen)
     if total % stages:
         with_ends = f" and {' and '.join(map(arguments.label, chosen))}" if chosen else ""
         arguments.fail("pipeline-model-parallel-size", f"{stages} stages do not divide {layers} layers{with_ends}")
-    parts = _chunked(arguments, [total // stages] * stages)
+    parts = _chunk(arguments, [total // stages] * stages)
     parts[0] -= embedding
     parts[-1] -= loss
     if 0 in parts:
@@ -57,7 +57,7 @@ def stated_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) ->
 
 
 def _between(arguments: MegatronArguments, layers: int, stages: int, first: int, last: int) -> list[int]:
-    """Layers of each stage where those of the ends are stated."""
+    """The number of layers of each stage, given those of the first and the last stage."""
     middle = stages - bool(first) - bool(last)
     rest = layers - first - last
     if rest < middle or (rest % middle if middle else rest):
@@ -65,12 +65,12 @@ def _between(arguments: MegatronArguments, layers: int, stages: int, first: int,
             _FIRST if first else _LAST,
             f"leaves {rest} layers, which {middle} stages do not divide; correct the layers of the ends",
         )
-    each = rest // middle if middle else 0
-    return [first or each, *[each] * (stages - 2), last or each]
+    share = rest // middle if middle else 0
+    return [first or share, *[share] * (stages - 2), last or share]
 
 
-def _chunked(arguments: MegatronArguments, stages: list[int]) -> list[int]:
-    """Layers of every virtual stage where those of each stage are cut into equal chunks."""
+def _chunk(arguments: MegatronArguments, stages: list[int]) -> list[int]:
+    """The number of layers of every virtual stage, if each stage is cut into equal chunks."""
     per, chunks = arguments.whole(_PER_CHUNK, 0), arguments.whole(_CHUNKS, 0) or 1
     if per:
         if stages[0] % per:
@@ -104,8 +104,8 @@ def _by_type(arguments: MegatronArguments, model: ModelSpec, stages: int) -> lis
     return parts
 
 
-def stated_recompute(arguments: MegatronArguments) -> BlockRecompute:
-    """The layers that are recomputed, by today's arguments and by earlier ones. Raises InputError for other modules."""
+def read_recompute(arguments: MegatronArguments) -> BlockRecompute:
+    """The layers that are recomputed, by current or earlier arguments. Raises InputError for other modules."""
     granularity = arguments.word("recompute-granularity", "none", ("none", "full", "selective"))
     method, count = "recompute-method", "recompute-num-layers"
     if arguments.flag("checkpoint-activations"):
@@ -125,7 +125,7 @@ def stated_recompute(arguments: MegatronArguments) -> BlockRecompute:
         return BlockRecompute("selective" if modules else "none")
     if granularity == "none":
         return NO_RECOMPUTE
-    way, layers = arguments.word(method, "uniform", ("uniform", "block")), arguments.whole(count, 1)
-    if way == "block":
+    choice, layers = arguments.word(method, "uniform", ("uniform", "block")), arguments.whole(count, 1)
+    if choice == "block":
         return BlockRecompute("full", layers)
     return BlockRecompute("full", together=layers)

@@ -25,7 +25,7 @@ _ROPE_SCALING: dict[str, Arguments] = {"llama3": {"use-rope-scaling": []}, "defa
 
 
 def unsuitable(problem: Problem) -> str | None:
-    """Why Megatron-LM's GPT model cannot be a problem's model, with a remedy; None where it can."""
+    """The reason why Megatron-LM's GPT model cannot be a problem's model, with a remedy; None if it can."""
     model = problem.model
     if model.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -38,7 +38,7 @@ def unsuitable(problem: Problem) -> str | None:
 
 
 def takes_tp(problem: Problem, tp: int) -> bool:
-    """Whether a TP degree divides heads, MLP columns and tokens, and groups of queries or they it."""
+    """Whether a TP degree divides heads, MLP columns and tokens, and divides or is divided by the key-value heads."""
     model = problem.model
     groups = model.num_kv_heads
     divided = model.num_heads % tp == model.ffn_size % tp == problem.workload.seq_len % tp == 0
@@ -76,7 +76,7 @@ def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
 
 
 def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[ModelSpec, list[str]]:
-    """The model that arguments state, or that of the context where it is given, and what was assumed.
+    """The context's model if it has one, else the model that arguments state; and notes on what was assumed.
 
     Raises InputError where arguments and context disagree, or arguments state too little.
     """
@@ -130,7 +130,7 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
 
 
 def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[int, list[str]]:
-    """The rows of the embedding, padded as Megatron-LM does, and what was assumed."""
+    """The rows of the embedding, padded as Megatron-LM pads them, and notes on what was assumed."""
     multiple = arguments.whole("make-vocab-size-divisible-by", 128, noted=context.model is None) * tp
     size, padded = arguments.whole("vocab-size", 0), arguments.whole("padded-vocab-size", 0)
     exact = any([arguments.flag("no-pad-vocab-size"), bool(padded)])
@@ -143,7 +143,7 @@ def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -
 
 
 def _differences(arguments: MegatronArguments, model: ModelSpec, shape: Mapping[str, Any]) -> list[str]:
-    """Notes on flags that the model has otherwise. Raises InputError where numbers are not those of the model."""
+    """Notes on flags that contradict the model. Raises InputError where numbers do."""
     for name, key in _SHAPE.items():
         if key in arguments and shape[name] != getattr(model, name):
             what = f"{shape[name]} is not that of model {model.name} ({getattr(model, name)})"

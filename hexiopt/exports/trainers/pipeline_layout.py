@@ -18,7 +18,7 @@ def layout_text(parts: Sequence[int]) -> str:
 
 
 def read_layout(text: str, where: str) -> list[int]:
-    """The layers of each virtual stage. Raises InputError for what is no layout, or holds a stage without a layer."""
+    """The number of layers of each virtual stage. Raises InputError for no layout, and for a stage without a layer."""
     stages = _expand(text.replace(",", "").replace(" ", ""), where).split("|")
     whole = "".join(stages)
     if set(whole) - set("EtLm"):

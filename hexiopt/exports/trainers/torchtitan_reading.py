@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hexiopt.exports.file_jobs import FileJob, imported_job, sharded_within
+from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
 from hexiopt.exports.python_settings import python_settings
@@ -45,8 +45,8 @@ class EveryRecompute(BlockRecompute):
 
 
 def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
-    """The problem and the plan of a configuration. Raises InputError for what no plan of ours expresses."""
-    model = context.stated_model("torchtitan")
+    """The problem and the plan of a configuration. Raises InputError for settings that our plans cannot express."""
+    model = context.require_model("torchtitan")
     settings, bases = _settings(text, context)
     degrees = _degrees(settings, context)
     stages, sharded = degrees.stages, degrees.shard > 1
@@ -72,16 +72,16 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if degrees.tp > 1:  # versions before 0.3 always have it
         key = "parallelism.enable_sequence_parallel"
         workload["sequence_parallel"] = bases is None or settings.flag(key, default=True)
-    named = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
+    model_names = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
     settings.refuse()
     notes = (
         *(f"{base}() is not in the file, and what it sets is not read" for base in bases or ()),
-        *([f"the file's model is {' '.join(named)}, and {model.name} is priced"] if named else []),
+        *([f"the file's model is {' '.join(model_names)}, and {model.name} is priced"] if model_names else []),
         *priced,
         *assumed,
         *settings.notes(),
     )
-    layout = imported_job(
+    layout = import_job(
         context,
         FileJob(
             model,
@@ -99,7 +99,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
             notes=notes,
         ),
     )
-    return sharded_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
+    return shard_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _degrees(settings: FileSettings, context: ImportContext) -> _Degrees:
 
 
 def _batch(settings: FileSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
-    """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step where they are stated."""
+    """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step if stated."""
     local = settings.whole(settings.name_in_use("training.local_batch_size", "training.batch_size"), 8)
     batch = settings.whole("training.global_batch_size", -1)
     if degrees.stages == 1:  # the rest of the batch is accumulated
@@ -164,7 +164,7 @@ def _name_in_use(settings: FileSettings, name: str, *tables: str) -> str:
 
 
 def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None]:
-    """The settings of a TOML file; or those of a Python configuration, and the functions elsewhere that it changes."""
+    """The settings of a TOML file and None, or of a Python configuration and the outside functions that it changes."""
     try:
         data, bases = tomllib.loads(text), None
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -183,14 +183,13 @@ def _schedule(settings: FileSettings) -> Schedule:
 
 
 def _parts(settings: FileSettings, num_layers: int, stages: int, schedule: Schedule) -> list[int]:
-    """The layers of each virtual stage: stated by module or by split point, or as torchtitan divides them.
+    """The number of layers of each virtual stage: stated by module or split point, or as torchtitan divides them.
 
-    It counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives what is left
-    over to the first (`torchtitan/distributed/pipeline_parallel.py`).
+    torchtitan counts the embedding, and the norm with the head, as layers, divides all of them evenly, and gives the
+    remainder to the first stages (`torchtitan/distributed/pipeline_parallel.py`).
     """
-    stated = _stated_parts(settings, num_layers)
-    if stated is not None:
-        return stated
+    if (parts := _read_parts(settings, num_layers)) is not None:
+        return parts
     ends = [settings.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1, at_least=0) for end in _ENDS]
     key = _name_in_use(settings, "pipeline_parallel_layers_per_stage", "parallelism", "experimental")
     count = stages * (2 if schedule.chunked else 1)
@@ -198,14 +197,14 @@ def _parts(settings: FileSettings, num_layers: int, stages: int, schedule: Sched
         settings.by_default(key, f"that of {count} stages")
     if key in settings:
         count = -(-(num_layers + sum(ends)) // settings.whole(key))
-    each, rest = divmod(num_layers + sum(ends), count)
-    parts = [each + (k < rest) for k in range(count)]
+    share, rest = divmod(num_layers + sum(ends), count)
+    parts = [share + (k < rest) for k in range(count)]
     parts[0] -= ends[0]
     parts[-1] -= ends[1]
     return parts
 
 
-def _stated_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
+def _read_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
     key = "parallelism.module_fqns_per_model_part"
     if settings.get(key) is not None:
         modules = settings[key]
@@ -223,15 +222,15 @@ def _stated_parts(settings: FileSettings, num_layers: int) -> list[int] | None:
     if not points:
         return None
     names = points.split(",") if isinstance(points, str) else points if isinstance(points, list) else []
-    at = [int(str(name)[7:]) if _SPLIT.fullmatch(str(name)) else -1 for name in names]
-    bounds = [0, *at, num_layers]
-    if not at or any(b <= a for a, b in pairwise(bounds)):
+    layers_at = [int(str(name)[7:]) if _SPLIT.fullmatch(str(name)) else -1 for name in names]
+    bounds = [0, *layers_at, num_layers]
+    if not layers_at or any(b <= a for a, b in pairwise(bounds)):
         settings.refuse_value(key, f"are not layers of the model's {num_layers} in order; write them as layers.8")
     return [b - a for a, b in pairwise(bounds)]
 
 
 def _micro_batch_size(settings: FileSettings, stages: int, num_parts: int, local: int) -> int:
-    """Sequences of a micro-batch of a pipeline; earlier versions state how many there are, as many as stages if not."""
+    """Sequences of a micro-batch. Earlier versions state the number of micro-batches, by default that of stages."""
     key = _name_in_use(settings, "pipeline_parallel_microbatches", "parallelism", "experimental", "training")
     current = "parallelism.pipeline_parallel_microbatch_size"
     earlier = "parallelism.pipeline_parallel_degree" not in settings
@@ -247,7 +246,7 @@ def _micro_batch_size(settings: FileSettings, stages: int, num_parts: int, local
 
 
 def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> tuple[BlockRecompute, list[str]]:
-    """The recompute policy and notes; what is recomputed by operator, the user's own choice replaces."""
+    """The recompute policy and notes; recompute by operator is replaced by the user's choice."""
     key, mode, option = (
         "activation_checkpoint",
         "activation_checkpoint.mode",
@@ -269,7 +268,7 @@ def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> 
             policy = "op"
     if policy != "op":
         return BlockRecompute(policy), []
-    choice = context.workload.recompute if "recompute" in context.stated else "auto"
+    choice = context.workload.recompute if "recompute" in context.stated_keys else "auto"
     if choice == "auto":
         settings.fault(what, _BY_OPERATOR)
         return NO_RECOMPUTE, []
@@ -277,7 +276,7 @@ def _recompute(settings: FileSettings, context: ImportContext, python: bool) -> 
 
 
 def _precision(settings: FileSettings, mixed: bool) -> tuple[str, list[str]]:
-    """The precision and notes; `mixed`, whether the version trains the layout in mixed precision where asked to."""
+    """The precision and notes; `mixed` says whether the version can train the layout in mixed precision."""
     words = {"bfloat16": "bf16", "float32": "fp32"}
     precision, notes = settings.word("training.mixed_precision_param", words, "bfloat16"), list[str]()
     if precision == "bf16" and not mixed:

@@ -11,9 +11,9 @@ REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Key:
-    """A fact that a key of `config.json` states: today's name first, then the other names that transformers takes.
+    """A fact that a key of `config.json` states: the current name first, then the other names that transformers reads.
 
-    Where the key is absent the fact is `default`; `then` maps what a switch says to the fact.
+    Where the key is absent, the fact is `default`; `then` maps the value of a switch to the fact.
     """
 
     names: tuple[str, ...]
@@ -25,8 +25,8 @@ class Key:
 class Windows:
     """Which layers attend to a window: those that `layer_types` names; where that is absent, all, none, or by a period.
 
-    `switch` is a key without whose truth there are none, `from_layer` one with the first layer that has the window.
-    Of each `period` layers, by one of `period_keys` if stated, the last attends fully, or the first.
+    `switch` is a key that must be true for layers to have windows; `from_layer` is a key with the first such layer. Of
+    each `period` layers (one of `period_keys` may state it) the last attends fully, or with `first_is_full` the first.
     """
 
     key: Key
@@ -38,7 +38,7 @@ class Windows:
 
 
 class ConfigFile(Protocol):
-    """What a function of a row may ask of the file; each is None, or the default, where the key is absent or null."""
+    """What a function of a row may read from the file: None, or the default, where the key is absent or null."""
 
     def size(self, name: str, default: int | None = None) -> int | None:
         """A whole number."""
@@ -57,7 +57,7 @@ class ConfigFile(Protocol):
 
 
 Rule = Callable[[ConfigFile, dict[str, Any]], Any]
-"""A function of the file and the facts before."""
+"""A function of the file and of the facts that stand before it in the row."""
 
 Fact = Key | Rule | str | int | float | bool | None
 Row = dict[str, Fact]
@@ -84,7 +84,7 @@ def switch(name: str, default: bool, on: Any, off: Any) -> Key:
 
 
 def row(*bases: Mapping[str, Any], **facts: Fact) -> Row:
-    """The facts of `bases`, later ones first, and `facts` before all."""
+    """Merge the facts of `bases`: later ones override earlier ones, and `facts` override all."""
     return {name: fact for base in (*bases, facts) for name, fact in base.items()}
 
 
@@ -102,7 +102,7 @@ _USUAL_KEYS = {
 
 
 def usual(**defaults: Any) -> Row:
-    """Facts under the keys that most types have for them, each with its default."""
+    """Facts under the keys that most types use for them, with their defaults."""
     return {field: key(_USUAL_KEYS[field], default=default) for field, default in defaults.items()}
 
 

@@ -1,7 +1,7 @@
-"""The keys of a `config.json` that change nothing that is priced, and those of features that are not modelled.
+"""The keys of a `config.json` that change nothing that is priced, and the keys of features that are not modelled.
 
-A feature is seen in the fields of a file, not in the name of its type: by the first of its signs that is not null,
-false, zero or empty. `OF_TYPES` has what no field shows.
+A feature is recognised by the fields of a file, not by the name of its type: by the first of its signs that is not
+null, false, zero or empty. `OF_TYPES` has the features that no field shows.
 """
 
 from collections import Counter
@@ -43,9 +43,9 @@ HARMLESS = frozenset(_WORDS.split())
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that a model may have and that is not modelled: `text` says what the file states of it; `remedy`.
+    """A feature of models that is not modelled: `text` describes it as the file states it, with a `remedy`.
 
-    `signs` are keys that state it. `others` are keys that say more of it, harmless without it.
+    `signs` are keys that state it, `others` keys with details, harmless without it.
     """
 
     signs: tuple[str, ...]
@@ -54,8 +54,8 @@ class Feature:
     others: tuple[str, ...] = ()
 
 
-def stated(config: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """The first of `names` whose value in the file says that its feature is used."""
+def first_in_use(config: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of `names` whose value in the file says that the feature is used; None if there is none."""
     return next((name for name in names if name in config and not _is_off(config[name])), None)
 
 
@@ -64,7 +64,7 @@ def _is_off(value: Any) -> bool:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int | None:
-    name = stated(config, names)
+    name = first_in_use(config, names)
     value = None if name is None else config[name]
     return value if is_whole(value) else None
 
@@ -97,7 +97,7 @@ _ATTENDING = ("full_attention", "sliding_attention", "attention", "global", "loc
 
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, Counter[str]]:
-    """How many layers are of each kind, where the file names the kind of each, and under which key."""
+    """The key that names the kind of each layer, and the number of layers of each kind; both empty without one."""
     for name in _KINDS:
         kinds = config.get(name)
         if isinstance(kinds, list) and kinds and all(isinstance(kind, str) for kind in kinds):
@@ -106,10 +106,10 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, Counter[str]]:
 
 
 def _modalities(config: Mapping[str, Any]) -> str:
-    known = {"vision": "vision", "image": "vision", "vq": "vision", "audio": "audio"}
+    prefixes = {"vision": "vision", "image": "vision", "vq": "vision", "audio": "audio"}
     keys = [key for key, value in config.items() if not _is_off(value)]
-    named = sorted({modality for word, modality in known.items() if any(key.startswith(word) for key in keys)})
-    return "a modality beside text" + (f" ({', '.join(named)})" if named else "")
+    modalities = sorted({modality for word, modality in prefixes.items() if any(key.startswith(word) for key in keys)})
+    return "a modality beside text" + (f" ({', '.join(modalities)})" if modalities else "")
 
 
 def _several(kinds: Counter[str]) -> str:
@@ -122,7 +122,7 @@ def _recurrent(config: Mapping[str, Any]) -> str:
 
 
 def alternating(config: Mapping[str, Any]) -> str | None:
-    """What `layer_types` says of windows that some layers have, and others not; None where all are alike."""
+    """Windows that only some layers have, in words, as `layer_types` states them; None where all layers are equal."""
     _, kinds = _kinds(config)
     windows = kinds["sliding_attention"]
     if not 0 < windows < kinds.total():
@@ -242,14 +242,14 @@ OF_TYPES: Mapping[str, str] = {
     "trocr": "cross attention to another model",
     "xlnet": "attention in two streams with relative positions",
 }
-"""What is not modelled of types whose files need not show it in a field."""
+"""The features that are not modelled of types whose files need not show them in a field."""
 
 
 def features(config: Mapping[str, Any]) -> dict[str, str]:
-    """What the file states of features that are not modelled: key to feature with its remedy."""
+    """The features that the file states and that are not modelled, with their remedies, by key."""
     out = {}
     for feature in FEATURES:
-        sign = stated(config, feature.signs)
+        sign = first_in_use(config, feature.signs)
         if sign is not None:
             text = feature.text if isinstance(feature.text, str) else feature.text(config)
             out[sign] = f"{text}: not modelled; {feature.remedy}"
@@ -260,11 +260,11 @@ def features(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def feature_of_type(kind: str, config: Mapping[str, Any]) -> str | None:
-    """What is not modelled of a type that is not read and whose file shows none of `FEATURES`."""
+    """The feature that is not modelled of an unknown type whose file shows none of `FEATURES`; None if unknown."""
     return alternating(config) or OF_TYPES.get(kind)
 
 
 def vocabulary(refused: Mapping[str, str]) -> Vocabulary:
-    """The keys of a file that are not read: those that are harmless, and its features that are not modelled."""
+    """The keys of a file that are not read: harmless ones, and those of its `refused` features."""
     silent = {name for feature in FEATURES for name in (*feature.signs, *feature.others)}
     return Vocabulary(HARMLESS | (silent - set(refused)), dict(refused))

@@ -7,7 +7,7 @@ from hexiopt.files.models.facts import LAYER_NORM_EPS, REQUIRED, Key, Row, key, 
 from hexiopt.problem.form import GPT, LLAMA
 from hexiopt.problem.model import ARCHITECTURES, DECODER
 
-# The architectures that `ModelSpec` knows by name: their keys stand there, their defaults here.
+# Defaults of the architectures that `ModelSpec` knows by name; their keys are in `ARCHITECTURES`.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_positions": 2048, "activation": "silu", "norm_eps": 1e-6},
     "mistral": {"max_positions": 131_072, "activation": "silu", "norm_eps": 1e-6, "num_kv_heads": 8},
@@ -29,7 +29,8 @@ _OTHER_NAMES = {
 """Of transformers' attribute maps."""
 
 
-def named(architecture: str) -> Row:
+def named_row(architecture: str) -> Row:
+    """The row of an architecture that `ModelSpec` knows by name."""
     facts = ARCHITECTURES[architecture]
     fixed = {"attention_bias": facts.attention_bias, "mlp_bias": facts.mlp_bias}
     usual: dict[str, Any] = {
@@ -42,10 +43,8 @@ def named(architecture: str) -> Row:
         **DEFAULTS[architecture],
     }
     keys = {
-        name: Key(
-            (key_name, _OTHER_NAMES[key_name]) if key_name in _OTHER_NAMES else (key_name,), usual.get(name, REQUIRED)
-        )
-        for name, key_name in facts.keys.items()
+        name: Key((k, _OTHER_NAMES[k]) if k in _OTHER_NAMES else (k,), usual.get(name, REQUIRED))
+        for name, k in facts.keys.items()
         if name != "attention_window" or name in usual
     }
     return row(dict.fromkeys(("num_kv_heads", "head_dim")), fixed, keys)

@@ -1,7 +1,6 @@
 """What each `model_type` of Hugging Face fixes, and which key of `config.json` states the rest, as data.
 
-Defaults are those of transformers' configuration classes; the sizes of a model have defaults there too, but must be
-stated here.
+Defaults are those of transformers' configuration classes, except that the sizes of a model must be stated.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from hexiopt.files.models.rows import (
     OLMO2,
     PLAIN,
     UNROTATED,
-    named,
+    named_row,
 )
 from hexiopt.problem.form import LLAMA
 from hexiopt.problem.model import DECODER
@@ -93,8 +92,8 @@ def _sliding(default: int | None = None) -> Windows:
 
 
 def _alternating(period: int, *period_keys: str, window: int = 4096, first_is_full: bool = False) -> Windows:
-    named = period_keys or ("sliding_window_pattern", "_sliding_window_pattern")
-    return Windows(key("sliding_window", default=window), None, None, period, named, first_is_full)
+    keys = period_keys or ("sliding_window_pattern", "_sliding_window_pattern")
+    return Windows(key("sliding_window", default=window), None, None, period, keys, first_is_full)
 
 
 _QWEN_WINDOWS = Windows(key("sliding_window", default=4096), "use_sliding_window", "max_window_layers")
@@ -362,13 +361,13 @@ _BY_FIELDS: dict[str, ModelType] = {
 
 TYPES: Mapping[str, ModelType] = MappingProxyType(
     {
-        **{name: ModelType(named(name), _NAMED_WINDOWS.get(name), name) for name in DEFAULTS if name != DECODER},
-        "opt": ModelType(row(named("opt"), final_norm=_opt_final_norm), architecture="opt"),
-        "gpt-sw3": ModelType(named("gpt2"), architecture="gpt2"),
+        **{name: ModelType(named_row(name), _NAMED_WINDOWS.get(name), name) for name in DEFAULTS if name != DECODER},
+        "opt": ModelType(row(named_row("opt"), final_norm=_opt_final_norm), architecture="opt"),
+        "gpt-sw3": ModelType(named_row("gpt2"), architecture="gpt2"),
         **_BY_FIELDS,
         DECODER: ModelType(
-            row({name: key(name, default=own) for name, own in LLAMA.to_dict().items()}, named(DECODER))
+            row({name: key(name, default=value) for name, value in LLAMA.to_dict().items()}, named_row(DECODER))
         ),
     }
 )
-"""Every type that is read."""
+"""All types that are read."""

@@ -14,10 +14,10 @@ _FIRST_OF_QWEN = 28  # the first layer with a window, where the file does not st
 def attention_window(
     section: Section, windows: Windows | None, window: int | None, num_layers: int, max_positions: int
 ) -> int | None:
-    """The attention window of all layers, `window` where they have one; None where they attend fully.
+    """The attention window of all layers in tokens: `window`, or None where they attend fully.
 
-    Layers of both kinds are alike where no sequence of `max_positions` is longer than the window. Raises InputError for
-    a mixture that is one.
+    Windows and full attention are the same where `max_positions` does not exceed the window. Raises InputError for a
+    mixture of both that matters.
     """
     kinds = _layer_types(section, num_layers)
     if windows is None:
@@ -46,7 +46,7 @@ def _is_on(section: Section, switch: str) -> bool:
 
 
 def _full_layers(section: Section, windows: Windows, num_layers: int) -> int:
-    """How many layers attend fully where `layer_types` does not say it."""
+    """The number of layers that attend fully, as stated by keys other than `layer_types`."""
     if windows.from_layer is not None:
         at_most = RANGES["num_layers"][1]
         first = section.integer(windows.from_layer, at_least=0, at_most=at_most, default=None)
@@ -65,11 +65,13 @@ def _full_layers(section: Section, windows: Windows, num_layers: int) -> int:
 
 
 def _layer_types(section: Section, num_layers: int) -> list[str]:
-    """The kinds in `layer_types`; none where the key is absent or null."""
+    """The kinds in `layer_types`; empty where the key is absent or null."""
     if section.raw("layer_types", None) is None:
         return []
-    known = ("full_attention", "sliding_attention")
-    kinds = section.each("layer_types", lambda kind: kind in known, f"is not modelled; known: {', '.join(known)}")
+    kinds_read = ("full_attention", "sliding_attention")
+    kinds = section.valid_items(
+        "layer_types", lambda kind: kind in kinds_read, f"is not modelled; known: {', '.join(kinds_read)}"
+    )
     if len(kinds) != num_layers:
         raise InputError(f"{section.at('layer_types')}: {len(kinds)} entries for {num_layers} layers; state each")
     return [str(kind) for kind in kinds]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from hexiopt.report.panels.canvas import Picture
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
-from hexiopt.report.table import restricted_in_words
+from hexiopt.report.panels.canvas import Picture, plain_axes
+from hexiopt.report.style import INK, MUTED, PAPER, PIPELINE_HUES, clip, count, seconds
+from hexiopt.report.table import bound_in_words
 from hexiopt.report.tabular import plain_table
 from hexiopt.solving.result import Result
 
@@ -22,7 +21,7 @@ _HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best a
 
 
 def comparison_table(results: Sequence[Result]) -> Table:
-    """The same columns for a terminal, the solver with the shortest step first."""
+    """A table of results for a terminal, the solver with the shortest step first."""
     ordered = sorted(results, key=lambda result: result.objective)
     rows = []
     for result in ordered:
@@ -45,13 +44,13 @@ def comparison_table(results: Sequence[Result]) -> Table:
 
 
 def operators_table(results: Sequence[Result]) -> Table:
-    """What the operators of each solver did, those that made its best plan better most often first."""
+    """The outcomes of each solver's search operators; those that improved its best plan most often come first."""
     header = ("Solver", "Operator", "Proposed", "Valid", "Priced", "Accepted", "Improved", "Time")
     rows = [
-        [result.solver, own.operator, *map("{:,}".format, counts), seconds(own.seconds)]
+        [result.solver, operator.operator, *map("{:,}".format, counts), seconds(operator.seconds)]
         for result in results
-        for own in sorted(result.operators, key=lambda own: (-own.improved, -own.seconds))
-        for counts in [(own.proposed, own.valid, own.priced, own.accepted, own.improved)]
+        for operator in sorted(result.operators, key=lambda operator: (-operator.improved, -operator.seconds))
+        for counts in [(operator.proposed, operator.valid, operator.priced, operator.accepted, operator.improved)]
     ]
     return plain_table(header, rows, left=header[:2])
 
@@ -59,24 +58,19 @@ def operators_table(results: Sequence[Result]) -> Table:
 def restricted_bounds(results: Sequence[Result]) -> list[str]:
     """A sentence for each solver that proved a bound only for the part of the plan space that it searched."""
     return [
-        f"{result.solver}: {restricted_in_words(own.space, own.bound_s, result.restricted_gap)}"
+        f"{result.solver}: {bound_in_words(bound.space, bound.bound_s, result.restricted_gap)}"
         for result in results
-        if (own := result.restricted_bound) is not None
+        if (bound := result.restricted_bound) is not None
     ]
 
 
-def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:
-    """Write a PNG of trajectories over time, and a bar per solver."""
-    comparison_figure(results, title).savefig(path, format="png", dpi=150, metadata={"Software": None})
-
-
 def comparison_figure(results: Sequence[Result], title: str) -> Figure:
-    """Trajectories over search time beside one bar per solver."""
+    """Trajectories over search time on the left, one bar per solver on the right."""
     figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_trajectories(results, left)
     draw_bars(results, right)
-    figure.suptitle(clipped(title, 120), color=INK, fontsize=12, x=0.01, ha="left")
+    figure.suptitle(clip(title, 120), color=INK, fontsize=12, x=0.01, ha="left")
     return figure
 
 
@@ -89,7 +83,7 @@ def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def draw_trajectories(results: Sequence[Result], ax: Axes, over: str = "seconds") -> Axes:
-    """Best step time over search time or steps, up to the end of each search, and the best lower bound.
+    """Draw best step time over search time or steps, up to the end of each search, and the best lower bound.
 
     With several seeds the line is their median and the band spans best to worst.
     """
@@ -98,21 +92,21 @@ def draw_trajectories(results: Sequence[Result], ax: Axes, over: str = "seconds"
     ends = [at(result) for result in results]
     start = min((at(point) for result in results for point in result.trajectory), default=1e-3)
     for k, (name, runs) in enumerate(by_solver(results).items()):
-        found = [run for run in runs if run.trajectory]
-        if not found:
+        solved = [run for run in runs if run.trajectory]
+        if not solved:
             continue
-        colour, end = _colour(k), max(at(run) for run in found)
-        times = sorted({at(point) for run in found for point in run.trajectory} | {end})
-        at_s = np.array([_best_at(run, times, at) for run in found])
-        middle = np.median(at_s, axis=0)
-        known = np.isfinite(middle)
-        ax.step(np.array(times)[known], middle[known], where="post", color=colour, label=name)
-        if len(found) == 1:
-            points = found[0].trajectory
+        colour, end = _colour(k), max(at(run) for run in solved)
+        times = sorted({at(point) for run in solved for point in run.trajectory} | {end})
+        best_s = np.array([_best_at(run, times, at) for run in solved])
+        middle = np.median(best_s, axis=0)
+        finite = np.isfinite(middle)
+        ax.step(np.array(times)[finite], middle[finite], where="post", color=colour, label=name)
+        if len(solved) == 1:
+            points = solved[0].trajectory
             ax.plot([at(p) for p in points], [p.step_time_s for p in points], ".", color=colour, markersize=4)
             continue
-        whole = np.isfinite(at_s).all(axis=0)
-        low, high = at_s.min(axis=0), at_s.max(axis=0)
+        whole = np.isfinite(best_s).all(axis=0)
+        low, high = best_s.min(axis=0), best_s.max(axis=0)
         ax.fill_between(
             np.array(times)[whole], low[whole], high[whole], step="post", color=colour, alpha=0.2, linewidth=0
         )
@@ -131,7 +125,7 @@ def draw_trajectories(results: Sequence[Result], ax: Axes, over: str = "seconds"
     ax.set_ylabel("best step time (s)")
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize=9)
-    return _plain(ax)
+    return plain_axes(ax, colors=MUTED)
 
 
 def _best_at(run: Result, times: Sequence[float], at: Callable[[Any], float]) -> list[float]:
@@ -141,7 +135,7 @@ def _best_at(run: Result, times: Sequence[float], at: Callable[[Any], float]) ->
 
 
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
-    """The step time of each solver in the given order, or its status where it has no plan.
+    """Draw the step time of each solver in the given order, or its status if it has no plan.
 
     With several seeds the bar is the median of the runs with a plan, and a line spans best to worst.
     """
@@ -149,27 +143,20 @@ def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
     solvers = by_solver(results)
     for k, runs in enumerate(solvers.values()):
         y = len(solvers) - 1 - k
-        found_s = [run.objective for run in runs if run.cost]
-        if found_s:
-            middle_s = median(found_s)
+        times_s = [run.objective for run in runs if run.cost]
+        if times_s:
+            middle_s = median(times_s)
             ax.barh(y, middle_s, color=_colour(k), height=0.6)
-            if len(found_s) > 1:
-                ax.plot([min(found_s), max(found_s)], [y, y], color=INK, linewidth=1.2)
-            ax.text(max(found_s) + 0.01 * top, y, seconds(middle_s), va="center", color=INK)
+            if len(times_s) > 1:
+                ax.plot([min(times_s), max(times_s)], [y, y], color=INK, linewidth=1.2)
+            ax.text(max(times_s) + 0.01 * top, y, seconds(middle_s), va="center", color=INK)
         else:
             ax.text(0.01 * top, y, f"{runs[0].status}", va="center", color=MUTED)
     ax.set_yticks(range(len(solvers)), list(reversed(solvers)))
     ax.set_xlim(0, top * 1.2)
     ax.set_xlabel(f"step time (s), {count(len(solvers), 'solver')}")
-    return _plain(ax)
+    return plain_axes(ax, colors=MUTED)
 
 
 def _colour(k: int) -> str:
     return PIPELINE_HUES[k % len(PIPELINE_HUES)]
-
-
-def _plain(ax: Axes) -> Axes:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(FAINT)
-    ax.tick_params(colors=MUTED)
-    return ax

@@ -1,4 +1,4 @@
-"""A plan as one HTML file that loads nothing: its pictures are drawn in it, its one script is its own."""
+"""A plan as one HTML file that loads nothing: its pictures and its script are inside."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,8 +51,7 @@ _WORDS = (
 def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: str | None = None) -> str:
     """The page of a plan: summary, cluster, pipelines with timeline, stages and memory, search and problem.
 
-    `trajectory` is the improvements of the search. `command` is the one that made the plan, shown as the way to
-    reproduce it.
+    `trajectory` has the improvements of the search. `command` made the plan, and is shown as the way to reproduce it.
     """
     problem, specs = facts.problem, list(spec_spans(facts.problem.cluster.machines).values())
     rows = plan_rows(facts, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
@@ -66,7 +65,7 @@ def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: 
         tiles=_tiles(facts),
         does_not_fit="" if facts.cost.fits else table.misfit(facts),
         notes=plan_notes(facts),
-        unused=facts.unused_where(40),
+        unused=facts.unused_ranges(40),
         machine_map=machines,
         machines_left_out=machines_left_out,
         network=network_notes(problem.cluster),
@@ -90,17 +89,17 @@ def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: 
 
 
 def _environment() -> jinja2.Environment:
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters |= {function.__name__: function for function in _FILTERS}
-    made.filters["count"] = style.count
-    made.filters["machine_note"] = lambda machine: machine_notes(machine)[0]
-    return made
+    environment.filters |= {function.__name__: function for function in _FILTERS}
+    environment.filters["count"] = style.count
+    environment.filters["machine_note"] = lambda machine: machine_notes(machine)[0]
+    return environment
 
 
 def _open_pipelines(rows: PlanRows) -> set[int]:
@@ -115,13 +114,13 @@ def _open_pipelines(rows: PlanRows) -> set[int]:
 
 
 def _tiles(facts: PlanFacts) -> list[tuple[str, str]]:
-    known = facts.bound()
+    bound = facts.bound()
     return [
         *table.performance(facts)[:2],
         ("MFU", f"{facts.cost.mfu:.1%}"),
-        *([("gap to the bound", f"{known[1]:.1%}")] if known else []),
+        *([("gap to the bound", f"{bound[1]:.1%}")] if bound else []),
         ("pipelines", f"{len(facts.plan.pipelines):,}"),
-        ("GPUs used", facts.devices_used),
+        ("GPUs used", facts.used_devices),
     ]
 
 
@@ -145,8 +144,8 @@ def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> dict[str, Any]:
     if len(points) > _MAX_POINTS:
         stride = len(points) / _MAX_POINTS
         points = [points[int(k * stride)] for k in range(_MAX_POINTS)] + points[-1:]
-    known, runtime_s = facts.bound(), facts.solver.get("runtime_s")
-    bounds = [known[0]] if known else []
+    bound, runtime_s = facts.bound(), facts.solver.get("runtime_s")
+    bounds = [bound[0]] if bound else []
     end_s = max(points[-1][0], float(runtime_s) if isinstance(runtime_s, int | float) else 0.0, 1e-9)
     values = [value for _, value in points] + bounds
     margin = 0.08 * ((max(values) - min(values)) or max(values) or 1.0)
@@ -176,7 +175,7 @@ def _chart(trajectory: Sequence[Point], facts: PlanFacts) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle, and what it says under the mouse: an operation with its micro-batch (-1: none), start and end."""
+    """A rectangle, and its text under the mouse: an operation with its micro-batch (-1: none), start and end."""
 
     x: float
     y: float
@@ -192,7 +191,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of one pipeline; `whole` is False where its operations are too many to be drawn one by one."""
+    """The lanes of one pipeline; `whole` is False if its operations are too many to be drawn one by one."""
 
     row: PipelineRow
     height: float

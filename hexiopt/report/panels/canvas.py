@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clip
 
 DPI = 150
 SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
@@ -46,7 +46,7 @@ def save(figure: Figure, path: str | Path | BytesIO, dpi: float = DPI) -> None:
 
 
 def new_figure(width: float, height: float, **how: Any) -> Figure:
-    """A blank figure; sizes are in inches, `how` is as of `Figure`."""
+    """A blank figure; sizes are in inches, `how` has further arguments of `Figure`."""
     return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER, **how)
 
 
@@ -67,10 +67,10 @@ def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0
     """Draw the panel's title at its upper left, `outdent` inches left of the axes, and the note next to it."""
     width, _ = inches(ax)
     heading = f"({letter})  {text}" if letter else text
-    taken = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
+    used = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
     for x, words, size, weight in (
         (-outdent, heading, TITLE, "bold"),
-        (taken, clipped_to(note, width - taken, SMALL), SMALL, "normal"),
+        (used, clip_to(note, width - used, SMALL), SMALL, "normal"),
     ):
         how = {"fontsize": size, "fontweight": weight, "color": INK if weight == "bold" else MUTED}
         at = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
@@ -85,7 +85,7 @@ def legend(ax: Axes, entries: Sequence[Patch]) -> None:
 
 
 def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
-    """Hide the frame except for a faint left and lower edge, unless they are among `hidden`; `ticks` as of
+    """Hide the frame except for a faint left and lower edge, unless they are `hidden`; `ticks` are arguments of
     `tick_params`."""
     ax.spines[["top", "right", *hidden]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
@@ -95,7 +95,7 @@ def plain_axes(ax: Axes, *hidden: str, **ticks: Any) -> Axes:
 
 @lru_cache(maxsize=4096)
 def text_inches(text: str, size: float, bold: bool = False) -> float:
-    """How wide a line is."""
+    """The width of a line of text in inches."""
     font = FontProperties(size=size, weight="bold" if bold else "normal")
     width, _, _ = _renderer().get_text_width_height_descent(text, font, False)  # type: ignore[no-untyped-call]
     return float(width) / DPI
@@ -107,12 +107,12 @@ def _renderer() -> RendererAgg:
     return RendererAgg(16, 16, DPI)  # type: ignore[no-untyped-call]
 
 
-def clipped_to(text: str, width: float, size: float, bold: bool = False) -> str:
+def clip_to(text: str, width: float, size: float, bold: bool = False) -> str:
     """`text`, truncated with an ellipsis to fit `width` inches."""
     limit = len(text)
-    while limit > 1 and text_inches(clipped(text, limit), size, bold) > width:
+    while limit > 1 and text_inches(clip(text, limit), size, bold) > width:
         limit -= 1
-    return clipped(text, limit)
+    return clip(text, limit)
 
 
 def first_fitting(choices: Iterable[str], width: float, size: float) -> str:

@@ -10,31 +10,31 @@ from hexiopt.report.machine_map import (
     MachineKind,
     machine_map,
     machine_notes,
-    named_by_gpu,
+    name_has_gpu,
     network_notes,
 )
 from hexiopt.report.panels import canvas
-from hexiopt.report.panels.stages import shown_rows
+from hexiopt.report.panels.stages import picture_rows
 from hexiopt.report.style import FAINT, INK, PAPER, count, ink_on
 
 
 @rc_context(canvas.STYLE)
 def draw_cluster(facts: PlanFacts, ax: Axes | None = None, letter: str = "a") -> Axes:
-    """Machines as boxes, devices in the colours of their stages; machines that look alike are drawn once, with ×N."""
+    """Draw machines as boxes, devices in the colours of their stages; machines that look the same once, with ×N."""
     ax = canvas.new_axes(ax, 8, 4)
-    cluster, rows = facts.problem.cluster, shown_rows(facts)
+    cluster, rows = facts.problem.cluster, picture_rows(facts)
     shown, left_out = machine_map(facts, rows, MAX_MACHINES)
-    notes = ["label: pipeline·stage" + (" of the one shown" if rows.grouped else "")]
+    notes = ["label: pipeline·stage" + (" of the one shown" if rows.is_grouped else "")]
     if left_out:
         notes.append(f"{count(left_out, 'machine')} left out")
-    if facts.unused:
-        notes.append(f"hatched: {count(len(facts.unused), 'device')} unused")
+    if facts.unused_devices:
+        notes.append(f"hatched: {count(len(facts.unused_devices), 'device')} unused")
     if rows.num_left_out:
         notes.append("grey: in pipelines not shown")
     canvas.title(ax, letter, "Cluster", "; ".join(notes))
 
     width, height = canvas.inches(ax)
-    foot = canvas.clipped_to(network_notes(cluster), width, canvas.SMALL)
+    foot = canvas.clip_to(network_notes(cluster), width, canvas.SMALL)
     ax.set(xlim=(0, width), ylim=(0, height))
     ax.axis("off")
     if foot:
@@ -45,12 +45,12 @@ def draw_cluster(facts: PlanFacts, ax: Axes | None = None, letter: str = "a") ->
     lines = max(-(-len(kind.squares) // _columns(len(kind.squares))) for kind in shown)
     best = (0.0, 1, 1)
     # Inches: the gap between boxes, the height of a box's texts, the least width of a box.
-    margin, text, least = 0.12, 0.46 if all(named_by_gpu(kind.machine) for kind in shown) else 0.58, 1.3
+    margin, text, least = 0.12, 0.46 if all(name_has_gpu(kind.machine) for kind in shown) else 0.58, 1.3
     for across in range(1, min(len(shown), int((width + margin) / (least + margin))) + 1):
         down = -(-len(shown) // across)
         box_width, box_height = (width - margin * (across - 1)) / across, (space - margin * (down - 1)) / down
         side = min((box_width - 0.16) / columns, (box_height - text) / lines, 0.62)
-        best = max(best, (side, across, down), key=lambda found: (round(found[0], 6), -found[2]))
+        best = max(best, (side, across, down), key=lambda grid: (round(grid[0], 6), -grid[2]))
     side, across, down = max(best[0], 0.06), best[1], best[2]
     box_width = min((width - margin * (across - 1)) / across, max(columns * side + 0.16, 1.75))
     box_height = lines * side + text
@@ -74,16 +74,16 @@ def _draw_machine(ax: Axes, kind: MachineKind, box: tuple[float, float, float, f
     rounded = {"boxstyle": "round,pad=0.03,rounding_size=0.08", "edgecolor": FAINT, "linewidth": 0.9}
     frame = (x + 0.03, y + 0.03), width - 0.06, height - 0.06
     ax.add_patch(FancyBboxPatch(*frame, facecolor="#F6F7F9", **rounded))  # type: ignore[arg-type]
-    room = width - 0.18
+    inner_width = width - 0.18
     times = f" ×{kind.number}" if kind.number > 1 else ""
-    name_room = room - canvas.text_inches(times, canvas.SMALL)
+    name_width = inner_width - canvas.text_inches(times, canvas.SMALL)
     size = max(
-        6.0, min(canvas.NORMAL, canvas.NORMAL * name_room / canvas.text_inches(kind.name, canvas.NORMAL, bold=True))
+        6.0, min(canvas.NORMAL, canvas.NORMAL * name_width / canvas.text_inches(kind.name, canvas.NORMAL, bold=True))
     )
-    name = canvas.clipped_to(kind.name, name_room, size, bold=True)
+    name = canvas.clip_to(kind.name, name_width, size, bold=True)
     ax.text(x + 0.09, y + height - 0.07, name, fontsize=size, fontweight="bold", color=INK, va="top")
     ax.text(x + width - 0.09, y + height - 0.07, times, ha="right", va="top")
-    note = canvas.first_fitting(machine_notes(machine), room, canvas.SMALL)
+    note = canvas.first_fitting(machine_notes(machine), inner_width, canvas.SMALL)
     ax.text(x + 0.09, y + 0.075, note, va="bottom", linespacing=1.15)
     columns = _columns(len(squares))
     label_size = min(9.0, side * 72 * 0.36)

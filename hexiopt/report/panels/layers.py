@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 
 from hexiopt.report.facts import PlanFacts, StageFacts
 from hexiopt.report.panels.canvas import SMALL, STYLE, first_fitting, inches, new_axes, plain_axes, text_inches, title
-from hexiopt.report.panels.stages import left_out, shown_rows
+from hexiopt.report.panels.stages import omission_notes, picture_rows
 from hexiopt.report.style import INK, PAPER, ink_on
 
 
@@ -13,8 +13,8 @@ from hexiopt.report.style import INK, PAPER, ink_on
 def draw_layers(facts: PlanFacts, ax: Axes | None = None, letter: str = "b") -> Axes:
     """Draw one bar per pipeline, divided into its stages by layers."""
     ax = new_axes(ax, 7, 3)
-    rows, num_layers = shown_rows(facts), facts.problem.model.num_layers
-    notes = ["left: pipeline; right: micro-batches × size", *left_out(rows)]
+    rows, num_layers = picture_rows(facts), facts.problem.model.num_layers
+    notes = ["left: pipeline; right: micro-batches × size", *omission_notes(rows)]
     title(ax, letter, "Layers", "; ".join(notes), outdent=0.8)
     width, height = inches(ax)
     lines = len(rows.pipelines)
@@ -27,8 +27,8 @@ def draw_layers(facts: PlanFacts, ax: Axes | None = None, letter: str = "b") -> 
             colour = row.stage_colour(stage)
             for first, end in stage.stage.layers:
                 ax.barh(k, end - first, bar, first, color=colour, edgecolor=PAPER, linewidth=1.2)
-                room = (end - first) / (num_layers * stretch) * width - 0.1
-                text = first_fitting(_wordings(stage, end - first, two_lines), room, SMALL)
+                bar_inches = (end - first) / (num_layers * stretch) * width - 0.1
+                text = first_fitting(_wordings(stage, end - first, two_lines), bar_inches, SMALL)
                 at = {"ha": "center", "va": "center", "linespacing": 1.15}
                 ax.text((first + end) / 2, k, text, color=ink_on(colour), **at)  # type: ignore[arg-type]
         ax.text(num_layers * (1 + 0.06 / width), k, row.batch, color=INK, va="center")

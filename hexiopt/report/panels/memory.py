@@ -8,8 +8,8 @@ from matplotlib.ticker import MaxNLocator
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.report.facts import PlanFacts, is_full
 from hexiopt.report.panels import canvas
-from hexiopt.report.panels.stages import draw_chip, in_line, shown_rows
-from hexiopt.report.style import INK, MEMORY_COLOURS, MEMORY_LABELS, MUTED, clipped, percent
+from hexiopt.report.panels.stages import draw_chip, in_line, picture_rows
+from hexiopt.report.style import INK, MEMORY_COLOURS, MEMORY_LABELS, MUTED, clip, percent
 from hexiopt.units import GIB
 
 
@@ -18,7 +18,7 @@ def draw_memory(facts: PlanFacts, ax: Axes | None = None, letter: str = "d") -> 
     """Draw one bar per stage: the memory of its fullest device by part, against the limit."""
     ax = canvas.new_axes(ax, 14, 3)
     width, height = canvas.inches(ax)
-    places, end = in_line(shown_rows(facts), 0.5)
+    places, end = in_line(picture_rows(facts), 0.5)
     top = max(max(stage.cost.limit_bytes, stage.cost.memory.total) for _, _, stage in places) / GIB
     per_bar = width / end
     bar = min(0.72, 0.9 / per_bar)
@@ -41,7 +41,7 @@ def draw_memory(facts: PlanFacts, ax: Axes | None = None, letter: str = "d") -> 
         chip = min(bar, 0.4 / per_bar)
         box = (x - chip / 2, -0.24 * line, chip, 0.17 * line)
         draw_chip(ax, row, stage, box, (x, -0.16 * line), 0.9 * chip * per_bar, canvas.SMALL)
-        wordings = [stage.kind, stage.gpus, stage.gpus.replace("_", "_\n", 1), clipped(stage.gpus, 8)]
+        wordings = [stage.kind, stage.gpus, stage.gpus.replace("_", "_\n", 1), clip(stage.gpus, 8)]
         ax.text(x, -0.3 * line, canvas.first_fitting(wordings, 0.96 * per_bar, canvas.SMALL), ha="center", va="top")
     ax.set_xticks([])
     ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(0, top) if tick <= top * 1.16])

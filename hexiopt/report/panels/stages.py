@@ -12,13 +12,13 @@ MAX_PIPELINES = 10
 MAX_STAGES = 32
 
 
-def shown_rows(facts: PlanFacts) -> PlanRows:
+def picture_rows(facts: PlanFacts) -> PlanRows:
     """The pipelines in the picture; in big plans, equal ones share a row."""
     group_above = MAX_PIPELINES if len(facts.plan.devices()) <= 64 else 1
     return plan_rows(facts, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES)
 
 
-def left_out(rows: PlanRows) -> list[str]:
+def omission_notes(rows: PlanRows) -> list[str]:
     """A note on the pipelines that are not shown, if any."""
     return [f"{count(rows.num_left_out, 'pipeline')} left out"] if rows.num_left_out else []
 
@@ -39,12 +39,12 @@ def draw_chip(
     stage: StageFacts,
     box: tuple[float, float, float, float],
     centre: tuple[float, float],
-    room: float,
+    max_inches: float,
     size: float,
 ) -> None:
     """Draw the stage's name in a box of its colour, in font size `size` or a smaller one that fits `room` inches."""
     left, low, width, height = box
     name, colour = stage.name, row.stage_colour(stage)
     ax.add_patch(Rectangle((left, low), width, height, facecolor=colour, clip_on=False, linewidth=0))
-    fit = min(size, size * room / text_inches(name, size))
+    fit = min(size, size * max_inches / text_inches(name, size))
     ax.text(*centre, name, fontsize=fit, color=ink_on(colour), ha="center", va="center")

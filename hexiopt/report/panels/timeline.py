@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.panels import canvas
-from hexiopt.report.panels.stages import draw_chip, in_line, left_out, shown_rows
+from hexiopt.report.panels.stages import draw_chip, in_line, omission_notes, picture_rows
 from hexiopt.report.rows import PipelineRow
 from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds
 from hexiopt.report.timeline import MOST_OPERATIONS, TimeAxis, num_operations, pipeline_spans
@@ -27,7 +27,7 @@ def draw_timeline(facts: PlanFacts, ax: Axes | None = None, letter: str = "c") -
     Replicas of a stage are stacked in its lane; later layer ranges are paler.
     """
     ax = canvas.new_axes(ax, 14, 4)
-    rows = shown_rows(facts)
+    rows = picture_rows(facts)
     axis = TimeAxis.of(facts, rows)
     width, height = canvas.inches(ax)
     lanes, bottom = in_line(rows, 0.45)
@@ -46,12 +46,12 @@ def draw_timeline(facts: PlanFacts, ax: Axes | None = None, letter: str = "c") -
     for y, row, stage in lanes:
         box = (-0.32 * inch, y + 0.06, 0.26 * inch, 0.84)
         draw_chip(ax, row, stage, box, (-0.19 * inch, y + 0.5), 0.24, size)
-        kind = canvas.clipped_to(stage.kind, canvas.LABELS - 0.37, small)
+        kind = canvas.clip_to(stage.kind, canvas.LABELS - 0.37, small)
         ax.text(-0.37 * inch, y + 0.5, kind, fontsize=small, ha="right", va="center")
     _ticks(ax, axis, width)
     canvas.plain_axes(ax, "left")
     notes = [f"{seconds(axis.resume - axis.cut)} omitted at the cut"] if axis.gap else []
-    canvas.title(ax, letter, "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=canvas.LABELS)
+    canvas.title(ax, letter, "Predicted step", "; ".join([*notes, *omission_notes(rows)]), outdent=canvas.LABELS)
     sync = f"gradient sync and waiting for it ({seconds(facts.cost.gradient_sync_s)} after the last pipeline)"
     ending = f"{facts.last_phase} ({seconds(facts.cost.optimizer_s)})"
     entries = [
@@ -73,7 +73,7 @@ def _draw_pipeline(
     boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, int, str, int]] = []
     size = min(6.0, lane_inches * 72 * 0.45 / max(len(stage.parallelism.executors) for stage in pipeline.stages))
-    room = canvas.text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
+    label_inches = canvas.text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
 
     def place(stage: int, executor: int) -> tuple[float, float]:
         """The start and height of an executor's part of its stage's lane."""
@@ -85,7 +85,7 @@ def _draw_pipeline(
         boxes.setdefault((span.stage, span.executor, span.kind, span.chunk), []).extend(visible)
         if span.kind in ("forward", "backward"):
             for left, width in visible:
-                if width * per_second > room:
+                if width * per_second > label_inches:
                     labels.append((left + width / 2, span.stage, span.executor, span.kind, span.micro_batch))
     for (k, e, kind, chunk), spans in boxes.items():
         if kind.startswith("send"):

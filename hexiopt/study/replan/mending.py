@@ -17,7 +17,7 @@ from hexiopt.problem.space import layer_ranges, recompute_policies
 from hexiopt.schedules.registry import DEFAULT_SCHEDULE
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
-from hexiopt.study.naming import renumber
+from hexiopt.solving.naming import renumber
 from hexiopt.study.solution import PlacedPlan
 
 _LEAST_MEMORY = "full"

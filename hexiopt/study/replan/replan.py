@@ -26,9 +26,9 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import number_in
 from hexiopt.solving import Budget, Pricer, Solver, valid_seed
+from hexiopt.solving.naming import renumber
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Result
-from hexiopt.study.naming import renumber
 from hexiopt.study.replan.changes import Added, Slow, change
 from hexiopt.study.replan.mending import mend, whole_pipelines
 from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S, Moving, moving, restoring

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from hexiopt.problem.cluster import Cluster
-from hexiopt.report.panels.canvas import Picture
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, gib, seconds
+from hexiopt.report.panels.canvas import Picture, plain_axes, save
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clip, count, gib, seconds
 from hexiopt.report.tabular import plain_table
 from hexiopt.study.replan.replan import Replacement, Replanning
 from hexiopt.units import GIB
@@ -74,7 +74,7 @@ def replanned_to_dict(found: Replanning) -> dict[str, Any]:
 
 def draw_replanned(found: Replanning, title: str, path: str | Path) -> None:
     """Write a PNG of the frontier beside who fetches what."""
-    replanned_figure(found, title).savefig(path, format="png", dpi=150, metadata={"Software": None})
+    save(replanned_figure(found, title), path)
 
 
 def replanned_figure(found: Replanning, title: str) -> Figure:
@@ -84,7 +84,7 @@ def replanned_figure(found: Replanning, title: str) -> Figure:
     _draw_frontier(found, left)
     # Where the chosen plan moves nothing, what the fastest would have fetched.
     _draw_fetched(next((one for one in (found.best, found.replacements[-1]) if one.moving.transfers), None), right)
-    figure.suptitle(clipped(title, 110), x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+    figure.suptitle(clip(title, 110), x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 
 
@@ -103,7 +103,7 @@ def _draw_frontier(found: Replanning, ax: Axes) -> None:
     ax.set_ylabel("step time (s)", color=INK)
     ax.set_title("What a faster plan costs to begin", loc="left", fontsize=9.5, color=MUTED)
     ax.grid(color="#ECEEF1")
-    _plain(ax)
+    plain_axes(ax, colors=MUTED, labelsize=8.5).set_axisbelow(True)
 
 
 def _draw_fetched(one: Replacement | None, ax: Axes) -> None:
@@ -137,16 +137,9 @@ def _draw_fetched(one: Replacement | None, ax: Axes) -> None:
     ax.set_xlabel("fetched (GiB)", color=INK)
     ax.set_title(f"What each machine fetches for the plan '{one.name}'", loc="left", fontsize=9.5, color=MUTED)
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _plain(ax)
+    plain_axes(ax, colors=MUTED, labelsize=8.5).set_axisbelow(True)
 
 
 def _place(cluster: Cluster, device: int, by_spec: bool) -> str:
     machine = cluster.machines[int(cluster.machine_of[device])]
     return machine.spec_name if by_spec else machine.name
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(FAINT)
-    ax.tick_params(colors=MUTED, labelsize=8.5)
-    ax.set_axisbelow(True)

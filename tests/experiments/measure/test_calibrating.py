@@ -52,7 +52,7 @@ def test_a_calibrated_cluster_has_the_factors_in_its_figures_once(tmp_path: Path
     (tmp_path / "calibration.yaml").write_text(calibration_text(TRUTH, ["by a test"]))
     stated = cluster_to_dict(GPUS) | {"calibration": "calibration.yaml"}
     found = cluster_from_section(Section(stated, "my.yaml"), tmp_path)
-    assert found == TRUTH.applied(GPUS)
+    assert found == TRUTH.apply_to(GPUS)
     assert found.machines[1].nic_bandwidth_bytes_per_s == pytest.approx(0.6 * 0.1e9)
     assert found.machines[0].intra_bandwidth_bytes_per_s == pytest.approx(0.9 * 25e9)
     again = cluster_from_section(Section(json.loads(json.dumps(cluster_to_dict(found))), "plan.json"))

@@ -133,7 +133,7 @@ def uniform(draw: st.DrawFn) -> tuple[Problem, Plan]:
 @given(uniform(), st.randoms(use_true_random=False))
 def test_equal_devices_are_interchangeable(pair: tuple[Problem, Plan], random: Any) -> None:
     """But for what rings of gradients take and hold: NCCL has ranks in their order, which is that of devices, so that
-    other names are other rings (`hexiopt/study/naming.py` looks for good ones)."""
+    other names are other rings (`hexiopt/solving/naming.py` looks for good ones)."""
     problem, plan = pair
     cluster = problem.cluster
     kinds: dict[Any, list[int]] = {}

@@ -13,7 +13,7 @@ from hexiopt.cost.executors.routes import route, shared_tokens
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import write_program
-from hexiopt.exports.presets import restricted
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.numbers.frameworks import default_framework
@@ -151,7 +151,7 @@ def test_trainers_state_it_or_refuse(name: str, tp: int) -> None:
         said = "no tensor parallelism without sequence parallelism; plan with" if tp > 1 else "ZeRO-1"
         with pytest.raises(InputError, match=said) if tp > 1 or name in LACK_ZERO_1 else nullcontext():
             write_program(problem, plan, trainer)
-        assert restricted(problem, trainer).space.max_tp == 1
+        assert restrict(problem, trainer).space.max_tp == 1
         return
     (text, *more) = (
         "\n".join(write_program(replace(problem, workload=work), plan, trainer).files.values())

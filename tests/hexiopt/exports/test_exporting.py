@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import hexiopt as hx
-from hexiopt.exports.presets import restricted
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -18,7 +18,7 @@ GPUS = cluster(("a", "fast", 2), ("b", "fast", 2))
 
 def test_a_plan_comes_back_from_the_files_of_another_trainer(tmp_path: Path) -> None:
     workload = Workload(4, 512, gradient_bytes=4)  # as Megatron-LM sums gradients
-    problem = restricted(Problem(GPUS, TINY, workload), TRAINERS["megatron"])
+    problem = restrict(Problem(GPUS, TINY, workload), TRAINERS["megatron"])
     plan = hx.solve(problem, max_steps=40, time_limit_s=600, progress=False).found()
     written = hx.export(plan, "slurm", tmp_path / "job", "megatron", minutes=90)
     assert {path.name for path in (tmp_path / "job").iterdir()} == {"plan.json", *written.files}

@@ -20,11 +20,13 @@ def layout(
     cluster: Path = H100X8,
     model: str | Path | None = None,
     workload: Workload | None = None,
-    stated: frozenset[str] = frozenset(),
+    stated_keys: frozenset[str] = frozenset(),
 ) -> ImportedPlan:
     """The layout in a file of `tests/cases`."""
     shape = None if model is None else hx.model(model)
-    return read_layout(format, CASES / name, hx.cluster(cluster), shape, workload or Workload(), Space(), None, stated)
+    return read_layout(
+        format, CASES / name, hx.cluster(cluster), shape, workload or Workload(), Space(), None, stated_keys
+    )
 
 
 def degrees(found: ImportedPlan) -> tuple[int, int, int, int, int]:
@@ -216,7 +218,7 @@ def test_the_command_line_goes_before_the_file_with_a_note() -> None:
         ("optimizer_sharding", 0, 1),
     ):
         assert f"workload.{key}={new} of the command line replaces {old} of the file" in found.notes
-    same = layout(name, workload=Workload(), stated=frozenset({"precision", "gradient_bytes"}))
+    same = layout(name, workload=Workload(), stated_keys=frozenset({"precision", "gradient_bytes"}))
     assert same.problem.workload.gradient_bytes == 2
     assert sum("command line" in note for note in same.notes) == 1
     with pytest.raises(hx.InputError, match="global_batch=7 is not divided by the 2 sequences"):

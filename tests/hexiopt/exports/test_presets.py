@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hexiopt.errors import InputError
-from hexiopt.exports.presets import restricted
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.check import check
 from hexiopt.problem.cluster import Cluster
@@ -60,7 +60,7 @@ def test_many_plans_under_a_preset_are_exported(name: str) -> None:
 def assert_exported(name: str, seeds: range) -> None:
     exported = 0
     for seed in seeds:
-        problem = restricted(random_problem(name, random.Random(f"{name} {seed}")), TRAINERS[name])
+        problem = restrict(random_problem(name, random.Random(f"{name} {seed}")), TRAINERS[name])
         result = make_solver("portfolio").solve(problem, Budget(3600.0, 30), seed=seed)
         if result.plan is None:
             continue
@@ -81,14 +81,14 @@ def assert_exported(name: str, seeds: range) -> None:
 def test_what_does_not_go_with_a_preset_is_refused(trainer: str, workload: dict[str, str], said: str) -> None:
     problem = FREE.replace(workload=FREE.workload.replace(**workload))
     with pytest.raises(InputError, match=said):
-        restricted(problem, TRAINERS[trainer])
+        restrict(problem, TRAINERS[trainer])
 
 
 def test_what_is_stated_and_goes_with_a_preset_stays() -> None:
     problem = FREE.replace(
         workload=FREE.workload.replace(schedule="interleaved", optimizer_sharding="0"), space=Space(max_tp=4)
     )
-    found = restricted(problem, TRAINERS["megatron"])
+    found = restrict(problem, TRAINERS["megatron"])
     assert (found.workload.schedule, found.workload.optimizer_sharding) == ("interleaved", "0")
     assert found.space.max_tp == 4
     assert not found.space.uneven_tp
@@ -97,8 +97,8 @@ def test_what_is_stated_and_goes_with_a_preset_stays() -> None:
 
 def test_tp_degrees_that_do_not_suit_the_model_are_left_out() -> None:
     model = LLAMA_7B.replace(num_heads=12, num_kv_heads=12, head_dim=342)
-    found = restricted(
+    found = restrict(
         FREE.replace(model=LLAMA_7B.replace(num_heads=4, num_kv_heads=4, head_dim=1024)), TRAINERS["megatron"]
     )
     assert found.space.max_tp == 4
-    assert restricted(FREE.replace(model=model), TRAINERS["megatron"]).space.max_tp == 4  # 12 heads by 8 GPUs do not go
+    assert restrict(FREE.replace(model=model), TRAINERS["megatron"]).space.max_tp == 4  # 12 heads by 8 GPUs do not go

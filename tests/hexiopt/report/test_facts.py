@@ -22,8 +22,8 @@ def test_what_binds_is_the_most_of_all(case: Case) -> None:
     ends_last = [stage for stage in stages if stage.pipeline == facts.longest]
     assert facts.slowest.compute_s == max(stage.compute_s for stage in ends_last)
     assert facts.slowest_message is None
-    assert set(facts.unused).isdisjoint(plan.devices())
-    assert len(facts.unused) + len(plan.devices()) == facts.problem.cluster.num_devices
+    assert set(facts.unused_devices).isdisjoint(plan.devices())
+    assert len(facts.unused_devices) + len(plan.devices()) == facts.problem.cluster.num_devices
 
 
 def test_messages_slower_than_every_stage_are_told_as_such(small: Case) -> None:

@@ -16,7 +16,7 @@ from hexiopt.report.panels.canvas import DPI
 from hexiopt.report.panels.cluster import draw_cluster
 from hexiopt.report.panels.layers import draw_layers
 from hexiopt.report.panels.memory import draw_memory
-from hexiopt.report.panels.stages import shown_rows
+from hexiopt.report.panels.stages import picture_rows
 from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.timeline import TimeAxis
 from tests.hexiopt.report.pictures import Case
@@ -70,7 +70,7 @@ def test_texts_of_the_picture(mixed: Case) -> None:
         for s, stage in enumerate(pipeline.stages):
             assert texts.count(f"{p}·{s}") == len(stage.devices)
     assert any("hatched: 1 device unused" in text for text in texts)
-    assert facts.unused == (7,)
+    assert facts.unused_devices == (7,)
 
 
 def test_large_cluster_shows_few_machines_and_says_so(large: Case) -> None:
@@ -89,7 +89,7 @@ def test_formula_like_names_are_drawn_as_they_are(small: Case, tmp_path: Path) -
 def test_many_micro_batches_are_cut(mixed: Case) -> None:
     problem, plan, cost = mixed
     facts = PlanFacts(problem, plan, cost)
-    axis = TimeAxis.of(facts, shown_rows(facts))
+    axis = TimeAxis.of(facts, picture_rows(facts))
     assert axis.gap > 0
     assert axis.at(0.0) == 0.0
     assert axis.at((axis.cut + axis.resume) / 2) is None

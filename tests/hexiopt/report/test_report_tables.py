@@ -13,7 +13,7 @@ from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.compared.comparison import comparison_table, restricted_bounds
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.figure import plan_figure
-from hexiopt.report.notes import notes, plan_notes, recorded_notes
+from hexiopt.report.notes import notes, plan_notes, solver_notes
 from hexiopt.report.page.html import report_html
 from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
@@ -75,7 +75,7 @@ def test_the_slowest_stands_for_those_alike(large: Case) -> None:
     for row in rows.pipelines:
         assert row.end_s == max(cost.pipelines[index].end_s for index in row.members)
     assert rows.num_left_out == 0
-    assert rows.grouped
+    assert rows.is_grouped
 
 
 def test_what_does_not_fit_is_counted_and_the_longest_kept(mixed: Case) -> None:
@@ -303,13 +303,13 @@ def test_a_step_of_layers_shorter_than_in_any_measured_run_says_so(small: Case) 
 
 def test_notes_that_a_plan_file_records_are_shown(small: Case) -> None:
     solver = SOLVER | {"notes": ["not read: --odd", 7, "x" * 10_000]}
-    assert recorded_notes(solver)[0] == "not read: --odd"
-    assert [len(note) for note in recorded_notes(solver)] == [15, 500], "texts alone, and none without end"
+    assert solver_notes(solver)[0] == "not read: --odd"
+    assert [len(note) for note in solver_notes(solver)] == [15, 500], "texts alone, and none without end"
     assert "note: not read: --odd" in printed(summary_table(PlanFacts(*small, solver)))
     assert "<p>not read: --odd</p>" in report_html(PlanFacts(*small, solver))
     assert PlacedPlan.of(small[0], small[1], solver).notes[0] == "not read: --odd"
     for nothing in ({}, SOLVER, {"notes": "text"}, {"notes": {"a": 1}}):
-        assert recorded_notes(nothing) == []
+        assert solver_notes(nothing) == []
 
 
 def test_no_shipped_cluster_has_an_implausible_rate(small: Case) -> None:

@@ -6,7 +6,7 @@ import hexiopt as hx
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.shell.scripts import LAUNCH, read_script
-from hexiopt.exports.trainers.megatron import CORE, imported, stated_precision
+from hexiopt.exports.trainers.megatron import CORE, import_arguments, read_precision
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments, vocabulary
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.cluster import Cluster
@@ -42,7 +42,7 @@ def test_no_argument_has_two_places() -> None:
         | {"seq-length": ["64"], "max-position-embeddings": ["64"], "num-attention-heads": ["2"]}
     )
     arguments = MegatronArguments(context(), {**values, **{name: [] for name in known.harmless}})
-    imported(arguments, context(), None)
+    import_arguments(arguments, context(), None)
     assert not arguments._read & known.harmless
     assert not any("not read" in note for note in arguments.notes())
     assert not set(known.refused) & known.harmless
@@ -61,7 +61,7 @@ def test_no_argument_has_two_places() -> None:
 )
 def test_recipes_of_low_precision(more: str, expected: str) -> None:
     arguments = MegatronArguments(context(), read_script(f"--bf16 {more}", "x.sh", CORE).arguments)
-    assert stated_precision(arguments, context()) == (expected, 4)
+    assert read_precision(arguments, context()) == (expected, 4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import read_plan
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.study.naming import name_in_order, renumber
+from hexiopt.solving.naming import name_in_order, renumber
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK
 
