@@ -56,6 +56,6 @@ def test_without_steps_a_start_stays_as_it_is() -> None:
     one = annealer(1)
     grid = next(whole_grids(one.search.problem))
     assert one.search.step()
-    for settled in one.scheduled, one.sharded:
+    for settled in one.best_schedule, one.best_sharding:
         assert settled(grid, one.search.until()).partition == grid
     assert one.search.steps == 1
