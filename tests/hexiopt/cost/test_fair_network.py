@@ -11,12 +11,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-<<<<<<< HEAD:tests/hexiopt/cost/test_fair_network.py
 from hexiopt.report.facts import PlanFacts
-=======
-from hexiopt.simulation.engine import simulate
-from hexiopt.simulation.network import simulate_network, simulation_s, takes_seconds
->>>>>>> d38356f38848f8f9c0d32e422973c77c0a080180:tests/hexiopt/simulation/test_simulate_network.py
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 from tests.solvers import problems
 from tests.spans import all_spans
@@ -100,28 +95,18 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     }
     assert found == pytest.approx(alone, rel=1e-9)
     assert simulated.pipeline_s < priced.pipeline_s
-<<<<<<< HEAD:tests/hexiopt/cost/test_fair_network.py
     assert simulation_s(model, plan) == simulated.step_time_s
     facts = PlanFacts(model.problem, plan, simulated, pricer=model.with_network(FairShares()))
     drawn = {(s.pipeline, s.stage, s.executor): s.end_s for p in (0, 1) for s in facts.spans(p) if not s.is_message}
     assert drawn == found
-=======
-    assert simulation_s(model, plan) == simulated.step_time_s
->>>>>>> d38356f38848f8f9c0d32e422973c77c0a080180:tests/hexiopt/simulation/test_simulate_network.py
 
 
 def test_sequence_layouts_are_simulated() -> None:
     layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
-<<<<<<< HEAD:tests/hexiopt/cost/test_fair_network.py
     model = PlanPricer(PROBLEM)
     fair = model.with_network(FairShares())
     simulated = fair.price(plan)
     ends = {(s.stage, s.executor): s.end_s for s in fair.spans(plan, simulated, 0) if not s.is_message}
     assert tuple(ends[at] for at in sorted(ends)) == simulated.pipelines[0].executor_end_s
     assert simulation_s(model, plan) == pytest.approx(model.price(plan).step_time_s), "no message meets another"
-=======
-    assert simulation_s(PlanPricer(PROBLEM), plan) is None
-    with pytest.raises(ValueError, match="sequence layouts are not simulated"):
-        simulate_network(PlanPricer(PROBLEM), plan)
->>>>>>> d38356f38848f8f9c0d32e422973c77c0a080180:tests/hexiopt/simulation/test_simulate_network.py
