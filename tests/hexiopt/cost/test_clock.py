@@ -1,6 +1,6 @@
 """The clock: equal pipelines are one class, sets that share nothing are apart, and what waits for ever is refused.
 
-`test_fair_network.py` holds its ends to the event simulation on random plans.
+Its ends are those of the event simulation, on random small plans (`test_fair_network.py`) and on searched ones here.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,20 @@ import pytest
 
 from hexiopt.cost.clock.clock import Clock
 from hexiopt.cost.clock.folding import Folding, Lane, components, fold
-from hexiopt.cost.executors.routes import Route
-from hexiopt.cost.place import PlacedMessage, PlacedPipeline
+from hexiopt.cost.executors.network_load import PlacedMessage, Route
+from hexiopt.cost.fair_network import FairShares
+from hexiopt.cost.place import PlacedPipeline
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import executor_links, messages_of
 from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
+from hexiopt.solving import Budget
+from solvers.registry import make_solver
+from tests.slow import slow_but
+from tests.solvers.drawn import drawn_problem
 
 SAMPLES = ((1,), (1,))
 
@@ -67,6 +73,20 @@ def test_company_slows_down_and_equal_company_equally() -> None:
     assert together == [(19.0, 16.0)] * 2
     clock.forget()
     assert clock.ends_s([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
+
+
+@pytest.mark.parametrize("number", slow_but(range(3), range(24)))
+def test_searched_plans_end_when_the_event_simulation_says(number: int) -> None:
+    """Plans of many equal pipelines among them, of which one runs for all; to the last digit."""
+    problem = drawn_problem(number)
+    plan = make_solver("local_search").solve(problem, Budget(3600.0, 40), seed=number).plan
+    if plan is None:
+        return
+    fair = PlanPricer(problem, network=FairShares())
+    cost = fair.price(plan)
+    for p, pipeline in enumerate(cost.pipelines):
+        ends = {(s.stage, s.executor): s.end_s for s in fair.spans(plan, cost, p) if not s.is_message}
+        assert tuple(ends[at] for at in sorted(ends)) == pipeline.executor_end_s
 
 
 def test_an_order_that_waits_for_itself_is_refused() -> None:
