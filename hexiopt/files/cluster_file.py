@@ -62,8 +62,8 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
         cluster = Cluster(name, machines, rate, latency_s, groups, links, profile)
     cluster = cluster.with_speeds(slow.values(), slow.where)
     if record.keys():
-        calibration = calibration_from_section(record)
-        cluster = cluster.replace(calibrated=tuple(calibration.factors.items()), calibrated_by=calibration.source)
+        before = calibration_from_section(record)
+        cluster = cluster.replace(calibrated=tuple(before.factors.items()), calibrated_by=before.source)
     return cluster if calibration is None else calibration.apply_to(cluster)
 
 
