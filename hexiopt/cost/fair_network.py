@@ -7,13 +7,12 @@ messages that never meet.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from hexiopt.cost.clock.clock import Clock, lanes_of
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import StaticShares, stage_times
+from hexiopt.cost.sharing import pipeline_costs, shared_message_s, stage_times
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan
 from hexiopt.simulation.engine import SimulatedLink, Span, Step, link_of
@@ -32,13 +31,12 @@ class FairShares:
     """
 
     def __init__(self) -> None:
-        self._clock, self._static = Clock(), StaticShares()
+        self._clock = Clock()
         self._spans = Memo(_simulate, 1)
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        each = zip(self._static(placed), self._clock.ends_s(placed), strict=True)
-        return tuple([replace(cost, executor_end_s=ends, end_s=max(ends)) for cost, ends in each])
+        return pipeline_costs(placed, shared_message_s(placed), self._clock.ends_s(placed))
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
@@ -47,7 +45,6 @@ class FairShares:
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._clock.forget()
-        self._static.forget()
         self._spans.clear()
 
 

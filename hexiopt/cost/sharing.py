@@ -36,13 +36,9 @@ class StaticShares:
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        load_s = total_load([item for one in placed for item in one.network_load])
-        found = []
-        for one in placed:
-            message_s = tuple([message.seconds(load_s) for message in one.messages])
-            ends = self._ends[one.graph, message_s]
-            found.append(PipelineCost(one.stages, one.plain_messages, message_s, ends, max(ends)))
-        return tuple(found)
+        message_s = shared_message_s(placed)
+        ends_s = [self._ends[line.graph, seconds] for line, seconds in zip(placed, message_s, strict=True)]
+        return pipeline_costs(placed, message_s, ends_s)
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`: a message always takes as long."""
@@ -56,6 +52,25 @@ class StaticShares:
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._ends.clear()
+
+
+def shared_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
+    """Seconds of each message of each pipeline [pipelines][messages] where all of them share the network throughout."""
+    load_s = total_load([item for line in placed for item in line.network_load])
+    return [tuple([message.seconds(load_s) for message in line.messages]) for line in placed]
+
+
+def pipeline_costs(
+    placed: Sequence[PlacedPipeline], message_s: Sequence[tuple[float, ...]], ends_s: Sequence[tuple[float, ...]]
+) -> tuple[PipelineCost, ...]:
+    """The costs of pipelines from seconds of their messages [pipelines][messages] and ends of their executors
+    [pipelines][executors]."""
+    return tuple(
+        [
+            PipelineCost(line.stages, line.plain_messages, seconds, ends, max(ends))
+            for line, seconds, ends in zip(placed, message_s, ends_s, strict=True)
+        ]
+    )
 
 
 def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:

@@ -57,12 +57,8 @@ class PipelineGraph:
         from hexiopt.schedules.kernel import ends_s  # only here, as numba takes a second to start
 
         seconds = [s for chunks in self.chunk_s for chunk in chunks for s in chunk]
-        found: list[float] = ends_s(np.array([*seconds, *message_s]), self._order, self._wiring).tolist()
-        if isnan(found[0]):
-            raise InputError(
-                f"schedule {self.schedule}: operations wait for each other for ever; run what they wait for before"
-            )
-        return tuple(found)
+        ends = ends_s(np.array([*seconds, *message_s]), self._order, self._wiring).tolist()
+        return tuple(refuse_deadlock(self.schedule, ends))
 
     @property
     def _order(self) -> Ints:
@@ -85,6 +81,13 @@ class PipelineGraph:
         at = 3 + 4 * wiring[1]
         taken = at + wiring[2]
         return int(wiring[0]), wiring[3:at].reshape(-1, 4), wiring[at:taken], wiring[taken:].reshape(-1, 2)
+
+
+def refuse_deadlock(schedule: Schedule, ends_s: list[float]) -> list[float]:
+    """`ends_s` of executors. Raises InputError where one is NaN: executors wait for each other."""
+    if any(map(isnan, ends_s)):
+        raise InputError(f"schedule {schedule}: operations wait for each other for ever; run what they wait for before")
+    return ends_s
 
 
 @lru_cache(maxsize=65_536)

@@ -1,16 +1,16 @@
 """When the executors of a plan end if messages share the network while they are under way."""
 
 from collections.abc import Sequence
-from math import inf, isnan
+from itertools import islice
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from hexiopt.cost.clock.folding import Lane, components, fold
 from hexiopt.cost.place import PlacedPipeline
-from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.schedules.recurrence import PipelineGraph
+from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
 
 _KEPT = 20_000  # sets of pipelines with their ends
 
@@ -73,16 +73,8 @@ def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
     graphs = [graph for graph, _, _ in key]
     programmes, num_queues = _programmes(graphs)
     lanes, num_resources = _lanes(key)
-    ends = ends_s(programmes, lanes, num_queues, num_resources, inf).tolist()
-    if any(map(isnan, ends)):
-        raise InputError(
-            f"schedule {graphs[0].schedule}: operations wait for each other for ever; run what they wait for before"
-        )
-    found, at = [], 0
-    for graph in graphs:
-        found.append(tuple(ends[at : at + len(graph.stages)]))
-        at += len(graph.stages)
-    return tuple(found)
+    ends = iter(refuse_deadlock(graphs[0].schedule, ends_s(programmes, lanes, num_queues, num_resources).tolist()))
+    return tuple([tuple(islice(ends, len(graph.stages))) for graph in graphs])
 
 
 def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:

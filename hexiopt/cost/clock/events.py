@@ -188,11 +188,9 @@ def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resources: int, limit_s: float) -> Any:
-    """When each executor ends [executors], in seconds from the step's start.
-
-    NaN where executors wait for each other for ever; infinite for all where one ends after `limit_s`.
-    """
+def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resources: int) -> Any:
+    """When each executor ends [executors], in seconds from the step's start; NaN where executors wait for each other
+    for ever."""
     executors, links = len(programmes.first) - 1, len(lanes.receiver)
     place, came = np.zeros((executors, 4), np.int64), np.zeros(num_queues, np.int64)
     ended_s, now_s = np.zeros(executors), 0.0
@@ -216,9 +214,6 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resou
                 soonest_s, arrived = at_s, k
         if agenda.size[0] and agenda.time_s[0] < soonest_s:
             soonest_s, arrived = agenda.time_s[0], -1
-        if soonest_s > limit_s:
-            ended_s[:] = np.inf
-            return ended_s
         for n in range(count):
             share[moving[n]] -= rate[moving[n]] * (soonest_s - now_s)
         now_s = soonest_s

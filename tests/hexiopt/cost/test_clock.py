@@ -81,7 +81,7 @@ def test_searched_plans_end_when_the_event_simulation_says(number: int) -> None:
     problem = drawn_problem(number)
     plan = make_solver("local_search").solve(problem, Budget(3600.0, 40), seed=number).plan
     if plan is None:
-        return
+        pytest.skip("the search finds no plan in so few steps")
     fair = PlanPricer(problem, network=FairShares())
     cost = fair.price(plan)
     for p, pipeline in enumerate(cost.pipelines):
