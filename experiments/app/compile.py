@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hexiopt
 import solvers
+from solvers.compiled.kernels import forget_stale
 
 SOURCES = (
     "hexiopt/cost/clock/events.py",
@@ -72,19 +73,11 @@ def missing() -> Iterator[str]:
 def main() -> list[str]:
     """Compile the search beside bounds and proof, in two processes; the parts that failed. What they leave out, numba
     compiles when it is first called."""
-    _remove_stale()
+    for folder in sorted({(_ROOTS[source.partition("/")[0]] / source).parent for source in SOURCES}):
+        forget_stale(folder)
     command = [sys.executable, "-P", "-m", "experiments.app.kernels"]  # apart: it imports all that searches
     processes = {part: subprocess.Popen([*command, part]) for part in _PARTS}
     return [part for part, process in processes.items() if process.wait()]
-
-
-def _remove_stale() -> None:
-    """Remove what numba keeps of older sources beside them: it cannot read an index that names a type which is gone."""
-    for source in SOURCES:
-        path = _ROOTS[source.partition("/")[0]] / source
-        for index in (path.parent / "__pycache__").glob(f"{path.stem}.*.nbi"):
-            if index.stat().st_mtime < path.stat().st_mtime:
-                index.unlink(missing_ok=True)
 
 
 def check_all() -> None:

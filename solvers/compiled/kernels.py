@@ -32,14 +32,15 @@ def kernel(function: Function) -> Function:
 
 
 def _compiled(function: Function, options: dict[str, Any]) -> Function:
-    _forget_stale(Path(function.__code__.co_filename).parent)
+    forget_stale(Path(function.__code__.co_filename).parent)
     compiled: Function = numba.njit(**options)(function)
     return compiled
 
 
 @cache
-def _forget_stale(folder: Path) -> None:
-    """Delete what numba keeps of a folder from before the last change of a file with kernels there, or here."""
+def forget_stale(folder: Path) -> None:
+    """Delete what numba keeps of a folder from before the last change of a file with kernels there, or here. It could
+    not even read an index that names a type which is gone."""
     sources = (path for own in {folder, Path(__file__).parent} for path in own.glob("*.py"))
     changed_s = max((path.stat().st_mtime for path in sources if b"kernel" in path.read_bytes()), default=0.0)
     for path in _cached(folder):

@@ -42,7 +42,7 @@ def lowest(mask: int, count: int) -> int:
     return picked
 
 
-@entry
+@kernel
 def draw(dice: Any, free: int, degree: int) -> int:
     """The mask of any `degree` devices of `free`; 0 where it has fewer."""
     drawn, rest = 0, free

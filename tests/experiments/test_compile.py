@@ -59,15 +59,17 @@ def test_parts_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_numba_keeps_of_older_sources_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is as new stays."""
-    kept = tmp_path / "hexiopt" / "__pycache__"
-    kept.mkdir(parents=True)
+    """From before the last change of a file with kernels in its folder; and what is newer stays."""
+    cached = tmp_path / "hexiopt" / "__pycache__"
+    cached.mkdir(parents=True)
+    (tmp_path / "hexiopt" / "law.py").write_text("# a kernel\n")
     for name in ("old", "new"):
-        (tmp_path / "hexiopt" / f"{name}.py").touch()
-        (kept / f"{name}.ends_s-1.py311.nbi").touch()
-    os.utime(kept / "old.ends_s-1.py311.nbi", (1.0, 1.0))
-    monkeypatch.setattr(compiling, "SOURCES", ("hexiopt/old.py", "hexiopt/new.py"))
+        (cached / f"law.{name}-1.py311.nbi").touch()
+    os.utime(cached / "law.old-1.py311.nbi", (1.0, 1.0))
+    later_s = (tmp_path / "hexiopt" / "law.py").stat().st_mtime + 1e6  # after the file of `forget_stale`, too
+    os.utime(cached / "law.new-1.py311.nbi", (later_s, later_s))
+    monkeypatch.setattr(compiling, "SOURCES", ("hexiopt/law.py",))
     monkeypatch.setattr(compiling, "_ROOTS", {"hexiopt": tmp_path})
     monkeypatch.setattr(compiling, "_PARTS", ())
     assert compiling.main() == []
-    assert [path.name for path in kept.iterdir()] == ["new.ends_s-1.py311.nbi"]
+    assert [path.name for path in cached.iterdir()] == ["law.new-1.py311.nbi"]

@@ -1,4 +1,4 @@
-"""The clock, compiled: operations and messages of some pipelines, event by event, messages by max-min fairness.
+"""The kernel of the clock: operations and messages of some pipelines, event by event, messages by max-min fairness.
 
 An executor runs its programme, each operation when the executor is free and all its messages have come. A link sends
 one message after another: a latency first, and then, where it crosses shared resources, at the rate that it gets beside

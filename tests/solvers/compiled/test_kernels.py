@@ -26,5 +26,5 @@ def test_what_was_compiled_before_a_change_is_forgotten(
     for name, made_s in (("caller.walk-1.nbi", changed_s - 1), ("caller.walk-1.1.nbc", changed_s + 1)):
         (kept / name).touch()
         os.utime(kept / name, (made_s, made_s))
-    kernels._forget_stale(folder)
+    kernels.forget_stale(folder)
     assert [path.name for path in kept.iterdir()] == ["caller.walk-1.1.nbc"]
