@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, NoPlanError, interrupt, plan_of, search, solvers_of
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.fair_network import simulation_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict
@@ -26,17 +25,11 @@ _ROOM = 4.5  # time given to a stand-in model over the time that it takes at thi
 
 @dataclass(frozen=True)
 class _Entry:
-    """A plan with the name of its solver, its cost, and its simulated step time."""
+    """A plan with the name of its solver and its cost."""
 
     name: str
     plan: Plan
     cost: Cost
-    simulated_s: float
-
-    @classmethod
-    def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
-        """The entry of a plan, which is simulated."""
-        return cls(name, plan, cost, simulation_s(PlanPricer(problem), plan))
 
 
 def run(job: Job) -> float:
@@ -63,7 +56,7 @@ def run(job: Job) -> float:
     entries = []
     if given is not None:
         check_trainable(str(job.config.plan), given)
-        entries.append(_Entry.of("plan", problem, given.plan, PlanPricer(problem).price(given.plan)))
+        entries.append(_Entry("plan", given.plan, PlanPricer(problem).price(given.plan)))
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor
     hindrance = unsupported(problem.cluster)
     if config.network and hindrance is not None:
@@ -81,7 +74,7 @@ def run(job: Job) -> float:
                 if interrupt.pressed:
                     break
                 steps = bench.paced(entry.plan, entry.cost, config.steps, dilation, shaped=shaped)
-                rows.append(Emulated(entry.name, entry.cost.step_time_s, entry.simulated_s, steps.seconds, steps.late))
+                rows.append(Emulated(entry.name, entry.cost.step_time_s, steps.seconds, steps.late))
                 job.show(f"{entry.name}: predicted {rows[-1].predicted_s:.3f} s, measured {rows[-1].measured_s:.3f} s")
         except TrainingFailedError as error:
             raise FailedError(str(error)) from None
@@ -114,7 +107,7 @@ def _plans(job: Job, problem: Problem) -> list[_Entry]:
             continue
         cannot = untrainable(problem.model, problem.workload, plan)
         if cannot is None:
-            entries.append(_Entry.of(name, problem, plan, plan.cost))
+            entries.append(_Entry(name, plan, plan.cost))
         else:
             reasons.append(f"{name}: {cannot}")
     if not entries and not job.config.plan:

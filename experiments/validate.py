@@ -41,7 +41,6 @@ from experiments.validation.score import (
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.fair_network import simulation_s
 from hexiopt.errors import InputError
 from hexiopt.files.link_files import sailor_network
 from hexiopt.files.profile_files import read_profile
@@ -65,7 +64,6 @@ def run(job: Job) -> float:
             found.append(_predict(row, given))
     predictions = [prediction for prediction, _, _ in found]
     known = [(case, prediction.predicted) for prediction, case, _ in found if case is not None]
-    simulated_too = [(case, _simulated(prediction, case)) for prediction, case, _ in found if case is not None]
     priced = [(case, cost) for _, case, cost in found if case is not None and cost is not None]
     skipped = grouped((one for one in predictions if one.reason), lambda one: one.reason)
     if not known:
@@ -76,11 +74,10 @@ def run(job: Job) -> float:
     job.show(errors_table(by_source, f"By source, GPU and precision (ρ of the worst family of {_FAMILY} rows or more)"))
     half = [pair for pair in known if is_half_precision(pair[0].row)]
     by_type = _errors_by(half, lambda case: ("all", gpu_types(case)), at_least=_TYPE)
-    families, finer = (_errors_by(pairs, family, at_least=_FAMILY) for pairs in (known, simulated_too))
+    families = _errors_by(known, family, at_least=_FAMILY)
     for errors, title in (
         (by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"),
         (families, f"Families of {_FAMILY} rows or more: one model on one cluster"),
-        (finer, "The same, simulated: messages share the network only with those under way beside them"),
         (_memory_errors(priced), "Peaks of memory: of tensors, and of what the allocator held, reserve included"),
         (_layer_errors() if not job.config.data else [], "Forward and backward of a layer, by Zorse"),
     ):
@@ -116,12 +113,6 @@ def _given(job: Job) -> Given:
     if config.network is not None:
         network = sailor_network(Path(config.network)) if config.network else None
     return Given(profile, network)
-
-
-def _simulated(prediction: Prediction, case: Case) -> float:
-    """The run's metric by the finer simulation."""
-    assert prediction.simulated_step_s is not None, "a run that is priced is simulated"
-    return in_metric(case, prediction.simulated_step_s)
 
 
 def _memory_errors(priced: Sequence[tuple[Case, Cost]]) -> list[Errors]:
@@ -167,7 +158,6 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None, Cost | No
         predicted=in_metric(case, seconds),
         measured_step_s=step_time_s(case),
         predicted_step_s=seconds,
-        simulated_step_s=simulation_s(model, case.plan),
     )
     return prediction, case, cost
 

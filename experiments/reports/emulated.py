@@ -24,23 +24,20 @@ _COLUMNS = [
     "steps",
     "late",
     "dilation",
-    "simulated_s",
 ]
 _NOTE = (
     "Compute is paced to the predicted times, so that the comparison checks schedule, overlap, communication and "
-    "sharing. In a simulated step, messages share the network only while they are in transit together; in the "
-    "predicted one, all share it throughout. Late: by how much the slowest rank exceeded its compute time."
+    "sharing. Late: by how much the slowest rank exceeded its compute time."
 )
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """A plan's predicted and simulated step time; its measured step times in seconds on the cluster; and
-    the share by which the slowest rank exceeded its compute time."""
+    """A plan's predicted step time; its measured step times in seconds on the cluster; and the share by which the
+    slowest rank exceeded its compute time."""
 
     name: str
     predicted_s: float
-    simulated_s: float
     steps_s: tuple[float, ...]
     late: float
 
@@ -61,19 +58,18 @@ def emulated_csv(rows: Sequence[Emulated], dilation: float) -> str:
     for row in rows:
         spread = min(row.steps_s), max(row.steps_s), len(row.steps_s)
         measured = row.measured_s, row.error, *spread, row.late
-        written.append((row.name, row.predicted_s, *measured, dilation, row.simulated_s))
+        written.append((row.name, row.predicted_s, *measured, dilation))
     return csv_text(written)
 
 
 def emulated_table(rows: Sequence[Emulated]) -> Table:
     """The same for a terminal, the fastest plan first; speeds are relative to the symmetric plan if there is one."""
     symmetric_s = next((row.measured_s for row in rows if row.name == SYMMETRIC), None)
-    header = ["Plan", "Predicted", "Measured", "Error", "Simulated", "Error", "Least to most", "Late"]
+    header = ["Plan", "Predicted", "Measured", "Error", "Least to most", "Late"]
     cells = []
     for row in sorted(rows, key=lambda row: row.measured_s):
-        simulated = [seconds(row.simulated_s), f"{row.simulated_s / row.measured_s - 1:+.1%}"]
         spread = f"{seconds(min(row.steps_s))} to {seconds(max(row.steps_s))}"
-        times = [seconds(row.predicted_s), seconds(row.measured_s), f"{row.error:+.1%}", *simulated, spread]
+        times = [seconds(row.predicted_s), seconds(row.measured_s), f"{row.error:+.1%}", spread]
         faster = [] if symmetric_s is None else [f"{symmetric_s / row.measured_s:.2f}×"]
         cells.append([row.name, *times, f"{row.late:.1%}", *faster])
     if symmetric_s is not None:

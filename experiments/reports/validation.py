@@ -16,7 +16,7 @@ from hexiopt.report.tabular import plain_table
 
 _COLUMNS = (
     *("line", "source", "gpu", "gpus", "model", "precision", "framework", "micro_batch_size", "recompute", "chunks"),
-    *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "simulated_step_s", "reason"),
+    *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "reason"),
 )
 _WITHIN = 0.1  # half width of the band drawn around equality
 _MAX_RANGES = 8  # of lines that a reason names
@@ -41,7 +41,6 @@ class Prediction:
     predicted: float = 0.0
     measured_step_s: float = 0.0
     predicted_step_s: float = 0.0
-    simulated_step_s: float | None = None
     reason: str = ""
 
     @property
@@ -70,10 +69,10 @@ def validation_csv(rows: Sequence[Prediction]) -> str:
     for row in rows:
         known = row.line, row.source, row.gpu, row.gpus or "", row.model, row.precision
         if row.reason:
-            written.append((*known, *[""] * 4, row.metric, row.measured, *[""] * 5, row.reason))
+            written.append((*known, *[""] * 4, row.metric, row.measured, *[""] * 4, row.reason))
             continue
         chosen = row.framework, row.micro_batch_size, row.recompute, row.chunks
-        seconds = row.measured_step_s, row.predicted_step_s, row.simulated_step_s
+        seconds = row.measured_step_s, row.predicted_step_s
         written.append((*known, *chosen, row.metric, row.measured, row.predicted, row.error, *seconds, ""))
     return csv_text(written)
 

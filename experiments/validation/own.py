@@ -9,7 +9,6 @@ from experiments.measure.trial_files import TriedPlan, read_trials
 from experiments.reports.validation import Prediction, draw_validation, validation_csv
 from experiments.validation.score import Scored
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.fair_network import simulation_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.report.tabular import plain_table
@@ -65,7 +64,6 @@ def _prediction(number: int, tried: tuple[TriedPlan, Cost]) -> Prediction:
         predicted=cost.step_time_s,
         measured_step_s=one.step_s,
         predicted_step_s=cost.step_time_s,
-        simulated_step_s=simulation_s(PlanPricer(problem), plan),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from hexiopt.bounds.compute import compute_bound_s, compute_shares
 from hexiopt.cost.executors.stage_model import StageModel, framework_of
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
-from hexiopt.cost.sharing import StaticShares
+from hexiopt.cost.sharing import FairShares
 from hexiopt.problem.problem import Problem
 
 __all__ = ["LowerBound", "bound_under_s", "compute_bound_s", "lower_bound", "lower_bound_s", "our_model"]
@@ -75,7 +75,7 @@ def our_model(pricer: object, problem: Problem) -> PlanPricer | None:
     if type(pricer) is not PlanPricer or not vars(pricer).keys().isdisjoint(vars(PlanPricer)):
         return None
     stages, framework = pricer.stages, framework_of(problem)
-    plain = type(stages) is StageModel and stages.context is None and type(pricer.network) is StaticShares
+    plain = type(stages) is StageModel and stages.context is None and type(pricer.network) is FairShares
     same = all(one is problem or one == problem for one in (pricer.problem, stages.problem))
     executes = pricer.framework == stages.framework == framework and framework.is_bounded
     return pricer if plain and same and executes else None

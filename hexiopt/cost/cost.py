@@ -64,7 +64,8 @@ class StageCost(MemoryUse):
 class PipelineCost:
     """One pipeline: what its executors and messages take, and when its executors end.
 
-    `message_s` [messages]; `executor_end_s` [executors, stage by stage] and `end_s` are seconds from the step's start.
+    `message_s` [messages] is the mean of each message from its start to its end; `executor_end_s` [executors, stage by
+    stage] and `end_s` are seconds from the step's start.
     """
 
     stages: tuple[StageCost, ...]

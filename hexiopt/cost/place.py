@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from hexiopt.cost.clock.folding import Lanes
 from hexiopt.cost.context import PipelineContext
 from hexiopt.cost.cost import StageCost
-from hexiopt.cost.executors.network_load import PlacedMessage, executor_loads
+from hexiopt.cost.executors.network_load import PlacedMessage
 from hexiopt.cost.executors.routes import place_messages
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.errors import InputError
@@ -19,8 +20,7 @@ from hexiopt.schedules.schedule import Schedule
 class PlacedPipeline:
     """What a pipeline takes apart from others; all seconds and bytes for one micro-batch.
 
-    `network_load` lists (network resource, seconds) of every executor that sends. Of `messages`, `plain_messages` has
-    the ends alone.
+    Of `messages`, `plain_messages` has the ends alone.
     """
 
     schedule: Schedule
@@ -28,7 +28,7 @@ class PlacedPipeline:
     stages: tuple[StageCost, ...]
     messages: tuple[PlacedMessage, ...]
     plain_messages: tuple[Message, ...]
-    network_load: tuple[tuple[int, float], ...]
+    lanes: Lanes
     graph: PipelineGraph
 
     def with_stages(self, stages: tuple[StageCost, ...]) -> "PlacedPipeline":
@@ -75,6 +75,6 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         tuple(costs),
         placed,
         messages,
-        executor_loads(placed),
+        Lanes.of(placed),
         pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links),
     )

@@ -20,7 +20,7 @@ from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.lockstep import in_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
-from hexiopt.cost.sharing import NetworkModel, StaticShares
+from hexiopt.cost.sharing import FairShares, NetworkModel
 from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
@@ -75,7 +75,7 @@ class PlanPricer:
         self.problem = problem
         self.stages = StageModel(problem, framework, context)
         self.framework = self.stages.framework
-        self.network: NetworkModel = network or StaticShares()
+        self.network: NetworkModel = network or FairShares()
         self._placed = Memo(self._place, _KEPT)
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
         # What searches ask any pricer about stages, the stage model answers.

@@ -1,15 +1,20 @@
-"""How the messages of all pipelines of a plan share the network (`executors/network_load.py`), and when executors end
-for it."""
+"""How the messages of all pipelines of a plan share the network, and when executors end for it.
+
+The price shares it as it is used: a message has a part of its resources for as long as it is under way, beside those
+that are under way with it (`FairShares`). Searches also need an estimate that knows each pipeline by itself: there all
+messages of a step share all the time (`StaticShares`).
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from hexiopt.cost.clock.clock import Clock, PipelineTimes
 from hexiopt.cost.cost import PipelineCost, StageCost
-from hexiopt.cost.executors.network_load import total_load
+from hexiopt.cost.executors.network_load import executor_loads, total_load
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph
-from hexiopt.simulation.engine import Span, StageTimes, Step, link_of
+from hexiopt.simulation.engine import SimulatedLink, Span, StageTimes, Step, link_of
 
 _KEPT = 50_000  # pipelines with the seconds of their messages
 
@@ -28,17 +33,46 @@ class NetworkModel(Protocol):
         """Give back what is remembered of pipelines."""
 
 
+class FairShares:
+    """A network whose resources are shared by those messages that are under way at once, by max-min fairness.
+
+    Times are of the compiled clock, spans of the event simulation (`hexiopt/simulation`), which ends when the clock
+    does; those of the last plan are remembered.
+    """
+
+    def __init__(self) -> None:
+        self._clock = Clock()
+        self._spans = Memo(_simulate, 1)
+
+    def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
+        """As of `NetworkModel`."""
+        return _pipeline_costs(placed, self._clock.times(placed))
+
+    def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
+        """As of `NetworkModel`."""
+        return (span for span in self._spans[tuple(placed)] if span.pipeline == number)
+
+    def forget(self) -> None:
+        """As of `NetworkModel`."""
+        self._clock.forget()
+        self._spans.clear()
+
+
 class StaticShares:
-    """A network whose resources are shared all the time by all messages that ever use them."""
+    """A network whose resources are shared all the time by all messages that ever use them: what the compiled search
+    (`solvers/compiled`) estimates plans by."""
 
     def __init__(self) -> None:
         self._ends = Memo(_ends_s, _KEPT)  # pipelines that are equal but for their devices end alike
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        message_s = shared_message_s(placed)
-        ends_s = [self._ends[line.graph, seconds] for line, seconds in zip(placed, message_s, strict=True)]
-        return pipeline_costs(placed, message_s, ends_s)
+        load_s = total_load([item for line in placed for item in executor_loads(line.messages)])
+        times = []
+        for line in placed:
+            message_s = tuple([message.seconds(load_s) for message in line.messages])
+            times.append(PipelineTimes(self._ends[line.graph, message_s], message_s))
+        return _pipeline_costs(placed, times)
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`: a message always takes as long."""
@@ -47,33 +81,23 @@ class StaticShares:
             link_of(number, message, seconds, len(cost.stages))
             for message, seconds in zip(cost.messages, cost.message_s, strict=True)
         ]
-        return Step({number: (line.num_micro_batches, stage_times(cost.stages))}, line.schedule, links).spans()
+        return Step({number: (line.num_micro_batches, _stage_times(cost.stages))}, line.schedule, links).spans()
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._ends.clear()
 
 
-def shared_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
-    """Seconds of each message of each pipeline [pipelines][messages] where all of them share the network throughout."""
-    load_s = total_load([item for line in placed for item in line.network_load])
-    return [tuple([message.seconds(load_s) for message in line.messages]) for line in placed]
-
-
-def pipeline_costs(
-    placed: Sequence[PlacedPipeline], message_s: Sequence[tuple[float, ...]], ends_s: Sequence[tuple[float, ...]]
-) -> tuple[PipelineCost, ...]:
-    """The costs of pipelines from seconds of their messages [pipelines][messages] and ends of their executors
-    [pipelines][executors]."""
+def _pipeline_costs(placed: Sequence[PlacedPipeline], times: Sequence[PipelineTimes]) -> tuple[PipelineCost, ...]:
     return tuple(
         [
-            PipelineCost(line.stages, line.plain_messages, seconds, ends, max(ends))
-            for line, seconds, ends in zip(placed, message_s, ends_s, strict=True)
+            PipelineCost(line.stages, line.plain_messages, message_s, ends_s, max(ends_s))
+            for line, (ends_s, message_s) in zip(placed, times, strict=True)
         ]
     )
 
 
-def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
+def _stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
     """What the executors of each stage take, as the simulation asks for it."""
     return [tuple([executor.chunk_s for executor in stage.executors]) for stage in stages]
 
@@ -81,3 +105,15 @@ def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
 def _ends_s(key: tuple[PipelineGraph, tuple[float, ...]]) -> tuple[float, ...]:
     graph, message_s = key
     return graph.ends_s(message_s)
+
+
+def _simulate(placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
+    """All spans of pipelines that share the network, in the order in which they end."""
+    links = [link for p, line in enumerate(placed) for link in _links(p, line)]
+    running = {p: (line.num_micro_batches, _stage_times(line.stages)) for p, line in enumerate(placed)}
+    return tuple(Step(running, placed[0].schedule, links).spans())
+
+
+def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
+    for placed, lane in zip(pipeline.messages, pipeline.lanes.each(), strict=True):
+        yield link_of(p, placed.message, lane.fixed_s, len(pipeline.stages), dict(lane.needs), lane.most)

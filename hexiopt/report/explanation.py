@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hexiopt.cost.breakdown import busy_time
-from hexiopt.cost.fair_network import simulation_s
 from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
 from hexiopt.numbers.frameworks import Framework, default_framework
@@ -73,9 +72,6 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
     yield "optimizer", seconds(cost.optimizer_s), traffic
     parts = ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in facts.step.parts)
     yield "step", seconds(cost.step_time_s), f"on {facts.step.executor}, which ends last: {parts}"
-    simulated = simulation_s(facts.model, facts.plan)
-    change = f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only while in transit "
-    yield "simulated", seconds(simulated), f"{change}together; in the price, all messages of a step share it throughout"
     tight, excess_bytes = facts.tightest, facts.tightest.cost.excess_bytes
     has = "lacks" if excess_bytes > 0 else "has the least free memory,"
     where = f"stage {tight.number} of pipeline {tight.pipeline} {has} {gib(abs(excess_bytes))} GiB"

@@ -1,8 +1,7 @@
 """An event simulation of one training step: it replays operations and messages of pipelines one by one.
 
-It shares stage times and the order of operations with the cost model, not its recurrence. Network models
-(`cost/sharing.py`, `cost/fair_network.py`) take their spans from it; those of static shares must end when the
-recurrence says.
+It shares stage times and the order of operations with the cost model, not its kernels. Network models
+(`cost/sharing.py`) take their spans from it, which must end when the kernels say.
 """
 
 import heapq
@@ -63,8 +62,10 @@ class SimulatedLink:
     most: float = inf
     waiting: deque[Operation] = field(default_factory=deque)  # that the messages come from; the first is in transit
     began_s: float = 0.0
-    remaining: float = 0.0  # share of the first message that has not arrived
-    rate: float = 0.0  # share of a message a second
+    remaining: float = 0.0  # share of the first message that had not arrived at `since_s`
+    since_s: float = 0.0
+    rate: float = 0.0  # share of a message a second, since then
+    arrival_s: float = inf  # at that rate
 
 
 class Step:
@@ -100,21 +101,20 @@ class Step:
         for place in self._todo:
             self._begin(place)
         while self._events or self._moving:
-            first = min(self._moving, key=lambda link: max(0.0, link.remaining) / link.rate, default=None)
-            arrival_s = inf if first is None else self._now + max(0.0, first.remaining) / first.rate
-            if first is not None and (not self._events or arrival_s <= self._events[0][0]):
-                self._move_to(arrival_s)
+            first = min(self._moving, key=lambda link: link.arrival_s, default=None)
+            if first is not None and (not self._events or first.arrival_s <= self._events[0][0]):
+                self._now = first.arrival_s
                 self._moving.remove(first)
                 self._share()
                 yield self._arrive(first)
                 continue
             time_s, _, what = heapq.heappop(self._events)
-            self._move_to(time_s)
+            self._now = time_s
             if isinstance(what, Span):
                 yield what
                 self._end(what)
             elif what.needs:
-                what.remaining = 1.0
+                what.remaining, what.since_s, what.rate = 1.0, time_s, 0.0
                 self._moving.append(what)
                 self._share()
             else:
@@ -124,15 +124,13 @@ class Step:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
-    def _move_to(self, time_s: float) -> None:
-        for link in self._moving:
-            link.remaining -= link.rate * (time_s - self._now)
-        self._now = time_s
-
     def _share(self) -> None:
         rates = fair_rates([link.needs for link in self._moving], [link.most for link in self._moving])
         for link, rate in zip(self._moving, rates, strict=True):
-            link.rate = rate
+            if rate != link.rate:
+                link.remaining -= link.rate * (self._now - link.since_s)
+                link.since_s, link.rate = self._now, rate
+                link.arrival_s = self._now + max(0.0, link.remaining) / rate
 
     def _next(self, place: ExecutorId, kind: OperationKind, chunk: int, steps: int = 1) -> tuple[int, int] | None:
         stages = self._stages[place[0]]

@@ -3,7 +3,7 @@
 from typing import TypeGuard
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import StaticShares
+from hexiopt.cost.sharing import FairShares
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.solving import Pricer
@@ -20,8 +20,9 @@ _MOST_SIZES = 16
 def unsupported(problem: Problem, pricer: Pricer) -> str | None:
     """Why the tables do not speak for `problem` and `pricer`, in words; None where they do.
 
-    They then price every candidate as the pricer does, but not all plans of the space are candidates: replicas,
-    interleaved stages and sequence layouts are not, nor is ZeRO-2 or 3.
+    They then estimate every candidate: it is what the plan would cost if all its messages shared the network all the
+    time. Not all plans of the space are candidates: replicas, interleaved stages and sequence layouts are not, nor is
+    ZeRO-2 or 3.
     """
     if not has_tables(pricer):
         return f"the pricer is a {type(pricer).__name__} of another kind, which has no tables"
@@ -35,10 +36,10 @@ def unsupported(problem: Problem, pricer: Pricer) -> str | None:
 
 
 def has_tables(pricer: Pricer) -> TypeGuard[PlanPricer]:
-    """Whether a pricer is ours, messages share the network statically, and sequences are whole."""
+    """Whether a pricer is ours, messages share the network while they are under way, and sequences are whole."""
     if type(pricer) is not PlanPricer:
         return False
-    return isinstance(pricer.network, StaticShares) and pricer.stages.context is None
+    return isinstance(pricer.network, FairShares) and pricer.stages.context is None
 
 
 def _too_large(problem: Problem, pricer: PlanPricer) -> str | None:

@@ -12,7 +12,7 @@ from hexiopt.memo import Memo
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.plan.token_layout import Floats, Ints
+from hexiopt.plan.token_layout import Ints
 from hexiopt.problem.space import Recompute, recompute_chains, sharding_stages
 from hexiopt.schedules.in_flight import holding
 from solvers.core.search import Search
@@ -20,10 +20,10 @@ from solvers.proof.joint import (
     Families,
     JointSeconds,
     Lines,
+    machines_of_layers,
     most_next_to,
     ring_seconds,
     surviving_families,
-    what_others_see,
 )
 from solvers.proof.kernels import LIMIT
 from solvers.proof.names import Names
@@ -68,14 +68,12 @@ class Combinations:
         return None if answer == LIMIT else self._members(found[:count], families, lines, machine, limit_s)
 
     def _families(self, lists: Sequence[Lines]) -> tuple[Families, Lines]:
-        tables, parts, found = self._tables, list[Lines](), list[tuple[Ints, Ints, Ints, Floats]]()
+        tables, parts, found = self._tables, list[Lines](), list[tuple[Ints, Ints, Ints]]()
         for lines in lists:
             count = len(lines.num_stages)
             machines = np.zeros((count, tables.num_layers), np.int64)
-            load = np.zeros((count, 2, len(tables.nic)))
-            what_others_see(lines, tables.groups, machines, load)
-            seen = np.hstack([machines, load.reshape(count, -1).astype(np.int64)])
-            _, first, family = np.unique(seen, axis=0, return_index=True, return_inverse=True)
+            machines_of_layers(lines, tables.groups, machines)
+            _, first, family = np.unique(machines, axis=0, return_index=True, return_inverse=True)
             family = family.reshape(-1)
             sequences = lines.num_micro_batches * np.array(tables.sizes)[lines.size]
             most = np.zeros(len(first), np.int64)
@@ -84,13 +82,11 @@ class Combinations:
             order = np.lexsort((-sequences, rank[family]))
             parts.append(Lines(*(own[order] for own in lines)))
             at = np.argsort(rank, kind="stable")
-            found.append(
-                (np.bincount(family, minlength=len(first))[at], most[at], machines[first[at]], load[first[at]])
-            )
-        sizes, most, machines, load = (np.concatenate(own) for own in zip(*found, strict=True))
+            found.append((np.bincount(family, minlength=len(first))[at], most[at], machines[first[at]]))
+        sizes, most, machines = (np.concatenate(own) for own in zip(*found, strict=True))
         of_usage = np.cumsum([0, *(len(own[0]) for own in found)])
         return (
-            Families(of_usage, np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), most, machines, load),
+            Families(of_usage, np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), most, machines),
             Lines(*(np.concatenate(own) for own in zip(*parts, strict=True))),
         )
 
@@ -102,12 +98,11 @@ class Combinations:
         ring_s, inside = np.zeros(tables.num_layers + 1), np.zeros((tables.num_layers + 1, len(tables.nic)))
         for chosen in found.tolist():
             ring_seconds(families.machines[chosen], 0, seconds, ring_s, inside)
-            sent, received = families.load[chosen].sum(axis=0)
             able = dict[int, list[tuple[int, FoundPipeline]]]()
             for f in set(chosen):
                 able[f] = []
                 for i in range(families.members[f], families.members[f + 1]):
-                    count = most_next_to(lines, i, tables.groups, seconds, sent, received, ring_s, inside, 1, limit_s)
+                    count = most_next_to(lines, i, tables.groups, seconds, ring_s, inside, 1, limit_s)
                     if count:
                         size = tables.sizes[lines.size[i]]
                         able[f].append((i, FoundPipeline(size, stages_of_line(lines, i), int(count))))
@@ -124,7 +119,6 @@ class Combinations:
         (holders, machine), tables = key, self._tables
         # Under GPipe memory grows with the number of micro-batches; that of one is a lower bound.
         each = [tables.seconds(holders, size, 1) for size in tables.sizes]
-        messages = [tables.messages(size, np.zeros(len(tables.nic))) for size in tables.sizes]
         return JointSeconds(
             np.array(tables.sizes),
             tables.all_forward_first,
@@ -132,9 +126,7 @@ class Combinations:
             np.stack([own.both_s for own in each]),
             tables.after_s_kept[holders],
             tables.ring_s(0.5 if machine else (holders - 1) / holders),
-            np.stack([own.inside_s for own in messages]),
-            np.array([own.num_bytes for own in messages]),
-            tables.latency_s,
+            np.stack([tables.messages[size].alone_s for size in tables.sizes]),
             tables.nic,
             tables.first_units,
             tables.last_units,

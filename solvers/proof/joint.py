@@ -1,8 +1,8 @@
 """The compiled parts of the last level: pipelines that run next to each other, and what each can process there.
 
-What pipelines do to each other depends only on the machine of each of their layers and on the messages that they send
-through each interface. Pipelines of one usage that are equal in both form a *family*. So families are combined, and a
-combination of families says of each member what it can process, whichever members the others are.
+What pipelines do to each other depends only on the machine of each of their layers: messages of others are neglected,
+which only makes a step shorter. Pipelines of one usage with equal machines form a *family*. So families are combined,
+and a combination of families says of each member what it can process, whichever members the others are.
 """
 
 from typing import Any, NamedTuple
@@ -20,10 +20,9 @@ from solvers.proof.kernels import (
     Messages,
     StageSeconds,
     Tails,
-    add_own_load,
-    between_s,
     chain_ends,
     exposed_s,
+    interfaces_s,
     kind_of,
     sync_s,
 )
@@ -44,10 +43,10 @@ class JointSeconds(NamedTuple):
     """What pipelines of a plan with a known number of pipelines take, by micro-batch size [sizes].
 
     `forward_s` [sizes, kinds, groups, layers + 1], `both_s` [sizes, kinds, in flight, groups, layers + 1]; optimiser
-    `after_s` and sync over own links `local_s` [kinds, groups, layers + 1]; messages as in `Messages`. A ring of a
-    layer between machines passes `pass_bytes` times its factor; embedding and head count as `first_units` and
-    `last_units` layers, and a matrix that the first and the last stage share as `tied_units`. Inside machines, a group
-    passes its share of a layer over its own ports in `port_s` [groups] times the factor.
+    `after_s` and sync over own links `local_s` [kinds, groups, layers + 1]; messages `alone_s` [sizes, groups, groups].
+    A ring of a layer between machines passes `pass_bytes` times its factor; embedding and head count as `first_units`
+    and `last_units` layers, and a matrix that the first and the last stage share as `tied_units`. Inside machines, a
+    group passes its share of a layer over its own ports in `port_s` [groups] times the factor.
     """
 
     sizes: Ints
@@ -56,9 +55,7 @@ class JointSeconds(NamedTuple):
     both_s: Any
     after_s: Floats
     local_s: Floats
-    inside_s: Floats
-    num_bytes: Floats
-    latency_s: float
+    alone_s: Floats
     nic: Floats
     first_units: float
     last_units: float
@@ -73,14 +70,13 @@ class Families(NamedTuple):
     """Families of all usages of a partition, usage by usage, those that can process most sequences first.
 
     `of_usage` [usages + 1] and `members` [families + 1] are where each begins; `most` [families] sequences of a member;
-    `machines` [families, layers]; `load` [families, 2, machines], messages sent and received.
+    `machines` [families, layers].
     """
 
     of_usage: Ints
     members: Ints
     most: Ints
     machines: Ints
-    load: Floats
 
 
 @numba.njit(cache=True)
@@ -89,23 +85,20 @@ def most_alone(
     least: int, most: int, limit_s: float,
 ) -> int:  # fmt: skip
     """The most micro-batches, at least `least` and at most `most`, with which a pipeline of p stages ends in time."""
-    num_machines = len(messages.nic)
+    num_machines = len(messages.interface_s)
     forward_s, backward_s, ahead_s, back_s = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
     ends_s, machines = np.zeros(p), np.zeros(p, np.int64)
-    sent, received, on = messages.base.copy(), messages.base.copy(), np.zeros(num_machines)
+    on = np.zeros(num_machines)
     for s in range(p):
         machines[s] = groups.machine[row[s]]
         on[machines[s]] += layers[s] + tails.units[kind_of(s, p, True)]
     if p > 1 and machines[0] == machines[p - 1]:
         on[machines[0]] -= tails.tied_units
-    add_own_load(machines, p, sent, received)
-    for s in range(p):
-        g, m = row[s], machines[s]
-        if s < p - 1:
-            ahead_s[s] = between_s(messages, m, machines[s + 1], g, row[s + 1], sent, received)
-            back_s[s] = between_s(messages, machines[s + 1], m, row[s + 1], g, sent, received)
+    for s in range(p - 1):
+        ahead_s[s], back_s[s] = messages.alone_s[row[s], row[s + 1]], messages.alone_s[row[s + 1], row[s]]
+    shared_s = interfaces_s(messages, machines, p)
     count = least
-    while count < most:
+    while count < most and (count + 1) * shared_s <= limit_s:
         for s in range(p):
             g, n, kind = row[s], layers[s], kind_of(s, p, True)
             both = seconds.both_s[kind, 0 if seconds.all_forward_first else min(count + 1, p - s) - 1, g, n]
@@ -125,18 +118,13 @@ def most_alone(
 
 
 @numba.njit(cache=True)
-def what_others_see(lines: Lines, groups: Groups, machines: Ints, load: Floats) -> None:
-    """Write the machine of each layer to `machines` [pipelines, layers], and the messages that a pipeline sends and
-    receives through each interface to `load` [pipelines, 2, machines]."""
-    load[:] = 0.0
+def machines_of_layers(lines: Lines, groups: Groups, machines: Ints) -> None:
+    """Write the machine of each layer to `machines` [pipelines, layers]."""
     for i in range(len(machines)):
-        at, p = 0, lines.num_stages[i]
-        on = np.zeros(p, np.int64)
-        for s in range(p):
-            on[s] = groups.machine[lines.groups[i, s]]
-            machines[i, at : at + lines.layers[i, s]] = on[s]
+        at = 0
+        for s in range(lines.num_stages[i]):
+            machines[i, at : at + lines.layers[i, s]] = groups.machine[lines.groups[i, s]]
             at += lines.layers[i, s]
-        add_own_load(on, p, load[i, 0], load[i, 1])
 
 
 @numba.njit(cache=True)
@@ -187,19 +175,16 @@ def ring_seconds(machines: Ints, missing: int, seconds: JointSeconds, ring_s: Fl
 
 @numba.njit(cache=True)
 def most_next_to(
-    lines: Lines, i: int, groups: Groups, seconds: JointSeconds, sent: Floats, received: Floats, ring_s: Floats,
-    inside: Floats, least: int, limit_s: float,
+    lines: Lines, i: int, groups: Groups, seconds: JointSeconds, ring_s: Floats, inside: Floats, least: int,
+    limit_s: float,
 ) -> int:  # fmt: skip
     """The most micro-batches, at most its own, that pipeline i processes in time next to others; 0 if below `least`.
 
-    `sent` and `received` [machines] are the messages of all pipelines, `ring_s` and `inside` the rings of all, from
-    `ring_seconds`. Waiting for late holders is neglected, so that this is an upper bound.
+    `ring_s` and `inside` are the rings of all, from `ring_seconds`. Waiting for late holders and for messages of others
+    is neglected, so that this is an upper bound.
     """
     num_layers = len(ring_s) - 1
     p, c = lines.num_stages[i], lines.size[i]
-    messages = Messages(
-        seconds.inside_s[c], seconds.inside_s[c], seconds.num_bytes[c], seconds.latency_s, seconds.nic, seconds.nic
-    )
     forward_s, backward_s, ahead_s, back_s = np.zeros(p), np.zeros(p), np.zeros(p), np.zeros(p)
     ends_s, beside_s, after_s = np.zeros(p), np.zeros((2, p)), np.zeros((2, p))  # backwards: sync, and what follows it
     at = 0
@@ -220,9 +205,7 @@ def most_next_to(
         at += n
         if s < p - 1:
             h = lines.groups[i, s + 1]
-            a, z = groups.machine[g], groups.machine[h]
-            ahead_s[s] = between_s(messages, a, z, g, h, sent, received)
-            back_s[s] = between_s(messages, z, a, h, g, sent, received)
+            ahead_s[s], back_s[s] = seconds.alone_s[c, g, h], seconds.alone_s[c, h, g]
     count = lines.num_micro_batches[i]
     while count >= max(1, least):
         fits = True
@@ -262,7 +245,6 @@ def surviving_families(
     chosen, total = np.full(k, -1, np.int64), np.zeros(k + 1, np.int64)
     machines, ring_s = np.zeros((k, num_layers), np.int64), np.zeros(num_layers + 1)
     inside = np.zeros((num_layers + 1, num_machines))
-    sent, received = np.zeros(num_machines), np.zeros(num_machines)
     d = work = count = 0
     while d >= 0:
         if chosen[d] < 0:
@@ -281,11 +263,6 @@ def surviving_families(
         machines[d] = families.machines[f]
         able = total[d + 1] + rest[d + 1]
         if d > 0 or k == 1:
-            sent[:] = 0.0
-            received[:] = 0.0
-            for i in range(d + 1):
-                sent += families.load[chosen[i], 0]
-                received += families.load[chosen[i], 1]
             ring_seconds(machines[: d + 1], k - 1 - d, seconds, ring_s, inside)
             work += num_layers * (d + 1 + num_machines)
             for i in range(d + 1):
@@ -295,7 +272,7 @@ def surviving_families(
                     size = seconds.sizes[lines.size[line]]
                     least = max(best, batch - able) // size
                     work += 2 * lines.num_stages[line] * lines.num_micro_batches[line]
-                    own = most_next_to(lines, line, groups, seconds, sent, received, ring_s, inside, least, limit_s)
+                    own = most_next_to(lines, line, groups, seconds, ring_s, inside, least, limit_s)
                     best = max(best, own * size)
                     if best == families.most[f]:
                         break

@@ -32,16 +32,15 @@ class StageSeconds(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Messages of one micro-batch. Inside a machine they take `inside_s` [groups, groups]. Between machines, interfaces
-    pass `num_bytes` at `nic` bytes/s [machines] for each sender and receiver on the machine, including the `base`
-    [machines] of other pipelines. `round_trip_s` [machines, machines] is the least round-trip time."""
+    """Messages of one micro-batch, none of which takes less than where it shares the network with no other.
 
-    inside_s: Floats
+    Alone it takes `alone_s` [groups, groups]; `round_trip_s` [machines, machines] is the least of both directions
+    together. Whatever goes at once, each direction of an interface passes one after `interface_s` [machines] more.
+    """
+
+    alone_s: Floats
     round_trip_s: Floats
-    num_bytes: float
-    latency_s: float
-    nic: Floats
-    base: Floats
+    interface_s: Floats
 
 
 class Tails(NamedTuple):
@@ -171,28 +170,16 @@ def least_ends(
 
 
 @numba.njit(cache=True)
-def add_own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
-    """Add the load of a chain on `machines` [p] on their interfaces, in messages: each stage sends ahead and back in
-    turn, so the larger of both counts, once per machine."""
-    for i in range(p):
-        m = machines[i]
-        left = machines[i - 1] if i > 0 else m
-        right = machines[i + 1] if i < p - 1 else m
-        if left != m:
-            received[left] += 1.0
-        if right != m and right != left:
-            received[right] += 1.0
-        if left != m or right != m:
-            sent[m] += 1.0
-
-
-@numba.njit(cache=True)
-def between_s(messages: Messages, a: int, b: int, g: int, h: int, sent: Floats, received: Floats) -> Any:
-    """Seconds of a message from group g on machine a to group h on machine b."""
-    if a == b:
-        return messages.inside_s[g, h]
-    slowest = max(sent[a] / messages.nic[a], received[b] / messages.nic[b])
-    return slowest * messages.num_bytes + messages.latency_s
+def interfaces_s(messages: Messages, machines: Ints, p: int) -> Any:
+    """The most seconds a micro-batch for which a chain on `machines` [p] needs one direction of an interface."""
+    most_s = 0.0
+    for m in machines[:p]:
+        crossing = 0  # boundaries of the chain at that machine: over each it sends and receives one
+        for k in range(p - 1):
+            if machines[k] != machines[k + 1] and (machines[k] == m or machines[k + 1] == m):
+                crossing += 1
+        most_s = max(most_s, crossing * messages.interface_s[m])
+    return most_s
 
 
 @numba.njit(cache=True)

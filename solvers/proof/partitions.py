@@ -124,7 +124,6 @@ def surroundings(tables: ProofTables, parts: Partition, sharding: Sharding) -> d
         if w in found:
             continue
         others = [j for j in range(len(parts)) if j != i]
-        crossing = tuple(sum(int(alone[j] < 0 and used[j, m]) for j in others) for m in range(used.shape[1]))
         inside = tuple(sum(int(alone[j] == m) for j in others) for m in range(used.shape[1]))
         found[w] = Surroundings(
             len(parts),
@@ -132,24 +131,21 @@ def surroundings(tables: ProofTables, parts: Partition, sharding: Sharding) -> d
             tuple(forced),
             least_machines,
             whole,
-            crossing,
             inside if sharding == "machine" else (),
         )
     return found
 
 
-def case_surroundings(case: Case, holders: int, sharding: Sharding, pipelines: int) -> Surroundings:
-    """What surrounds every pipeline of a partition of at least `pipelines` pipelines, of a case; states are held by at
-    most `holders`. If all use two machines or more, each sends messages through all of these."""
+def case_surroundings(case: Case, holders: int, sharding: Sharding) -> Surroundings:
+    """What surrounds every pipeline of a partition of a case; states are held by at
+    most `holders`."""
     forced = tuple(use in (Use.SOME, Use.WHOLE) for use in case)
-    across = case.count(Use.ALL) > 1
     return Surroundings(
         holders,
         sharding,
         forced,
         2,
         tuple(m for m, use in enumerate(case) if use is Use.WHOLE),
-        tuple((pipelines - 1) * (across and use is Use.ALL) for use in case),
         (0,) * len(case) if sharding == "machine" else (),
     )
 

@@ -15,10 +15,9 @@ from solvers.proof.kernels import (
     Messages,
     StageSeconds,
     Tails,
-    add_own_load,
-    between_s,
     exposed_s,
     gpipe_ends,
+    interfaces_s,
     kind_of,
     least_ends,
     one_f_one_b_ends,
@@ -97,7 +96,7 @@ def search_pipelines(
     forward_s, backward_s = np.zeros(most + 1), np.zeros(most + 1)  # by stages behind
     chain_f, chain_b, ahead_s, back_s = np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1)
     ends_s, after_s, machines = np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1, np.int64)
-    scratch_s, sent, received = np.zeros((3, most + 1)), np.zeros(num_machines), np.zeros(num_machines)
+    scratch_s = np.zeros((3, most + 1))
     least_forward_s = NEVER_S
     for g in range(len(groups.machine)):
         if usage[groups.machine[g]] >= groups.tp[g]:
@@ -189,13 +188,11 @@ def search_pipelines(
         for i in range(p):
             machines[i] = groups.machine[row[d - i]]
             chain_f[i], chain_b[i] = forward_s[d - i], backward_s[d - i]
-        sent[:] = messages.base
-        received[:] = messages.base
-        add_own_load(machines, p, sent, received)
+        if m_batches * interfaces_s(messages, machines, p) > limit_s:
+            continue
         for i in range(p - 1):
-            a, b, x, y = machines[i], machines[i + 1], row[d - i], row[d - i - 1]
-            ahead_s[i] = between_s(messages, a, b, x, y, sent, received)
-            back_s[i] = between_s(messages, b, a, y, x, sent, received)
+            x, y = row[d - i], row[d - i - 1]
+            ahead_s[i], back_s[i] = messages.alone_s[x, y], messages.alone_s[y, x]
         # Closed-form bounds first, which take less time than the recurrence.
         work += _OPERATIONS_OF_A_STAGE * p + p * p
         way_s[p], rounds_s[p] = least_ends(gpipe, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)

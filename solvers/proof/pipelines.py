@@ -125,7 +125,7 @@ class PipelineSearch:
         whole_s = self._sums(tables.usages, needed, caps, around, size, bounds, 0.0)[1]
         raise_sums(
             vectors, tables.usages.strides, needed, tables.groups, caps,
-            tables.terms[around].messages[size].round_trip_s, tables.num_layers, self.limit_s, whole_s,
+            tables.messages[size].round_trip_s, tables.num_layers, self.limit_s, whole_s,
         )  # fmt: skip
         return whole_s
 
@@ -137,9 +137,9 @@ class PipelineSearch:
         firsts = vectors.shape[1] if tables.tied_units else 1
         before_s = np.empty((firsts, len(vectors), tables.num_layers + 1, vectors.shape[1]))
         whole_s = np.empty(len(vectors))
-        round_trip_s = tables.terms[around].messages[size].round_trip_s
+        round_trip_s = tables.messages[size].round_trip_s
         least_sums(
-            vectors, strides, needed, tables.groups, caps, round_trip_s, tables.terms[around].tails.tied_s, most,
+            vectors, strides, needed, tables.groups, caps, round_trip_s, tables.tails[around].tied_s, most,
             tables.num_layers, self.limit_s, known_s, before_s, whole_s,
         )  # fmt: skip
         return before_s, whole_s
@@ -153,7 +153,7 @@ class PipelineSearch:
         first p stages with ρ behind, whose sum is L: p (T − tail) ≥ (M − ρ) L. There are at most as many stages as
         devices.
         """
-        tails, devices = self.tables.terms[around].tails, vectors.sum(axis=1)
+        tails, devices = self.tables.tails[around], vectors.sum(axis=1)
         if self.tables.all_forward_first:
             never_s = np.full(len(vectors), NEVER_S)
             return Most(devices[-1] - devices, least, most, never_s, never_s)
@@ -239,11 +239,10 @@ class PipelineSearch:
             return NO, found[:0]
         if most_work == RELAXED:
             return LIMIT, found[:0]
-        terms = tables.terms[around]
         answer, count = search_pipelines(
             vector, tables.usages.below(usage).strides, tables.groups,
-            tables.seconds(around.holders, size, num_micro_batches), terms.tails, terms.messages[size], before,
-            on.least, on.most, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
+            tables.seconds(around.holders, size, num_micro_batches), tables.tails[around], tables.messages[size],
+            before, on.least, on.most, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
         )  # fmt: skip
         return int(answer), found[:count]
 
@@ -268,7 +267,7 @@ class PipelineSearch:
         rest_s = np.empty_like(before_s)
         least_rests(
             lattice.vectors, lattice.strides, self.tables.groups, caps,
-            self.tables.terms[around].messages[size].round_trip_s, most, self.tables.num_layers, self.limit_s, known_s,
+            self.tables.messages[size].round_trip_s, most, self.tables.num_layers, self.limit_s, known_s,
             before_s, rest_s,
         )  # fmt: skip
         return Before(before_s, rest_s, caps.first_tail_s)
@@ -346,7 +345,6 @@ class PipelineSearch:
         reached its limit."""
         tables, known = self.tables, self._known(around, usage)
         found = list[tuple[int, int, Ints]]()  # index of the size, most micro-batches, stages
-        terms = tables.terms[around]
         for c, size in enumerate(tables.sizes):
             count = max(1, -(-least // size))
             if count > known[size][1]:
@@ -357,7 +355,7 @@ class PipelineSearch:
             seconds = tables.seconds(around.holders, size, count)  # of more micro-batches under GPipe: no less
             for row in rows:
                 own = most_alone(
-                    tables.groups, seconds, terms.tails, terms.messages[size], row[:, 0], row[:, 1],
+                    tables.groups, seconds, tables.tails[around], tables.messages[size], row[:, 0], row[:, 1],
                     int(np.argmin(row[:, 0])), count, known[size][1], self.limit_s,
                 )  # fmt: skip
                 found.append((c, own, row))

@@ -291,7 +291,7 @@ class Proof:
         if self._packings(tables, own).most < tables.batch:
             return
         self._step()
-        known = case_surroundings(case, around.holders, "any", 2)
+        known = case_surroundings(case, around.holders, "any")
         own = np.minimum(own, search.most_sequences(known, around, own > 0))
         alike = tables.usages.representatives(case)
         packings = self._packed(search, known, own, alike, None, RELAXED)
@@ -305,7 +305,7 @@ class Proof:
             shardings: tuple[Sharding, ...] = ("all", "machine") if hybrid else ("all",)
             for sharding in shardings:
                 self._step()
-                near = case_surroundings(case, k, sharding, k)
+                near = case_surroundings(case, k, sharding)
                 most = np.minimum(own, search.most_sequences(near, known, own > 0))
                 for work in (RELAXED, TINY):
                     packed = self._packed(search, near, most, alike, k, work)

@@ -219,7 +219,7 @@ class StageBounds:
         passed through its interface before any of the machine's stages is done. So with y layers each stage has few,
         and y is at most what the devices hold then.
         """
-        tables, tails = self.tables, self.tables.terms[around].tails
+        tables, tails = self.tables, self.tables.tails[around]
         work_s = self._least_work_s(around, size, num_micro_batches).min(axis=0)  # [groups, layers + 1]
         numbers = np.arange(tables.num_layers + 1)
         found = np.zeros((len(tables.machines), int(tables.usages.most.max()) + 1), np.int64)
@@ -244,7 +244,7 @@ class StageBounds:
         w = min(r, M − 1), 0 under GPipe, M − 1 − w forwards and M − 1 backwards are left.
         """
         tables = self.tables
-        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
+        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.tails[around]
         one_s = float(seconds.both_s[:, :, :, 1].min())
         sync_s = np.maximum(tails.local_s, tails.all_s)
         found = np.full(sync_s.shape, NEVER_S)
@@ -277,7 +277,7 @@ class StageBounds:
     def caps(self, around: Surroundings, size: int, num_micro_batches: int, least_on: tuple[int, ...] | None) -> Caps:
         """Caps of any pipeline, or of one that has so many layers on each machine at least, none where that is −1."""
         tables = self.tables
-        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.terms[around].tails
+        seconds, tails = tables.seconds(around.holders, size, num_micro_batches), tables.tails[around]
         sync_s = np.maximum(tails.local_s, tails.all_s)
         units = np.arange(tables.num_layers + 1) + tails.units[:, None, None]
         used = np.ones(len(tables.group_list), np.bool_)
@@ -297,7 +297,7 @@ class StageBounds:
         # What runs beside a backward may leave less after that of many layers.
         first_tail_s = first_own_tail_s[used, 1 : 2 if tables.shown == 1.0 else None].min()
         own = tables.groups.machine
-        round_trip_s = tables.terms[around].messages[size].round_trip_s[own]  # from each group to each machine
+        round_trip_s = tables.messages[size].round_trip_s[own]  # from each group to each machine
         one_s = np.minimum(seconds.both_s[0, 0, :, 1], seconds.both_s[2, 0, :, 1])
         next_s = round_trip_s + [one_s[own == m].min() for m in range(len(tables.machines))]
 

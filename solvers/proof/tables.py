@@ -31,8 +31,7 @@ class Surroundings:
     `holders` is the most holders of a parameter, the number of pipelines of the plan. `sharding` states the sharding
     groups. `forced` [machines]: some pipeline uses the machine and another does not, so every layer on it is also held
     elsewhere. `least_machines` is the least number of machines that hold a layer, `whole` the forced machines that hold
-    a whole pipeline. `crossing` [machines] counts other pipelines that send messages through the machine's interface,
-    `inside` [machines] those that are wholly in the machine.
+    a whole pipeline. `inside` [machines] counts other pipelines that are wholly in the machine.
     """
 
     holders: int
@@ -40,16 +39,7 @@ class Surroundings:
     forced: tuple[bool, ...] = ()
     least_machines: int = 2
     whole: tuple[int, ...] = ()
-    crossing: tuple[int, ...] = ()
     inside: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """`Surroundings` in seconds: tails of stages, and messages by micro-batch size."""
-
-    tails: Tails
-    messages: dict[int, Messages]
 
 
 class ProofTables:
@@ -92,7 +82,7 @@ class ProofTables:
         self.units: Floats = np.concatenate(([0.0], ends + self.tied_units))
         self._stages = StageTable(pricer)
         self._seconds = Memo(self._new_seconds, 256)
-        self.terms = Memo(self._new_terms, 4096)
+        self.tails = Memo(self._new_tails, 4096)
         self.after_s_kept = Memo(self.after_s, 64)
 
     @property
@@ -167,7 +157,7 @@ class ProofTables:
         spec = self.machines[machine]
         return float(across + (tp * spec.intra_bandwidth_bytes_per_s if spec.num_gpus > 1 else 0.0))
 
-    def _new_terms(self, around: Surroundings) -> Terms:
+    def _new_tails(self, around: Surroundings) -> Tails:
         k, h = around.holders, max(around.least_machines, 2)
         shape = (len(KINDS), len(self.tp_groups), self.num_layers + 1)
         after_s, layer_s, all_s = self.after_s_kept[k], np.zeros(len(self.machines)), 0.0
@@ -190,11 +180,7 @@ class ProofTables:
         # A matrix that the first and the last stage of this pipeline share has one holder more than pipelines.
         tied_share = k / (k + 1) if k == 1 or around.sharding == "all" else 0.5
         tied_s = self.shown * tied_share * across_bytes * self.tied_units / self.nic
-        base = np.array(around.crossing or [0.0] * len(self.machines), float)
-        return Terms(
-            Tails(local_s, layer_s, all_s, after_s, self.units, self.tied_units, tied_s, self.shown),
-            {size: self.messages(size, base) for size in self.sizes},
-        )
+        return Tails(local_s, layer_s, all_s, after_s, self.units, self.tied_units, tied_s, self.shown)
 
     def _port_s(self, around: Surroundings) -> Floats:
         """Seconds of rings inside machines where states are sharded within machines: stages next to pipelines that are
@@ -209,30 +195,27 @@ class ProofTables:
                     found[kind, g] = share * self.layer_bytes * (layers + self.units[kind]) / (tp * rate)
         return found
 
-    def messages(self, size: int, base: Floats) -> Messages:
-        """Messages of micro-batches of `size`; `base` [machines] of others cross each interface in each direction."""
-        num_bytes, nic, count = self.pricer.stages.routes.message_bytes(size), self.nic, len(self.machines)
-        busiest = (base + 1.0) / nic
-        across = 2.0 * (np.maximum.outer(busiest, busiest) * num_bytes + self.latency_s)
-        round_trip_s = np.where(np.eye(count, dtype=bool), NEVER_S, across)
-        inside_s = self._inside_s[size]
-        for a, (m, tp) in enumerate(self.group_list):
-            for b, (other, width) in enumerate(self.group_list):
-                if m == other and tp + width <= len(self.devices[m]):
-                    round_trip_s[m, m] = min(round_trip_s[m, m], inside_s[a, b] + inside_s[b, a])
-        return Messages(inside_s, round_trip_s, num_bytes, self.latency_s, nic, base)
-
     @cached_property
-    def _inside_s(self) -> dict[int, Floats]:
-        """Seconds of messages between two groups of a machine at a micro-batch size [groups, groups]."""
-        found = {size: np.zeros((len(self.group_list),) * 2) for size in self.sizes}
+    def messages(self) -> dict[int, Messages]:
+        """Messages of micro-batches of each size."""
+        return {size: self._messages(size) for size in self.sizes}
+
+    def _messages(self, size: int) -> Messages:
+        interface_s = self.pricer.stages.routes.message_bytes(size) / self.nic
+        count = len(self.group_list)
+        alone_s, round_trip_s = np.zeros((count, count)), np.full((len(self.machines),) * 2, NEVER_S)
         for a, (m, tp) in enumerate(self.group_list):
             for b, (other, width) in enumerate(self.group_list):
-                if m == other and tp + width <= len(self.devices[m]):
+                if m != other:
+                    alone_s[a, b] = max(interface_s[m], interface_s[other]) + self.latency_s
+                elif tp + width <= len(self.devices[m]):
                     ends = self.devices[m][:tp], self.devices[m][tp : tp + width]
-                    for size in self.sizes:
-                        found[size][a, b] = self.pricer.message_s(*ends, size)
-        return found
+                    alone_s[a, b] = self.pricer.message_s(*ends, size)
+        for a, (m, tp) in enumerate(self.group_list):
+            for b, (other, width) in enumerate(self.group_list):
+                if m != other or tp + width <= len(self.devices[m]):
+                    round_trip_s[m, other] = min(round_trip_s[m, other], alone_s[a, b] + alone_s[b, a])
+        return Messages(alone_s, round_trip_s, interface_s)
 
     @cached_property
     def latency_s(self) -> float:
@@ -252,7 +235,7 @@ class ProofTables:
     def representative(self, around: Surroundings, usage: int) -> tuple[Surroundings, int]:
         """What stands for a usage in surroundings and for all that differ only in which of equal machines is which."""
         vector, source = self.usages.vectors[usage].tolist(), list(range(len(self.machines)))
-        facts = [vector, *(own for own in (around.forced, around.crossing, around.inside) if own)]
+        facts = [vector, *(own for own in (around.forced, around.inside) if own)]
         for machines in self.usages.alike:
             order = sorted(machines, key=lambda m: (*(own[m] for own in facts), m in around.whole), reverse=True)
             for m, other in zip(machines, order, strict=True):
@@ -263,7 +246,6 @@ class ProofTables:
             around,
             forced=tuple(around.forced[m] for m in source if around.forced),
             whole=tuple(m for m, other in enumerate(source) if other in around.whole),
-            crossing=tuple(around.crossing[m] for m in source if around.crossing),
             inside=tuple(around.inside[m] for m in source if around.inside),
         )
         return moved, self.usages.number([vector[m] for m in source])

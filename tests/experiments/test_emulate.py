@@ -21,7 +21,6 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
     assert list(rows) == ["megatron"]
     for row in rows.values():
         assert float(row["measured_s"]) > 0.3 * float(row["predicted_s"])
-        assert 0.9 * float(row["predicted_s"]) < float(row["simulated_s"]) < 1.1 * float(row["predicted_s"])
         assert float(row["error"]) == pytest.approx(float(row["predicted_s"]) / float(row["measured_s"]) - 1)
     for name in ("emulation.png", "plan-megatron.json"):
         assert (tmp_path / "out" / name).exists()
@@ -55,12 +54,12 @@ def test_bad_input_is_one_line(hexiopt: Run, tmp_path: Path, words: tuple[str, .
 
 
 def test_the_table_says_how_much_faster() -> None:
-    rows = [Emulated("megatron", 2.2, 2.1, (2.0, 1.9, 2.4), 0.0), Emulated("portfolio", 1.0, 0.9, (1.0,), 0.01)]
+    rows = [Emulated("megatron", 2.2, (2.0, 1.9, 2.4), 0.0), Emulated("portfolio", 1.0, (1.0,), 0.01)]
     table = emulated_table(rows)
     cells = [list(map(str, column.cells)) for column in table.columns]
     assert cells[0] == ["portfolio", "megatron"]
-    assert cells[3:6] == [["+0.0%", "+10.0%"], ["900 ms", "2.10 s"], ["-10.0%", "+5.0%"]]
+    assert cells[3] == ["+0.0%", "+10.0%"]
     assert cells[-1] == ["2.00×", "1.00×"]
     (first, second) = csv.DictReader(emulated_csv(rows, 7.0).splitlines())
     assert (first["least_s"], first["most_s"], first["dilation"]) == ("1.9", "2.4", "7.0")
-    assert (second["late"], second["simulated_s"]) == ("0.01", "0.9")
+    assert second["late"] == "0.01"

@@ -168,16 +168,13 @@ def prices() -> Data:
                 profiles.append(profile)
             data["cluster"]["profile"] = profiles.index(profile)
         number = listed.setdefault(problem_sha256(problem), (len(listed), data))[0]
-        simulate = _is_simulated(problem, plan)
-        entries.append(
-            {"source": source, "problem": number, "framework": framework, "simulate": simulate, "plan": plan}
-        )
+        entries.append({"source": source, "problem": number, "framework": framework, "plan": plan})
     return {"profiles": profiles, "problems": [{"problem": data} for _, data in listed.values()], "plans": entries}
 
 
 def _refusal(drawn: Drawn) -> str:
     """A refusal without its place, values and numbers."""
-    text = str(outcome.price(outcome.pricer(drawn[1], drawn[3]), drawn[2], False)["refusal"])
+    text = str(outcome.price(outcome.pricer(drawn[1], drawn[3]), drawn[2])["refusal"])
     return re.sub(r"\d+|'[^']*'|\[.*\]", "", text.rpartition(": ")[2])
 
 
@@ -189,12 +186,6 @@ def _is_measured(problem: Problem) -> Iterator[bool]:
         yield (s.hidden_size, s.num_heads, s.ffn_size, s.vocab_size, s.seq_len) == sizes and any(
             gpu.name == entry.gpu for gpu in problem.cluster.types
         )
-
-
-def _is_simulated(problem: Problem, data: Data) -> bool:
-    """Where it takes milliseconds."""
-    stages = [(p["num_micro_batches"], s) for p in data["pipelines"] for s in p["stages"]]
-    return sum(n for n, _ in stages) <= 150 and not any("sequence" in s for _, s in stages)
 
 
 def solver_plans() -> Data:

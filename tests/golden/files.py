@@ -47,7 +47,7 @@ def prices(golden: Data, fresh: bool = False) -> Iterator[Data]:
         key = entry["problem"], entry["framework"]
         if fresh or key not in models:
             models[key] = outcome.pricer(problems[key[0]], key[1])
-        found = outcome.price(models[key], entry["plan"], entry["simulate"])
+        found = outcome.price(models[key], entry["plan"])
         yield {"problem_sha256": problem_sha256(problems[key[0]]), **found}
 
 

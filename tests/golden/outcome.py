@@ -12,7 +12,6 @@ from typing import Any
 
 from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.fair_network import simulation_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import read_cluster
@@ -40,16 +39,15 @@ def pricer(problem: Problem, framework: str) -> PlanPricer:
     return PlanPricer(problem, frameworks()[framework])
 
 
-def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
+def price(model: PlanPricer, plan_data: Data) -> Data:
     """Seconds of a plan, and bytes of each part of memory per device, in the order of stages and replicas.
 
-    `executor_end_s` is [pipelines][executors], `memory_bytes[part]` [devices]; `simulated_s` is the step by fair shares
-    of the network. A plan that is refused has `refusal` alone.
+    `executor_end_s` is [pipelines][executors], `memory_bytes[part]` [devices]. A plan that is refused has `refusal`
+    alone.
     """
     try:
         plan = plan_from_section(Section(plan_data, "plan"), model.problem.cluster)
         cost = model.price(plan)
-        simulated = {"simulated_s": simulation_s(model, plan)} if simulate else {}
     except ValueError as error:
         return {"refusal": str(error)}
     memory = [(one.memory, one.limit_bytes) for _, _, devices, one in copy_costs(plan, cost) for _ in devices]
@@ -59,7 +57,6 @@ def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
         "gradient_sync_s": cost.gradient_sync_s,
         "optimizer_s": cost.optimizer_s,
         "mfu": cost.mfu,
-        **simulated,
         "executor_end_s": [list(pipeline.executor_end_s) for pipeline in cost.pipelines],
         "memory_bytes": {part: [getattr(each, part) for each, _ in memory] for part in MEMORY_PARTS}
         | {"limit": [limit for _, limit in memory]},

@@ -1,80 +1,67 @@
-"""When the executors of a plan end if messages share the network while they are under way."""
+"""When the executors of a plan end, and how long its messages take, if these share the network while they are under
+way."""
 
 from collections.abc import Sequence
 from itertools import islice
-from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hexiopt.cost.clock.folding import Lane, components, fold
+from hexiopt.cost.clock.folding import Folding, Lanes, LaneShape, components, fold
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
 
-_KEPT = 20_000  # sets of pipelines with their ends
+_KEPT = 20_000  # sets of pipelines with their times
 
-_Set = tuple[tuple[PipelineGraph, tuple[Lane, ...], tuple[tuple[int, ...], ...]], ...]  # graph, lanes, flows of each
+_Set = tuple[tuple[PipelineGraph, LaneShape, tuple[int, ...]], ...]  # pipelines with their `Lanes`
+
+
+class PipelineTimes(NamedTuple):
+    """When each executor ends its last operation [executors], in seconds from the step's start, and how long each
+    message takes on average, from its start to its end [messages]."""
+
+    executor_end_s: tuple[float, ...]
+    message_s: tuple[float, ...]
 
 
 class Clock:
-    """The ends of pipelines beside each other, remembered where they share resources in the same way."""
+    """The times of pipelines beside each other, remembered for sets that share resources in the same way."""
 
     def __init__(self) -> None:
-        self._ends = Memo(_ends_s, _KEPT)
+        self._times = Memo(_times, _KEPT)
 
-    def ends_s(self, placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
-        """When each executor ends its last operation [pipelines][executors], in seconds from the step's start.
-
-        Raises InputError where operations wait for each other for ever.
-        """
-        graphs = [pipeline.graph for pipeline in placed]
-        folding = fold(graphs, [lanes_of(pipeline) for pipeline in placed])
-        first = [folding.class_of.index(number) for number in range(len(folding.lanes))]
-        ends: dict[int, tuple[float, ...]] = {}
-        for together in components(folding.lanes):
+    def times(self, placed: Sequence[PlacedPipeline]) -> list[PipelineTimes]:
+        """The times of each pipeline [pipelines]. Raises InputError where operations wait for each other for ever."""
+        times: dict[int, PipelineTimes] = {}
+        for together in components([line.lanes.resources for line in placed]):
             number: dict[int, int] = {}  # of resources, in the order in which they come: equal sets have equal keys
-            key = tuple([(graphs[first[c]], _numbered(folding.lanes[c], number), folding.flows[c]) for c in together])
-            ends |= zip(together, self._ends[key], strict=True)
-        return [ends[number] for number in folding.class_of]
+            key = []
+            for p in together:
+                graph, (shape, resources) = placed[p].graph, placed[p].lanes
+                key.append((graph, shape, tuple([number.setdefault(r, len(number)) for r in resources])))
+            times |= zip(together, self._times[tuple(key)], strict=True)
+        return [times[p] for p in range(len(placed))]
 
     def forget(self) -> None:
-        """Forget all ends."""
-        self._ends.clear()
+        """Forget all times."""
+        self._times.clear()
 
 
-def _numbered(lanes: Sequence[Lane], number: dict[int, int]) -> tuple[Lane, ...]:
-    """`lanes` whose resources have the numbers of `number`, to which new ones are added."""
-    return tuple(
-        [
-            lane._replace(needs=tuple([(number.setdefault(r, len(number)), need_s) for r, need_s in lane.needs]))
-            for lane in lanes
-        ]
-    )
-
-
-def lanes_of(pipeline: PlacedPipeline) -> tuple[Lane, ...]:
-    """The lane of each message of a pipeline; inside machines nothing is shared."""
-    lanes = []
-    for _, route, num_bytes in pipeline.messages:
-        port_s = route.port_s_per_byte * num_bytes
-        needs = tuple([(resource, s_per_byte * num_bytes) for resource, s_per_byte in route.shared])
-        if needs:
-            lanes.append(Lane(route.latency_s, 1.0 / port_s if port_s else inf, needs))
-        else:
-            lanes.append(Lane(route.latency_s + port_s, inf, needs))
-    return tuple(lanes)
-
-
-def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
-    """When the executors of each of a set of pipelines end."""
+def _times(key: _Set) -> tuple[PipelineTimes, ...]:
+    """The times of each of a set of pipelines: of one of each class."""
     from hexiopt.cost.clock.events import ends_s  # only here, as numba takes a second to start
 
-    graphs = [graph for graph, _, _ in key]
+    folding = fold([graph for graph, _, _ in key], [Lanes(shape, resources).each() for _, shape, resources in key])
+    graphs = [key[folding.class_of.index(number)][0] for number in range(len(folding.lanes))]
     programmes, num_queues = _programmes(graphs)
-    lanes, num_resources = _lanes(key)
-    ends = iter(refuse_deadlock(graphs[0].schedule, ends_s(programmes, lanes, num_queues, num_resources).tolist()))
-    return tuple([tuple(islice(ends, len(graph.stages))) for graph in graphs])
+    ended_s, sent_s = ends_s(programmes, *_lanes(graphs, folding), num_queues)
+    ends, messages = iter(refuse_deadlock(graphs[0].schedule, ended_s.tolist())), iter(sent_s.tolist())
+    times = [
+        PipelineTimes(tuple(islice(ends, len(graph.stages))), tuple(islice(messages, len(graph.links))))
+        for graph in graphs
+    ]
+    return tuple([times[number] for number in folding.class_of])
 
 
 def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
@@ -110,17 +97,17 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
     return Programmes(*map(np.concatenate, parts)), num_queues
 
 
-def _lanes(key: _Set) -> tuple[Any, int]:
-    """The lanes of pipelines after one another, and how many resources they cross."""
+def _lanes(graphs: Sequence[PipelineGraph], folding: Folding) -> tuple[Any, int]:
+    """The lanes of classes after one another, and how many resources they cross."""
     from hexiopt.cost.clock.events import LaneArrays
 
     receivers, num_executors = [], 0
-    for graph, _, _ in key:
+    for graph in graphs:
         receivers += [num_executors + receiver for _, _, receiver in graph.links]
         num_executors += len(graph.stages)
-    lanes = [lane for _, own, _ in key for lane in own]
+    lanes = [lane for class_lanes in folding.lanes for lane in class_lanes]
     needs = [need for lane in lanes for need in lane.needs]
-    flows = [flow for _, _, own in key for lane in own for flow in lane]
+    flows = [flow for class_flows in folding.flows for lane_flows in class_flows for flow in lane_flows]
     num_resources = max([resource for resource, _ in needs], default=-1) + 1
     return LaneArrays(
         np.array(receivers, np.int64),

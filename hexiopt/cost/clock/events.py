@@ -50,6 +50,32 @@ class LaneArrays(NamedTuple):
     flows: Floats
 
 
+class Traffic(NamedTuple):
+    """The messages that are under way over resources: `moving[: under_way[0]]` are their links, in the order of their
+    starts.
+
+    By link: the `share` of its message that was left at `since_s`, its `rate` since then in messages a second, when it
+    arrives at that rate (infinite where none is under way), `alone`, the rate beside no other, and `longest_s`, the
+    most seconds that it needs one resource alone. Resource r is crossed by links `crossing[first[r] : first[r + 1]]`.
+    The rest is scratch: `level` [2, resources]; `rising`, `near` and `before` [links].
+    """
+
+    moving: Ints
+    under_way: Ints
+    share: Floats
+    since_s: Floats
+    rate: Floats
+    arrival_s: Floats
+    alone: Floats
+    longest_s: Floats
+    first: Ints
+    crossing: Ints
+    level: Floats
+    rising: Ints
+    near: Ints
+    before: Floats
+
+
 class Agenda(NamedTuple):
     """A binary heap of events: when, and what: executor e ends an operation, or (executors + l) link l's latency ends.
 
@@ -95,13 +121,12 @@ def _pop(agenda: Agenda) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _share(lanes: LaneArrays, longest_s: Floats, moving: Ints, rate: Floats, scratch: Floats) -> None:
-    """Set the `rate` of the links in `moving`, in messages a second: as `hexiopt/simulation/fair_shares.py`. `scratch`
-    [2, resources]."""
-    first, resources, count = lanes.first, lanes.resources, len(moving)
-    left, load = scratch
-    rising = moving.copy()
-    for k in rising:
+def _share(lanes: LaneArrays, traffic: Traffic, count: int) -> None:
+    """Set the rates of the links `rising[:count]`, in messages a second: as `hexiopt/simulation/fair_shares.py`.
+    `rising` is overwritten."""
+    first, resources, longest_s, rising = lanes.first, lanes.resources, traffic.longest_s, traffic.rising
+    left, load = traffic.level
+    for k in rising[:count]:
         for j in range(first[k], first[k + 1]):
             left[resources[j]] = 1.0
     rest, level = count, 0.0
@@ -128,13 +153,108 @@ def _share(lanes: LaneArrays, longest_s: Floats, moving: Ints, rate: Floats, scr
             for j in range(first[k], first[k + 1]):
                 done = done or (lowest <= top and resources[j] == full)
             if done:
-                rate[k] = level / longest_s[k]
+                traffic.rate[k] = level / longest_s[k]
                 for j in range(first[k], first[k + 1]):
-                    left[resources[j]] -= lanes.flows[j] * rate[k] * lanes.need_s[j]
+                    left[resources[j]] -= lanes.flows[j] * traffic.rate[k] * lanes.need_s[j]
             else:
                 rising[still] = k
                 still += 1
         rest = still
+
+
+@numba.njit(cache=True, nogil=True)
+def _new_traffic(lanes: LaneArrays, num_resources: int) -> Any:
+    links = len(lanes.receiver)
+    first, crossing = np.zeros(num_resources + 1, np.int64), np.empty(len(lanes.resources), np.int64)
+    for r in lanes.resources:
+        first[r + 1] += 1
+    for r in range(num_resources):
+        first[r + 1] += first[r]
+    traffic = Traffic(
+        np.zeros(links, np.int64), np.zeros(1, np.int64), np.zeros(links), np.zeros(links), np.zeros(links),
+        np.full(links, np.inf), np.zeros(links), np.zeros(links), first, crossing, np.zeros((2, num_resources)),
+        np.zeros(links, np.int64), np.zeros(links, np.int64), np.zeros(links),
+    )  # fmt: skip
+    at = first.copy()
+    for k in range(links):
+        for j in range(lanes.first[k], lanes.first[k + 1]):
+            traffic.longest_s[k] = max(traffic.longest_s[k], lanes.need_s[j])
+            crossing[at[lanes.resources[j]]] = k
+            at[lanes.resources[j]] += 1
+        if lanes.first[k + 1] > lanes.first[k]:
+            traffic.rising[0] = k
+            _share(lanes, traffic, 1)
+            traffic.alone[k] = traffic.rate[k]
+    return traffic
+
+
+@numba.njit(cache=True, nogil=True)
+def _set_rate(traffic: Traffic, link: int, before: float, now_s: float) -> None:
+    """When a link's message arrives, whose rate has been `before` until now."""
+    traffic.share[link] -= before * (now_s - traffic.since_s[link])
+    traffic.since_s[link] = now_s
+    traffic.arrival_s[link] = now_s + max(0.0, traffic.share[link]) / traffic.rate[link]
+
+
+@numba.njit(cache=True, nogil=True)
+def _enter(lanes: LaneArrays, traffic: Traffic, link: int, now_s: float) -> None:
+    """A link's message starts over its resources."""
+    near = _mark_near(lanes, traffic, link)
+    traffic.moving[traffic.under_way[0]] = link
+    traffic.under_way[0] += 1
+    traffic.share[link], traffic.since_s[link], traffic.rate[link] = 1.0, now_s, 0.0
+    if near:
+        _share_near(lanes, traffic, now_s)
+    else:
+        traffic.rate[link] = traffic.alone[link]
+        _set_rate(traffic, link, 0.0, now_s)
+
+
+@numba.njit(cache=True, nogil=True)
+def _leave(lanes: LaneArrays, traffic: Traffic, link: int, now_s: float) -> None:
+    """A link's message has arrived."""
+    still = 0
+    for n in range(traffic.under_way[0]):
+        if traffic.moving[n] != link:
+            traffic.moving[still] = traffic.moving[n]
+            still += 1
+    traffic.under_way[0] = still
+    traffic.arrival_s[link] = np.inf
+    if _mark_near(lanes, traffic, link):
+        _share_near(lanes, traffic, now_s)
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark_near(lanes: LaneArrays, traffic: Traffic, link: int) -> Any:
+    """Mark as `near` the link, the links whose messages are under way on one of its resources, those whose messages
+    share with them, and so on: no other rates depend on it. Whether there are more than itself."""
+    near, todo, first = traffic.near, traffic.rising, lanes.first
+    near[:] = 0
+    near[link], todo[0], size, alone = 1, link, 1, True
+    while size:
+        size -= 1
+        k = todo[size]
+        for j in range(first[k], first[k + 1]):
+            r = lanes.resources[j]
+            for other in traffic.crossing[traffic.first[r] : traffic.first[r + 1]]:
+                if near[other] == 0 and traffic.arrival_s[other] < np.inf:
+                    near[other], todo[size], alone = 1, other, False
+                    size += 1
+    return not alone
+
+
+@numba.njit(cache=True, nogil=True)
+def _share_near(lanes: LaneArrays, traffic: Traffic, now_s: float) -> None:
+    """Share anew among the messages under way that are marked as near."""
+    moving, count = traffic.moving[: traffic.under_way[0]], 0
+    for k in moving:  # in the order of their starts, as sums are rounded in some order
+        if traffic.near[k]:
+            traffic.rising[count], traffic.before[k] = k, traffic.rate[k]
+            count += 1
+    _share(lanes, traffic, count)
+    for k in moving:
+        if traffic.near[k] and traffic.rate[k] != traffic.before[k]:
+            _set_rate(traffic, k, traffic.before[k], now_s)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -188,43 +308,28 @@ def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resources: int) -> Any:
-    """When each executor ends [executors], in seconds from the step's start; NaN where executors wait for each other
-    for ever."""
+def ends_s(programmes: Programmes, lanes: LaneArrays, num_resources: int, num_queues: int) -> Any:
+    """When each executor ends [executors], in seconds from the step's start, and the mean seconds of
+    each link's messages [links]; NaN where executors wait for each other for ever."""
     executors, links = len(programmes.first) - 1, len(lanes.receiver)
     place, came = np.zeros((executors, 4), np.int64), np.zeros(num_queues, np.int64)
     ended_s, now_s = np.zeros(executors), 0.0
     agenda = Agenda(np.empty(executors + links), np.empty(executors + links, np.int64), np.zeros(1, np.int64))
     ring, waiting = np.empty((links, _RING), np.int64), np.zeros((links, 2), np.int64)
-    moving, count = np.zeros(links, np.int64), 0
-    share, rate, longest_s = np.zeros(links), np.zeros(links), np.zeros(links)
-    scratch = np.zeros((2, num_resources))
-    for k in range(links):
-        for j in range(lanes.first[k], lanes.first[k + 1]):
-            longest_s[k] = max(longest_s[k], lanes.need_s[j])
+    traffic, began_s, sent_s = _new_traffic(lanes, num_resources), np.zeros(links), np.zeros((2, links))
+    moving = traffic.moving
     for e in range(executors):
         place[e, 0] = programmes.first[e]
         _begin(programmes, place, came, agenda, e, now_s)
-    while agenda.size[0] or count:
-        soonest_s, arrived = np.inf, -1
-        for n in range(count):
-            k = moving[n]
-            at_s = now_s + max(0.0, share[k]) / rate[k]
-            if at_s < soonest_s:
-                soonest_s, arrived = at_s, k
-        if agenda.size[0] and agenda.time_s[0] < soonest_s:
-            soonest_s, arrived = agenda.time_s[0], -1
-        for n in range(count):
-            share[moving[n]] -= rate[moving[n]] * (soonest_s - now_s)
-        now_s = soonest_s
+    while agenda.size[0] or traffic.under_way[0]:
+        now_s, arrived = np.inf, -1
+        for n in range(traffic.under_way[0]):
+            if traffic.arrival_s[moving[n]] < now_s:
+                now_s, arrived = traffic.arrival_s[moving[n]], moving[n]
+        if agenda.size[0] and agenda.time_s[0] < now_s:
+            now_s, arrived = agenda.time_s[0], -1
         if arrived >= 0:
-            still = 0
-            for n in range(count):
-                if moving[n] != arrived:
-                    moving[still] = moving[n]
-                    still += 1
-            count = still
-            _share(lanes, longest_s, moving[:count], rate, scratch)
+            _leave(lanes, traffic, arrived, now_s)
         else:
             what = _pop(agenda)
             if what < executors:
@@ -234,23 +339,24 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_queues: int, num_resou
                     link = programmes.sends[j, 0]
                     ring = _wait(ring, waiting, link, programmes.sends[j, 1])
                     if waiting[link, 1] == 1:
+                        began_s[link] = now_s
                         _push(agenda, now_s + lanes.fixed_s[link], executors + link)
                 _begin(programmes, place, came, agenda, what, now_s)
                 continue
             arrived = what - executors
             if lanes.first[arrived + 1] > lanes.first[arrived]:
-                share[arrived] = 1.0
-                moving[count] = arrived
-                count += 1
-                _share(lanes, longest_s, moving[:count], rate, scratch)
+                _enter(lanes, traffic, arrived, now_s)
                 continue
         came[ring[arrived, waiting[arrived, 0]]] += 1
+        sent_s[0, arrived] += now_s - began_s[arrived]
+        sent_s[1, arrived] += 1.0
         waiting[arrived, 0] = (waiting[arrived, 0] + 1) % ring.shape[1]
         waiting[arrived, 1] -= 1
         if waiting[arrived, 1]:
+            began_s[arrived] = now_s
             _push(agenda, now_s + lanes.fixed_s[arrived], executors + arrived)
         _begin(programmes, place, came, agenda, lanes.receiver[arrived], now_s)
     for e in range(executors):
         if place[e, 0] < programmes.first[e + 1]:
             ended_s[e] = np.nan
-    return ended_s
+    return ended_s, sent_s[0] / np.maximum(1.0, sent_s[1])

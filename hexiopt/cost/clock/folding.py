@@ -1,4 +1,4 @@
-"""Equal pipelines folded: one of each class stands for all of it.
+"""Lanes of pipelines, and equal pipelines folded: one of each class stands for all of it.
 
 Classes are refined until all pipelines of a class send the same messages over resources of the same classes, and all
 resources of a class carry the same messages of the same classes of pipelines: an equitable partition (as of McKay,
@@ -7,9 +7,13 @@ time, and the times of one pipeline are those of its whole class.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
+from hexiopt.cost.executors.network_load import PlacedMessage
 from hexiopt.schedules.recurrence import PipelineGraph
 
 
@@ -20,6 +24,50 @@ class Lane(NamedTuple):
     fixed_s: float
     most: float
     needs: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneShape:
+    """Lanes of a pipeline whatever resources they cross; one object for all that are equal (`lane_shape`).
+
+    `lanes` [messages]: seconds of latency, messages a second, and the seconds of each need.
+    """
+
+    lanes: tuple[tuple[float, float, tuple[float, ...]], ...]
+
+
+lane_shape = lru_cache(maxsize=65_536)(LaneShape)
+
+
+class Lanes(NamedTuple):
+    """The lanes of a pipeline [messages]: their shape, and the resources of all needs, lane by lane."""
+
+    shape: LaneShape
+    resources: tuple[int, ...]
+
+    @classmethod
+    def of(cls, messages: Iterable[PlacedMessage]) -> "Lanes":
+        """The lane of each message of a pipeline; inside machines nothing is shared."""
+        lanes, resources = [], list[int]()
+        for _, route, num_bytes in messages:
+            port_s, needs = route.port_s_per_byte * num_bytes, route.shared
+            if needs:
+                needs_s = tuple([s_per_byte * num_bytes for _, s_per_byte in needs])
+                lanes.append((route.latency_s, 1.0 / port_s if port_s else inf, needs_s))
+                resources += [resource for resource, _ in needs]
+            else:
+                lanes.append((route.latency_s + port_s, inf, ()))
+        return cls(lane_shape(tuple(lanes)), tuple(resources))
+
+    def each(self) -> tuple[Lane, ...]:
+        """The lanes one by one."""
+        crossing = iter(self.resources)
+        return tuple(
+            [
+                Lane(fixed_s, most, tuple([(next(crossing), need_s) for need_s in needs_s]))
+                for fixed_s, most, needs_s in self.shape.lanes
+            ]
+        )
 
 
 class Folding(NamedTuple):
@@ -70,23 +118,26 @@ def _numbers(keys: Sequence[Hashable]) -> list[int]:
     return [number.setdefault(key, len(number)) for key in keys]
 
 
-def components(lanes: Sequence[Sequence[Lane]]) -> list[list[int]]:
-    """The numbers of pipelines in sets that share no resource, in order."""
-    parent = list(range(len(lanes)))
-
-    def root(p: int) -> int:
-        while parent[p] != p:
-            parent[p] = parent[parent[p]]
-            p = parent[p]
-        return p
-
+def components(resources: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The numbers of pipelines in sets that share none of the `resources` [pipelines][needs], in order."""
+    parent = list(range(len(resources)))
     first: dict[int, int] = {}
-    for p, own in enumerate(lanes):
-        for lane in own:
-            for resource, _ in lane.needs:
-                a, b = root(p), root(first.setdefault(resource, p))
-                parent[max(a, b)] = min(a, b)
+    for p, crossing in enumerate(resources):
+        for resource in crossing:
+            other = first.setdefault(resource, p)
+            if other == p:
+                continue
+            a = p
+            while parent[a] != a:
+                a = parent[a] = parent[parent[a]]
+            b = other
+            while parent[b] != b:
+                b = parent[b] = parent[parent[b]]
+            parent[max(a, b)] = min(a, b)
     sets: dict[int, list[int]] = {}
-    for p in range(len(lanes)):
-        sets.setdefault(root(p), []).append(p)
+    for p in range(len(parent)):
+        root = p
+        while parent[root] != root:
+            root = parent[root]
+        sets.setdefault(root, []).append(p)
     return list(sets.values())

@@ -1,6 +1,6 @@
 """The clock: equal pipelines are one class, sets that share nothing are apart, and what waits for ever is refused.
 
-Its ends are those of the event simulation, on random small plans (`test_fair_network.py`) and on searched ones here.
+Its ends are those of the event simulation, on random small plans (`test_sharing.py`) and on searched ones here.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from typing import ClassVar
 import pytest
 
 from hexiopt.cost.clock.clock import Clock
-from hexiopt.cost.clock.folding import Folding, Lane, components, fold
+from hexiopt.cost.clock.folding import Folding, Lane, Lanes, components, fold
 from hexiopt.cost.executors.network_load import PlacedMessage, Route
-from hexiopt.cost.fair_network import FairShares
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import FairShares
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import executor_links, messages_of
 from hexiopt.schedules.gpipe import GPipe
@@ -46,7 +46,7 @@ def placed(of: PipelineGraph, *resources: int) -> PlacedPipeline:
     messages = messages_of(SAMPLES, False)
     routes = [Route(((resource, 0.5),), 0.0, 0.0) for resource in resources]
     ways = tuple(PlacedMessage(message, route, 1.0) for message, route in zip(messages, routes, strict=True))
-    return PlacedPipeline(of.schedule, of.num_micro_batches, (), ways, messages, (), of)
+    return PlacedPipeline(of.schedule, of.num_micro_batches, (), ways, messages, Lanes.of(ways), of)
 
 
 def test_pipelines_with_like_company_are_one_class() -> None:
@@ -59,20 +59,20 @@ def test_pipelines_with_unlike_company_are_not() -> None:
     """The third shares its way ahead with a slower one; all others are alone."""
     folding = fold([graph(), graph(), graph(), graph(3.0)], [lanes(0, 1), lanes(2, 3), lanes(4, 5), lanes(4, 6)])
     assert folding.class_of == [0, 0, 1, 2]
-    assert components(folding.lanes) == [[0], [1, 2]]
+    assert components([[r for lane in way for r, _ in lane.needs] for way in folding.lanes]) == [[0], [1, 2]]
 
 
 def test_company_slows_down_and_equal_company_equally() -> None:
     """By hand: stage 1 waits for the third and the fourth forward, which come a second after the answer to the first
     and the second; a message that meets another takes a second, alone half of it."""
     clock = Clock()
-    (alone,) = clock.ends_s([placed(graph(), 0, 1)])
-    assert alone == (17.0, 14.5)
-    assert clock.ends_s([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
-    together = clock.ends_s([placed(graph(), 0, 1), placed(graph(), 0, 1)])
-    assert together == [(19.0, 16.0)] * 2
+    (alone,) = clock.times([placed(graph(), 0, 1)])
+    assert alone == ((17.0, 14.5), (0.5, 0.5))
+    assert clock.times([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
+    together = clock.times([placed(graph(), 0, 1), placed(graph(), 0, 1)])
+    assert together == [((19.0, 16.0), (1.0, 1.0))] * 2
     clock.forget()
-    assert clock.ends_s([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
+    assert clock.times([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
 
 
 @pytest.mark.parametrize("number", slow_but(range(3), range(24)))
@@ -100,4 +100,4 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
             return super().programme(at)[:: -1 if at.first else 1]
 
     with pytest.raises(InputError, match="schedule backwards: operations wait for each other"):
-        Clock().ends_s([placed(graph(schedule=Backwards()), 0, 1)])
+        Clock().times([placed(graph(schedule=Backwards()), 0, 1)])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from hexiopt.cost.fair_network import FairShares, simulation_s
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import StaticShares
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
@@ -28,7 +28,7 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
         alone = {way.message: way.route.alone_s(way.num_bytes) for way in placed.messages}
         pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
     found: Ends = {}
-    for span in all_spans(model, plan, replace(cost, pipelines=tuple(pipelines))):
+    for span in all_spans(model.with_network(StaticShares()), plan, replace(cost, pipelines=tuple(pipelines))):
         if not span.is_message:
             at = span.pipeline, span.stage, span.executor
             found[at] = max(found.get(at, 0.0), span.end_s)
@@ -44,21 +44,28 @@ def most_ways(model: PlanPricer, plan: Plan) -> int:
 
 
 @given(pair=problems_with_plans(max_batch=20) | roomy_problems_with_plans())
-def test_no_earlier_than_alone_and_as_priced_where_nothing_is_shared(pair: tuple[Problem, Plan]) -> None:
+def test_no_earlier_than_alone_and_as_estimated_where_nothing_is_shared(pair: tuple[Problem, Plan]) -> None:
+    """And as the event simulation says, to the last digit."""
     problem, plan = pair
     model = PlanPricer(problem)
-    fair = model.with_network(FairShares())
-    simulated, alone = fair.price(plan), ends_alone(model, plan)
-    for (p, s, r), end_s in alone.items():
-        assert simulated.pipelines[p].replica_end_s[s][r] >= end_s * (1 - 1e-9)
+    cost, estimate = model.price(plan), model.with_network(StaticShares()).price(plan)
+    for (p, s, r), end_s in ends_alone(model, plan).items():
+        assert cost.pipelines[p].replica_end_s[s][r] >= end_s * (1 - 1e-9)
     if most_ways(model, plan) <= 1:
-        assert simulated.step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-9)
-    assert simulated.excess_bytes == model.price(plan).excess_bytes
-    for p, pipeline in enumerate(simulated.pipelines):
-        spans = list(fair.spans(plan, simulated, p))
-        assert len(spans) == len(list(model.spans(plan, simulated, p)))
+        assert cost.step_time_s == pytest.approx(estimate.step_time_s, rel=1e-9)
+    assert cost.excess_bytes == estimate.excess_bytes
+    for p, pipeline in enumerate(cost.pipelines):
+        spans = list(model.spans(plan, cost, p))
         ends = {(span.stage, span.executor): span.end_s for span in spans if not span.is_message}
         assert tuple(ends[at] for at in sorted(ends)) == pipeline.executor_end_s
+        sent_s: dict[tuple[int, int, int, bool], list[float]] = {}
+        for span in spans:
+            if span.is_message:
+                at = span.stage, span.executor, span.receiver, span.kind == "send_backward"
+                sent_s.setdefault(at, []).append(span.end_s - span.start_s)
+        for message, mean_s in zip(pipeline.messages, pipeline.message_s, strict=True):
+            each = sent_s[message.stage, message.sender, message.receiver, message.backward]
+            assert mean_s == pytest.approx(sum(each) / len(each), rel=1e-9)
 
 
 def side_by_side(first: int, second: int) -> tuple[PlanPricer, Plan]:
@@ -78,35 +85,33 @@ def side_by_side(first: int, second: int) -> tuple[PlanPricer, Plan]:
 
 def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     model, plan = side_by_side(4, 4)
-    priced, simulated = model.price(plan), model.with_network(FairShares()).price(plan)
-    assert simulated.pipeline_s == pytest.approx(priced.pipeline_s, rel=1e-9)
+    cost, estimate = model.price(plan), model.with_network(StaticShares()).price(plan)
+    assert cost.pipeline_s == pytest.approx(estimate.pipeline_s, rel=1e-9)
 
     model, plan = side_by_side(1, 6)
-    priced, simulated = model.price(plan), model.with_network(FairShares()).price(plan)
-    message_s = priced.pipelines[0].send_forward_s[0]
-    layers_s = [stage.forward_s for stage in priced.pipelines[0].stages]
+    cost, estimate = model.price(plan), model.with_network(StaticShares()).price(plan)
+    message_s = estimate.pipelines[0].send_forward_s[0]
+    layers_s = [stage.forward_s for stage in cost.pipelines[0].stages]
     assert message_s < layers_s[0], "the first message is there before the second one leaves"
-    alone = ends_alone(model, plan)
-    found = {
+    ends = {
         (p, s, r): end
-        for p, pipeline in enumerate(simulated.pipelines)
-        for s, ends in enumerate(pipeline.replica_end_s)
-        for r, end in enumerate(ends)
+        for p, pipeline in enumerate(cost.pipelines)
+        for s, stage_ends in enumerate(pipeline.replica_end_s)
+        for r, end in enumerate(stage_ends)
     }
-    assert found == pytest.approx(alone, rel=1e-9)
-    assert simulated.pipeline_s < priced.pipeline_s
-    assert simulation_s(model, plan) == simulated.step_time_s
-    facts = PlanFacts(model.problem, plan, simulated, pricer=model.with_network(FairShares()))
+    assert ends == pytest.approx(ends_alone(model, plan), rel=1e-9)
+    assert cost.pipeline_s < estimate.pipeline_s
+    facts = PlanFacts(model.problem, plan, cost, pricer=model)
     drawn = {(s.pipeline, s.stage, s.executor): s.end_s for p in (0, 1) for s in facts.spans(p) if not s.is_message}
-    assert drawn == found
+    assert drawn == ends
 
 
-def test_sequence_layouts_are_simulated() -> None:
+def test_sequence_layouts_end_when_the_event_simulation_says() -> None:
     layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
     model = PlanPricer(PROBLEM)
-    fair = model.with_network(FairShares())
-    simulated = fair.price(plan)
-    ends = {(s.stage, s.executor): s.end_s for s in fair.spans(plan, simulated, 0) if not s.is_message}
-    assert tuple(ends[at] for at in sorted(ends)) == simulated.pipelines[0].executor_end_s
-    assert simulation_s(model, plan) == pytest.approx(model.price(plan).step_time_s), "no message meets another"
+    cost = model.price(plan)
+    ends = {(s.stage, s.executor): s.end_s for s in model.spans(plan, cost, 0) if not s.is_message}
+    assert tuple(ends[at] for at in sorted(ends)) == cost.pipelines[0].executor_end_s
+    estimate = model.with_network(StaticShares()).price(plan)
+    assert cost.step_time_s == pytest.approx(estimate.step_time_s), "no message meets another"
