@@ -277,7 +277,7 @@ UNREACHED = {  # modules of hexiopt, or parts of it, that only the command line 
     "hexiopt.report.page": "plan: report.html",
     "hexiopt.cost.clock": "explain and emulate",
     "hexiopt.cost.fair_network": "explain and emulate",
-    "hexiopt.study.replan.replanned": "replan",
+    "hexiopt.study.replan.report": "replan",
     "hexiopt.testing": "tests of other packages",
 }
 NO_VERBS = {"validate", "calibrate", "profile", "discover"}  # of which hexiopt has no function
