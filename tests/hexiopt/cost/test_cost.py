@@ -15,7 +15,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.numbers import coefficients as c
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, unpriced
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, feature_without_price
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
@@ -257,7 +257,7 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
             isinstance(stage.parallelism, SequenceParallel) for pipeline in plan.pipelines for stage in pipeline.stages
         )
     )  # of other lengths
-    features = [feature for pipeline in plan.pipelines if (feature := unpriced(pipeline))]
+    features = [feature for pipeline in plan.pipelines if (feature := feature_without_price(pipeline))]
     if features:
         with pytest.raises(InputError, match="not priced yet; leave out") as caught:
             PlanPricer(PROBLEM).price(plan)
@@ -267,6 +267,9 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
 def test_only_stated_heads_are_not_priced() -> None:
     layout = SequenceParallel((SequenceGroup((0,), (2048,), (8,)),))
     for parallelism in (TensorParallel((0,)), layout, Replicated((Replica((0,), 1),))):
-        assert unpriced(Pipeline((Stage(parallelism, ((0, 6),)),), 8)) is None
+        assert feature_without_price(Pipeline((Stage(parallelism, ((0, 6),)),), 8)) is None
     stated = Pipeline((Stage.of((2,), 0, 3), Stage(TensorParallel((0, 1), (5, 3)), ((3, 6),))), 8)
-    assert unpriced(stated) == "stage 1 states the heads of a TP group, which are not priced yet; leave out `heads`"
+    assert (
+        feature_without_price(stated)
+        == "stage 1 states the heads of a TP group, which are not priced yet; leave out `heads`"
+    )
