@@ -22,7 +22,7 @@ def compute_bound_s(model: PlanPricer) -> float:
 
 
 def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
-    """Of each machine kind: an example, its number of usable devices, and the most sequences that one of them takes
+    """Of each machine kind: an example, the number of usable devices in all, and the most sequences that a device takes
     through a layer per second."""
     problem = model.problem
     machines: dict[object, int] = {}

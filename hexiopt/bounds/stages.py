@@ -24,7 +24,7 @@ class OutOfTimeError(Exception):
 
 
 class StageTypes:
-    """All stage types of a problem, one array element each; `machines` are those of each kind, `supply` their number.
+    """All stage types of a problem, one array element each; `machines` lists those of each kind, `supply` counts them.
 
     It has the types of every ZeRO stage; those of ZeRO-2 and 3 are `late`. A plan uses either late types or others.
     Raises OutOfTimeError once `on_time` says no: there may be thousands of types to judge.

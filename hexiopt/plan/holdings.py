@@ -40,7 +40,7 @@ class ParameterHolders:
 
     @property
     def count(self) -> int:
-        """Groups in all, each one all-reduce."""
+        """The number of groups; each takes one all-reduce."""
         return sum(len(params) for params in self.params)
 
     @property
@@ -51,7 +51,8 @@ class ParameterHolders:
 
 @lru_cache(maxsize=4096)
 def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
-    """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
+    """Widths of the slices between all TP boundaries [slices], as shares of the sharded dimension, and the rank that
+    holds each slice in a TP group of each degree [slices, degrees]."""
     unit = lcm(*degrees)
     cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
     widths = [(end - start) / unit for start, end in pairwise(cuts)]
@@ -63,7 +64,7 @@ _ONE = range(1)
 
 
 class GroupCopies(NamedTuple):
-    """A group of parameters and the copies that hold it, of all `units`: layers, or the one that is no layer."""
+    """A group of parameters and the copies that hold it, of all `units`: layers, or one unit that is no layer."""
 
     group: ParameterGroup
     units: range

@@ -51,7 +51,7 @@ def sample_overlaps(senders: Sequence[int], receivers: Sequence[int]) -> Iterato
 
 
 def messages(pipeline: Pipeline) -> tuple[Message, ...]:
-    """All messages of a pipeline for one micro-batch, boundary by boundary; a forward one is followed by its answer."""
+    """All messages of a pipeline for one micro-batch, boundary by boundary: a forward one, then its backward one."""
     size = pipeline.micro_batch_size
     return messages_of(tuple([stage.parallelism.samples(size) for stage in pipeline.stages]), pipeline.num_chunks > 1)
 

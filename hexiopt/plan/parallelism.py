@@ -1,6 +1,6 @@
 """How the devices of a stage work together: a closed union, whose types answer the same questions.
 
-Where they differ in kind (files, checks, costs, layouts of processes, reports), one `match` for each asks which it is.
+Where the types differ in kind, each concern (files, checks, costs, layouts of processes, reports) has one `match`.
 """
 
 from collections import Counter

@@ -28,8 +28,8 @@ def change(
 ) -> Problem:
     """`problem` without `lost` machines and devices, with others `slow`, and with `added` machines.
 
-    A run measures who is slow if it trained `before`. Raises InputError, also where nothing differs from the problem of
-    `before`.
+    `slow` may be a run that trained `before`, whose times tell which devices were slow. Raises InputError, also where
+    nothing differs from the problem of `before`.
     """
     cluster = problem.cluster
     if added is not None:
@@ -49,8 +49,8 @@ def change(
 
 
 def relaxations(space: Space) -> list[tuple[Space, tuple[str, ...]]]:
-    """`space`, and spaces without constraints on the shape of a plan, which fewer devices may not be able to keep: each
-    with the names of those that are dropped, fewest first. Devices that are left out and memory that is left free stay.
+    """`space`, then spaces without some constraints on the shape of a plan, which fewer devices may be unable to meet:
+    each with the names of the constraints dropped, fewest first. Excluded devices and memory headroom stay.
     """
     spaces: list[tuple[Space, tuple[str, ...]]] = [(space, ())]
     for names in (("num_pipelines", "num_stages"), ("num_pipelines", "num_stages", "max_tp")):
@@ -61,8 +61,8 @@ def relaxations(space: Space) -> list[tuple[Space, tuple[str, ...]]]:
 
 
 def with_machines(cluster: Cluster, added: Added) -> Cluster:
-    """`cluster` with more machines, which state what the cluster file states of each. Where they state no network rate
-    or latency, those between the cluster's machines hold.
+    """`cluster` with the machines of `added`, stated as in a cluster file. Where they state no network rate or latency,
+    those between the cluster's machines hold.
 
     A file or mapping has `machines`, and `gpus` that are not in the catalogue. Raises InputError.
     """
