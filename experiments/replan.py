@@ -27,16 +27,16 @@ def run(job: Job) -> float:
     best = replanning.best.plan
     job.write_json("plan.json", best.to_dict())
     from hexiopt.report.table import headline
-    from hexiopt.study.replan.replanned import draw_replanned, replanned_table, replanned_to_dict
+    from hexiopt.study.replan.report import draw_replanning, replanning_table, replanning_to_dict
 
-    job.write_json("replan.json", replanned_to_dict(replanning))
+    job.write_json("replan.json", replanning_to_dict(replanning))
     written = ["plan.json", "replan.json"]
     if job.pictures:
         title = f"Replanned: {headline(best.problem)}"
-        job.draw("replan.png", lambda path: draw_replanned(replanning, title, path))
+        job.draw("replan.png", lambda path: draw_replanning(replanning, title, path))
         written.append("replan.png")
     show_plan(job, best)
-    job.show("", replanned_table(replanning))
+    job.show("", replanning_table(replanning))
     job.show_files(*written)
     return best.cost.step_time_s
 

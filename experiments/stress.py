@@ -34,7 +34,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import schedule_named, schedule_names
+from hexiopt.schedules.registry import schedule_by_name, schedule_names
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Result, Status
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
@@ -82,7 +82,7 @@ def random_problem(rng: random.Random) -> Problem:
         sequence=rng.random() < _LAYOUTS,
     )
     schedule = rng.choice((AUTO, AUTO, *schedule_names()))
-    late = ("2", "3") if schedule == AUTO or schedule_named(schedule).lockstep else ()
+    late = ("2", "3") if schedule == AUTO or schedule_by_name(schedule).lockstep else ()
     workload = Workload(
         global_batch=rng.choice((1, 3, 8, 12) if small else (1, 3, 8, 64, 250)),
         seq_len=rng.choice((128, 2048, 8192)),

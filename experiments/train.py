@@ -147,7 +147,7 @@ def _replanned(
     Constraints on its shape are dropped, with a note, where there is no plan that keeps them. Raises NoPlanLeftError
     where there is none at all that can be trained, whatever the reason.
     """
-    from hexiopt.study.replan.replanned import replanned_table
+    from hexiopt.study.replan.report import replanning_table
     from runtime.launch.admission import check_trainable
     from runtime.launch.head import NoPlanLeftError
     from runtime.training.session import step_of
@@ -171,7 +171,7 @@ def _replanned(
             keys = " and ".join(f"constraints.{key}={getattr(problem.space, key)}" for key in dropped)
             job.show(f"Note: planned without {keys}: {_one_line(why).partition(';')[0]}.")
         show_plan(job, best)
-        job.show("", replanned_table(replanning))
+        job.show("", replanning_table(replanning))
         return path
     raise NoPlanLeftError(_one_line(why))
 

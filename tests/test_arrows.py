@@ -275,7 +275,7 @@ UNREACHED = {  # modules of hexiopt, or parts of it, that only the command line 
     "hexiopt.report.explanation": "explain",
     "hexiopt.report.trace": "plan: timeline.json",
     "hexiopt.report.page": "plan: report.html",
-    "hexiopt.study.replan.replanned": "replan",
+    "hexiopt.study.replan.report": "replan",
     "hexiopt.testing": "tests of other packages",
 }
 NO_VERBS = {"validate", "calibrate", "profile", "discover"}  # of which hexiopt has no function

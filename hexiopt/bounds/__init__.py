@@ -35,10 +35,7 @@ class LowerBound:
 def lower_bound(
     model: PlanPricer, time_limit_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
 ) -> LowerBound:
-    """A lower bound on the step time; it is valid at any time limit, and tighter with more time.
-
-    `clock` counts the seconds of the limit.
-    """
+    """A lower bound on the step time: valid at any `time_limit_s`, by `clock`, and tighter with more."""
     best_s = compute_bound_s(model)
     if model.problem.space.sequence:
         return LowerBound(best_s, {})
@@ -57,12 +54,12 @@ def lower_bound_s(
     return lower_bound(model, time_limit_s, clock).bound_s
 
 
-class _Stated(Protocol):
-    """What a pricer states (`hexiopt.solving.Pricer`)."""
+class _HasFeatures(Protocol):
+    """What bounds ask of a pricer (`hexiopt.solving.Pricer`)."""
 
     @property
     def features(self) -> PricerFeatures:
-        """Of the pricer."""
+        """What the pricer tells searches."""
 
 
 def our_model(pricer: object, problem: Problem) -> PlanPricer | None:
@@ -76,13 +73,13 @@ def our_model(pricer: object, problem: Problem) -> PlanPricer | None:
         return None
     stages, framework = pricer.stages, framework_of(problem)
     plain = type(stages) is StageModel and stages.context is None and type(pricer.network) is FairShares
-    same = all(one is problem or one == problem for one in (pricer.problem, stages.problem))
+    same = all(other is problem or other == problem for other in (pricer.problem, stages.problem))
     executes = pricer.framework == stages.framework == framework and framework.is_bounded
     return pricer if plain and same and executes else None
 
 
 def bound_under_s(
-    pricer: _Stated, problem: Problem, time_limit_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
+    pricer: _HasFeatures, problem: Problem, time_limit_s: float = 0.0, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """A step time in seconds below which `pricer` prices no plan: our `lower_bound_s` where it is our cost model, else
     the bound that it brings (`PricerFeatures.bound_s`), 0 where it brings none."""

@@ -74,14 +74,14 @@ class BoxStages(NamedTuple):
     `cheapest` [types, layers + 1] is the least price of any stage. By the number of following stages, `value` has the
     prices of inner and first stages [following stages, stages, 2], infinite where one does not fit, `journey`
     [following stages, stages] its contribution to Σ, and `top` [following stages] the most layers of any that fits, -1
-    where these are not known yet. Of `stage_prices` with the latest `factor` [stages], `own` has the least and `shared`
-    [stages, modes] all.
+    where these are not known yet. Of `stage_prices` with the latest `factor` [stages], `exclusive` [stages] has the
+    least and `shared` [stages, modes] all.
     """
 
     row: Ints
     layers: Ints
     factor: Floats
-    own: Floats
+    exclusive: Floats
     shared: Floats
     value: Floats
     journey: Floats
@@ -110,24 +110,25 @@ def stage_prices(
     passes: float,
     n: int,
     factor: float,
-    own: Floats,
+    exclusive: Floats,
     shared: Floats,
 ) -> Any:
-    """Lower bounds on the price of a stage of n layers of a type, by mode.
+    """Fill `exclusive` and `shared` [modes] with lower bounds on the price of a stage of n layers of a type.
 
-    `own` applies if no other machine has its layers, `shared` if other machines have some of them. `passes` is the
-    share of the batch that it processes; `factor` multiplies what does not depend on that.
+    `exclusive` applies if no other machine has its layers, `shared` if other machines have some of them. `passes` is
+    the share of the batch that the stage processes; `factor` multiplies what does not depend on that share.
     """
     machines = devices / prices.machine_devices[kind]
     for j in range(len(prices.most_shared)):
         price = factor * devices * prices.device[kind, j] + n * passes * prices.slot[kind, j]
         least = max(0.0, n - prices.most_shared[j])
-        own[j] = price + factor * machines * n * prices.longest[kind, j]
+        exclusive[j] = price + factor * machines * n * prices.longest[kind, j]
         shared[j] = price + factor * machines * least * prices.longest[kind, j]
 
 
 @numba.njit(cache=True, nogil=True)
 def no_stages(task: Task) -> Any:
+    """Arrays for the stages of a box, not yet filled."""
     num_rows, lengths = len(task.rows.kind), task.rows.many.shape[2]
     most = num_rows * lengths
     return BoxStages(
@@ -153,7 +154,7 @@ def _factor(low_m: float, high_m: float, most_m: float) -> float:
 def least_stage_prices(low_m: float, high_m: float, task: Task, stages: BoxStages) -> Any:
     """Fill `cheapest` for a number of micro-batches in between; returns the least price of a layer in any stage."""
     rows, prices, layers = task.rows, task.prices, task.rows.many.shape[2] - 1
-    own, shared = np.empty(len(prices.most_shared)), np.empty(len(prices.most_shared))
+    exclusive, shared = np.empty(len(prices.most_shared)), np.empty(len(prices.most_shared))
     layer_price = np.inf
     for row in range(len(rows.kind)):
         stages.cheapest[row] = np.inf
@@ -164,8 +165,8 @@ def least_stage_prices(low_m: float, high_m: float, task: Task, stages: BoxStage
                 break
             factor = _factor(low_m, high_m, task.limit_s / (n * rows.layer_s[row]))
             passes = high_m / task.batch
-            stage_prices(rows.kind[row], rows.devices[row], prices, passes, n, factor, own, shared)
-            stages.cheapest[row, n] = min(own.min(), shared.min())
+            stage_prices(rows.kind[row], rows.devices[row], prices, passes, n, factor, exclusive, shared)
+            stages.cheapest[row, n] = min(exclusive.min(), shared.min())
             layer_price = min(layer_price, stages.cheapest[row, n] / n)
     return layer_price
 
@@ -209,7 +210,7 @@ def price_stages(
     while rows.nested and like > 1 and m < rows.enough[like]:
         like -= 1
     enough = m >= rows.enough[like]
-    own = np.empty(len(prices.most_shared))
+    exclusive = np.empty(len(prices.most_shared))
     for k in range(count):
         row, n = stages.row[k], stages.layers[k]
         kind = rows.kind[row]
@@ -239,13 +240,13 @@ def price_stages(
         factor = _factor(m, high_m, most_m)
         if factor != stages.factor[k]:
             passes = high_m / task.batch
-            stage_prices(kind, rows.devices[row], prices, passes, n, factor, own, stages.shared[k])
-            stages.factor[k], stages.own[k] = factor, own.min()
+            stage_prices(kind, rows.devices[row], prices, passes, n, factor, exclusive, stages.shared[k])
+            stages.factor[k], stages.exclusive[k] = factor, exclusive.min()
         for first in range(2):
             # Only a first stage certainly ends its last backward at the end of the last journey.
             backward_s = t - n * rows.forward_s[row] - head_s
             slack_s = sync_room_s(limit_s - (busy_s if first else work_s), backward_s, rows.shown, m)
-            price = stages.own[k]
+            price = stages.exclusive[k]
             for j in range(len(prices.most_shared)):  # modes sync ever longer
                 if rows.lockstep[row] or prices.tail_s[kind, j] <= slack_s:
                     price = min(price, stages.shared[k, j])

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.bounds.box_stages import SLACK, BoxArrays, Multipliers, Rows, Task
-from hexiopt.bounds.kernel import Found, least_prices, least_prices_finely
+from hexiopt.bounds.kernel import CheapestChains, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cores import usable_cores
 from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
@@ -57,7 +57,7 @@ class ScheduleFamily:
         return self.micro_batches is not None
 
     @property
-    def interleaved(self) -> bool:
+    def is_interleaved(self) -> bool:
         """Whether stages have several layer ranges."""
         return self.most_ranges > 1
 
@@ -81,8 +81,8 @@ class Boxes:
     def grid(cls, micro_batches: Floats, seconds: Floats) -> "Boxes":
         """All pairs of intervals between neighbours: whole `micro_batches` ascending, `seconds` ascending."""
         lows = np.concatenate([micro_batches[:1], micro_batches[:-1] + 1])
-        each = [(*m, *s) for m, s in product(zip(lows, micro_batches, strict=True), pairwise(seconds))]
-        return cls(*np.array(each, float).reshape(-1, 4).T)
+        rows = [(*m, *s) for m, s in product(zip(lows, micro_batches, strict=True), pairwise(seconds))]
+        return cls(*np.array(rows, float).reshape(-1, 4).T)
 
     def __len__(self) -> int:
         return len(self.low_m)
@@ -91,8 +91,8 @@ class Boxes:
         """Some of the boxes."""
         return Boxes(self.low_m[where], self.high_m[where], self.low_s[where], self.high_s[where])
 
-    def beside(self, others: "Boxes") -> "Boxes":
-        """These and `others`."""
+    def concatenate(self, others: "Boxes") -> "Boxes":
+        """These boxes, then `others`."""
         return Boxes(*(np.concatenate(both) for both in zip(astuple(self), astuple(others), strict=True)))
 
     def halves(self, by_m: NDArray[np.bool_]) -> "Boxes":
@@ -126,26 +126,26 @@ class Chains:
         self.types, self.shape = types, shape
         terms = [shape.terms(after) for after in range(shape.most_stages)]
         # Interleaved pipelines have at least as many micro-batches as stages.
-        fewest = [max(shape.least_stages, after + 1) if shape.interleaved else 1 for after in range(len(terms))]
+        fewest = [max(shape.least_stages, after + 1) if shape.is_interleaved else 1 for after in range(len(terms))]
         many = self._seconds_behind(terms)
-        few = self._seconds_behind([own.with_micro_batches(count) for own, count in zip(terms, fewest, strict=True)])
-        enough = np.array([own.in_flight + own.first_again for own in terms])
-        nested = not shape.interleaved and all(
+        few = self._seconds_behind([term.with_micro_batches(count) for term, count in zip(terms, fewest, strict=True)])
+        enough = np.array([term.in_flight + term.first_again for term in terms])
+        nested = not shape.is_interleaved and all(
             not b.first_again and a.in_flight <= b.in_flight and a.last_in_flight <= b.last_in_flight <= b.in_flight
             for a, b in pairwise(terms)
         )
-        ahead = np.array([own.forwards_ahead for own in terms])
+        ahead = np.array([term.forwards_ahead for term in terms])
         self._numbers = types.numbers(shape.late)
-        own = self._numbers
+        numbers = self._numbers
         self._rows = Rows(
-            types.kind[own],
-            types.devices[own],
-            types.share[own],
-            types.lockstep[own],
-            types.inner_s[own],
-            types.forward_s[own],
-            types.layer_s[own],
-            types.head_forward_s[own],
+            types.kind[numbers],
+            types.devices[numbers],
+            types.share[numbers],
+            types.lockstep[numbers],
+            types.inner_s[numbers],
+            types.forward_s[numbers],
+            types.layer_s[numbers],
+            types.head_forward_s[numbers],
             many,
             few,
             enough,
@@ -177,7 +177,9 @@ class Chains:
         ones are sought in up to `passes` passes. Without weights the recursion tracks Σ itself, which takes longer.
         """
         shape, count = self.shape, len(boxes)
-        found = Found(np.empty(count), np.empty(count, np.int64), np.empty((count, shape.most_stages, 2), np.int64))
+        cheapest = CheapestChains(
+            np.empty(count), np.empty(count, np.int64), np.empty((count, shape.most_stages, 2), np.int64)
+        )
         ends = (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages)
         task = Task(step_s * SLACK, float(self.types.global_batch), ends, self._rows, prices)
         # Boxes are dealt to cores in turn, since neighbours take about equally long.
@@ -185,25 +187,27 @@ class Chains:
         turns = np.argsort(np.arange(count) % cores, kind="stable")
 
         def fill(first: int, end: int) -> None:
-            at, own = turns[first:end], found.some(slice(first, end))
-            each = BoxArrays(boxes.low_m[at], boxes.high_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
+            at, part = turns[first:end], cheapest.some(slice(first, end))
+            box_arrays = BoxArrays(boxes.low_m[at], boxes.high_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
             if weights is None:
-                least_prices_finely(task, each, _PARTS, own)
+                least_prices_finely(task, box_arrays, _PARTS, part)
             else:
-                least_prices(task, each, np.ascontiguousarray(weights[:, at]), passes, own)
+                least_prices(task, box_arrays, np.ascontiguousarray(weights[:, at]), passes, part)
 
         cuts = np.linspace(0, count, min(cores, count) + 1).astype(int).tolist()
         with ThreadPoolExecutor(cores) as pool:
             list(pool.map(fill, cuts[:-1], cuts[1:]))
-        least, counts, stages = found.some(np.argsort(turns))
+        least, counts, stages = cheapest.some(np.argsort(turns))
         return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]
 
     def _chain(self, stages: Ints) -> Chain:
         """The chain of (stage type, layers) pairs, with the times of many micro-batches."""
         shape, (rows, n) = self.shape, stages.T
         terms = [shape.terms(after, len(rows)) for after in range(len(rows))]
-        each = zip(enumerate(terms), rows, n, strict=True)
+        stages_and_terms = zip(enumerate(terms), rows, n, strict=True)
         ranges = shape.least_ranges, shape.most_ranges
-        seconds = [self.types.seconds(shape.late, after, own, *ranges)[r, k] for (after, own), r, k in each]
-        ahead = np.array([own.forwards_ahead for own in terms])
+        seconds = [
+            self.types.seconds(shape.late, after, term, *ranges)[r, k] for (after, term), r, k in stages_and_terms
+        ]
+        ahead = np.array([term.forwards_ahead for term in terms])
         return Chain(self._numbers[rows], n.copy(), np.array(seconds), ahead, shape)

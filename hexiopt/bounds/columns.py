@@ -62,7 +62,7 @@ class BoundColumn:
     def key(self) -> tuple[object, ...]:
         """A key that identifies the column."""
         parts = (self.chain.types, self.chain.layers, self.modes, self.shares)
-        return (self.chain.shape.interleaved, *(part.tobytes() for part in parts))
+        return (self.chain.shape.is_interleaved, *(part.tobytes() for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +99,15 @@ class BoundColumns:
         types = self.types
         return Multipliers(device, slot, longest, holder, self.modes.most, self.modes.tail_s, types.machine_devices)
 
-    def mixed(self, each: Sequence[Multipliers]) -> Multipliers:
-        """The mean of prices, each scaled to the same worth: of duals at vertices, it is nearer to the middle of all
-        optimal ones, at which fewer columns are missing (du Merle et al., Discrete Mathematics 194, 1999)."""
-        share = [self.types.global_batch / self.worth(prices) / len(each) for prices in each]
+    def mean_prices(self, points: Sequence[Multipliers]) -> Multipliers:
+        """The mean of `points`, all scaled to the same worth: that of duals at vertices is nearer to the middle of all
+        optimal duals, at which fewer columns are missing (du Merle et al., Discrete Mathematics 194, 1999)."""
+        share = [self.types.global_batch / self.worth(prices) / len(points) for prices in points]
         device, slot, longest = (
-            np.asarray(sum(w * getattr(prices, name) for w, prices in zip(share, each, strict=True)))
+            np.asarray(sum(w * getattr(prices, name) for w, prices in zip(share, points, strict=True)))
             for name in ("device", "slot", "longest")
         )
-        holder = sum(w * prices.holder for w, prices in zip(share, each, strict=True))
+        holder = sum(w * prices.holder for w, prices in zip(share, points, strict=True))
         return self._multipliers(device, slot, longest, float(holder))
 
     def worth(self, prices: Multipliers) -> float:
@@ -125,11 +125,11 @@ class BoundColumns:
         shares = (self._machine_values(prices) / self.worth(prices)).tolist()
         return {m: share for share, same in zip(shares, self.types.machines, strict=True) for m in same}
 
-    def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> float:
-        """Keep new chains, given with numbers of micro-batches at which they seemed cheap, that process more than
-        `gain` times their price; returns the most that any does, as a multiple of its price, or 0."""
+    def add(self, chains: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> float:
+        """Keep the new ones of `chains`, which have numbers of micro-batches at which they seemed cheap, that process
+        more than `gain` times their price. Returns the most that any does, as a multiple of its price; 0 if none."""
         new: dict[tuple[object, ...], BoundColumn] = {}
-        for chain, m in found:
+        for chain, m in chains:
             column = self._column(chain, m, prices, step_s)
             if column.key not in self._columns:
                 new[column.key] = column
@@ -140,16 +140,16 @@ class BoundColumns:
         # the better of both numbers of micro-batches
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(table.micro_batches > 0.0, table.micro_batches / price, 0.0).reshape(2, -1).max(axis=0)
-        kept = {key: column for (key, column), own in zip(new.items(), ratio.tolist(), strict=True) if own > gain}
-        self._columns.update(kept)
-        if kept:
+        useful = {key: column for (key, column), best in zip(new.items(), ratio.tolist(), strict=True) if best > gain}
+        self._columns.update(useful)
+        if useful:
             self._stages = None
-        return float(ratio.max()) if kept else 0.0
+        return float(ratio.max()) if useful else 0.0
 
     def _column(self, chain: Chain, m: float, prices: Multipliers, step_s: float) -> BoundColumn:
         """The column of `chain` in the cheapest modes with m micro-batches."""
         types, count = self.types, len(self.modes)
-        own, shared = np.empty(count), np.empty(count)
+        exclusive, shared = np.empty(count), np.empty(count)
         rows = _ColumnStages(
             types, self.modes, [BoundColumn(chain, np.zeros(len(chain.types), np.int64), chain.types >= 0)]
         )
@@ -163,13 +163,13 @@ class BoundColumns:
                 m / types.global_batch,
                 n,
                 1.0,
-                own,
+                exclusive,
                 shared,
             )
             if not types.lockstep[row]:
                 shared[self.modes.tail_s[types.kind[row]] > slack] = np.inf
-            shares.append(bool(shared.min() < own.min()))
-            modes.append(int((shared if shares[-1] else own).argmin()))
+            shares.append(bool(shared.min() < exclusive.min()))
+            modes.append(int((shared if shares[-1] else exclusive).argmin()))
         return BoundColumn(chain, np.array(modes), np.array(shares))
 
     def _vector(self, prices: Multipliers) -> Floats:
@@ -203,9 +203,9 @@ class BoundColumns:
         objective = np.concatenate([-table.micro_batches, np.zeros(2 * cells)])
         program = linprog(objective, A_ub=matrix, b_ub=limits, method="highs")
         assert program.fun is not None, "the empty solution is always feasible"
-        return -float(program.fun), self._lifted(np.maximum(-program.ineqlin.marginals, 0.0))
+        return -float(program.fun), self._lift(np.maximum(-program.ineqlin.marginals, 0.0))
 
-    def _lifted(self, duals: Floats) -> Multipliers:
+    def _lift(self, duals: Floats) -> Multipliers:
         """Prices raised as far as the `duals` of machines and layers allow, so that no column becomes cheaper."""
         (kinds, modes), types = self._shape, self.types
         cells = kinds * modes
@@ -234,7 +234,7 @@ class _ColumnStages:
         self._mode = np.concatenate([column.modes for column in columns])
         self._shares = np.concatenate([column.shares for column in columns])
         after = np.arange(len(self._row)) - self._starts[self._column]
-        interleaved = np.array([chain.shape.interleaved for chain in chains])
+        interleaved = np.array([chain.shape.is_interleaved for chain in chains])
         least = np.array([chain.shape.least_ranges for chain in chains])[self._column]
         most = np.array([chain.shape.most_ranges for chain in chains])[self._column]
         turns = interleaved[self._column]
@@ -251,7 +251,7 @@ class _ColumnStages:
         waits = self._shares & ~types.lockstep[self._row]
         self._tail_s = np.where(waits, modes.tail_s[kind, self._mode], 0.0)
 
-    def _own_s(self) -> Floats:
+    def _outside_s(self) -> Floats:
         """A lower bound on each stage's time outside its micro-batches."""
         total: Floats = np.add.reduceat(self._journey_s, self._starts)
         with np.errstate(invalid="ignore"):  # stages that do not fit take infinitely long
@@ -260,7 +260,7 @@ class _ColumnStages:
     def busy_s(self, m: Floats) -> Floats:
         """A lower bound on the end of every stage with m micro-batches [columns], in seconds of the step."""
         work_s = m[self._column] * self._t
-        return np.asarray(np.where(self._first, np.maximum(work_s, work_s + self._own_s()), work_s))
+        return np.asarray(np.where(self._first, np.maximum(work_s, work_s + self._outside_s()), work_s))
 
     def sync_room_s(self, step_s: float, m: Floats) -> Floats:
         """The most seconds of sync of every stage with m micro-batches [columns] in a step of `step_s`."""
@@ -274,35 +274,35 @@ class _ColumnStages:
         tail_s = sync_s if shown >= 1.0 else np.maximum(sync_s - self._backward_s, shown * sync_s)
         with np.errstate(divide="ignore", invalid="ignore"):
             alone = (step_s - tail_s) / self._t
-            together = (step_s - np.where(self._first, tail_s, 0.0) - self._own_s()) / self._t
+            together = (step_s - np.where(self._first, tail_s, 0.0) - self._outside_s()) / self._t
             most = np.minimum(np.minimum(alone, together), self._types.global_batch / self._types.share[self._row])
-        found = np.minimum.reduceat(np.where(np.isfinite(self._t), most, 0.0), self._starts)
-        return np.asarray(self._multiple * np.floor(np.maximum(found, 0.0) / self._multiple))
+        least = np.minimum.reduceat(np.where(np.isfinite(self._t), most, 0.0), self._starts)
+        return np.asarray(self._multiple * np.floor(np.maximum(least, 0.0) / self._multiple))
 
     def table(self, step_s: float, micro_batches: int | None) -> ColumnTable:
         """Every column twice: with the most micro-batches, and with as many as leave time for the sync of many holders.
         Where `micro_batches` is given, with that many or none."""
-        each = [
+        counts = [
             self._micro_batches(step_s, sync_s)
             for sync_s in (self._tail_s, np.maximum(self._tail_s, self._inner_s * self._n))
         ]
         if micro_batches is not None:
-            each = [np.where(most >= micro_batches, float(micro_batches), 0.0) for most in each]
-        return ColumnTable(np.concatenate(each), np.hstack([self._usage(step_s, m) for m in each]))
+            counts = [np.where(most >= micro_batches, float(micro_batches), 0.0) for most in counts]
+        return ColumnTable(np.concatenate(counts), np.hstack([self._usage(step_s, m) for m in counts]))
 
     def _usage(self, step_s: float, m: Floats) -> Floats:
         types, kinds, modes = self._types, len(self._types.supply), len(self._modes)
         kind, count = types.kind[self._row], len(self._sizes)
         cell = kind * modes + self._mode
-        found = np.zeros((3 * kinds * modes + 1, count))
+        usage = np.zeros((3 * kinds * modes + 1, count))
         devices = types.devices[self._row]
-        np.add.at(found, (cell, self._column), devices)
-        np.add.at(found, (kinds * modes + cell, self._column), self._n * m[self._column] / types.global_batch)
-        own = np.where(self._shares, np.maximum(0.0, self._n - self._modes.most[self._mode]), self._n)
-        np.add.at(found, (2 * kinds * modes + cell, self._column), devices / types.machine_devices[kind] * own)
+        np.add.at(usage, (cell, self._column), devices)
+        np.add.at(usage, (kinds * modes + cell, self._column), self._n * m[self._column] / types.global_batch)
+        layers = np.where(self._shares, np.maximum(0.0, self._n - self._modes.most[self._mode]), self._n)
+        np.add.at(usage, (2 * kinds * modes + cell, self._column), devices / types.machine_devices[kind] * layers)
         with np.errstate(divide="ignore", invalid="ignore"):
             alone = self._n - self.sync_room_s(step_s, m) / self._inner_s
         few = np.where((self._inner_s > 0.0) & (alone > 0.0), alone / types.share[self._row], 0.0)
-        np.add.at(found, (np.full(len(self._row), 3 * kinds * modes), self._column), few)
-        found[:, m <= 0.0] = 0.0
-        return found
+        np.add.at(usage, (np.full(len(self._row), 3 * kinds * modes), self._column), few)
+        usage[:, m <= 0.0] = 0.0
+        return usage

@@ -22,7 +22,7 @@ def compute_bound_s(model: PlanPricer) -> float:
 
 
 def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
-    """Of each machine kind: an example, its number of usable devices, and the most sequences that one of them takes
+    """Of each machine kind: an example, the number of usable devices in all, and the most sequences that a device takes
     through a layer per second."""
     problem = model.problem
     machines: dict[object, int] = {}
@@ -50,4 +50,6 @@ def compute_shares(model: PlanPricer) -> dict[int, float]:
     cluster, rates = model.problem.cluster, device_rates(model)
     total = sum(count * rate for _, count, rate in rates)
     of_kind = {machine.kind: rate / total for machine, _, rate in rates}
-    return {m: len(own) * of_kind[cluster.machines[m].kind] for m, own in model.problem.usable_by_machine.items()}
+    return {
+        m: len(devices) * of_kind[cluster.machines[m].kind] for m, devices in model.problem.usable_by_machine.items()
+    }

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Found(NamedTuple):
+class CheapestChains(NamedTuple):
     """The least price of a chain [boxes], infinite if above the wanted one; the number of stages of the cheapest chain
     [boxes], and from the last to the first the type and layers of each [boxes, stages, 2].
 
@@ -32,9 +32,9 @@ class Found(NamedTuple):
     counts: Ints
     chains: Ints
 
-    def some(self, boxes: slice | Ints) -> "Found":
+    def some(self, boxes: slice | Ints) -> "CheapestChains":
         """A view of some boxes; filling it fills the whole."""
-        return Found(self.least[boxes], self.counts[boxes], self.chains[boxes])
+        return CheapestChains(self.least[boxes], self.counts[boxes], self.chains[boxes])
 
 
 class _Recursion(NamedTuple):
@@ -43,8 +43,9 @@ class _Recursion(NamedTuple):
 
     By number of layers from the end of the model on [weights, layers + 1]: `cost` and `total` are least prices before
     and after a stage is added, `begun_s` and `ended_s` the Σ of the chains that have them. By number of following
-    stages too [stages, weights, layers + 1]: `taken` are the layers of the stage that chains end with, `type_of` its
-    type.
+    stages too [stages, weights, layers + 1]: `layers_of` and `type_of` of the stage that chains end with. By
+    layers of a stage, inner or first [2, weights, layers + 1]: `price` is the least, `picked` the type that has it, and
+    `picked_s` what that adds to Σ.
     """
 
     value: Floats
@@ -54,7 +55,7 @@ class _Recursion(NamedTuple):
     total: Floats
     begun_s: Floats
     ended_s: Floats
-    taken: Ints
+    layers_of: Ints
     type_of: Ints
     price: Floats
     picked: Ints
@@ -81,7 +82,7 @@ def _no_recursion(task: Task, count: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _priced(
+def _price_chains(
     count: int,
     layer_price: float,
     ends: tuple[float, float, float, float, float],
@@ -126,7 +127,7 @@ def _priced(
                     if reached < total[w, before + n]:
                         total[w, before + n] = reached
                         ended_s[w, before + n] = begun_s[w, before] + run.picked_s[first, w, n]
-                        run.taken[after, w, before + n] = n
+                        run.layers_of[after, w, before + n] = n
                         run.type_of[after, w, before + n] = run.picked[first, w, n]
                         alive = alive or not first
             if after + 1 >= least_stages and total[w, layers] < run.value[w]:
@@ -173,13 +174,13 @@ def _better_weights(high_s: float, run: _Recursion, weights: Floats) -> float:
 def _keep_chain(run: _Recursion, weight: int, layers: int, chain: Ints, count: int) -> Any:
     """Write the cheapest chain at a weight, of `count` stages, to `chain` [stages, 2]."""
     for after in range(count - 1, -1, -1):
-        chain[after, 0], chain[after, 1] = run.type_of[after, weight, layers], run.taken[after, weight, layers]
-        layers -= run.taken[after, weight, layers]
+        chain[after, 0], chain[after, 1] = run.type_of[after, weight, layers], run.layers_of[after, weight, layers]
+        layers -= run.layers_of[after, weight, layers]
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices(task: Task, boxes: BoxArrays, weights: Floats, passes: int, found: Found) -> Any:
-    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the one with the best bound counts.
+def least_prices(task: Task, boxes: BoxArrays, weights: Floats, passes: int, result: CheapestChains) -> Any:
+    """Fill `result`. Each row of `weights` [weights, boxes] prices a second of Σ; the one with the best bound counts.
 
     Where none proves the wanted price, better ones are sought in up to `passes` passes."""
     layers = task.rows.many.shape[2] - 1
@@ -191,27 +192,27 @@ def least_prices(task: Task, boxes: BoxArrays, weights: Floats, passes: int, fou
             known, layer_price = (m, high_m), least_stage_prices(m, high_m, task, stages)
         count = affordable_stages(layer_price, wanted, task, stages)
         if not count:
-            found.least[box], found.counts[box] = max(wanted * SLACK, layers * layer_price), 0
+            result.least[box], result.counts[box] = max(wanted * SLACK, layers * layer_price), 0
             continue
         ends = m, high_m, boxes.low_s[box], high_s, wanted
         tried, cheapest = weights[:, box].copy(), np.inf
-        found.least[box], found.counts[box] = -np.inf, 0
+        result.least[box], result.counts[box] = -np.inf, 0
         for _ in range(passes):
-            _priced(count, layer_price, ends, tried, task, stages, run)
+            _price_chains(count, layer_price, ends, tried, task, stages, run)
             for w in range(len(tried)):
                 proved = run.value[w] - tried[w] * high_s
                 # A chain of the box is more likely to be one that the program lacks than one with too great a Σ.
                 priced = run.value[w] - tried[w] * min(run.sum_s[w], high_s) + (run.sum_s[w] > high_s) * wanted
-                found.least[box] = max(found.least[box], proved)
+                result.least[box] = max(result.least[box], proved)
                 if priced < cheapest:
-                    cheapest, found.counts[box] = priced, run.stages[w]
-                    _keep_chain(run, w, layers, found.chains[box], run.stages[w])
-            if found.least[box] >= wanted or _better_weights(high_s, run, tried) < wanted:
+                    cheapest, result.counts[box] = priced, run.stages[w]
+                    _keep_chain(run, w, layers, result.chains[box], run.stages[w])
+            if result.least[box] >= wanted or _better_weights(high_s, run, tried) < wanted:
                 break
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) -> Any:
+def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, result: CheapestChains) -> Any:
     """Like `least_prices`, but instead of pricing Σ by multipliers the recursion tracks it in `parts` of its maximum,
     rounding down each stage's share."""
     least_stages, most_stages = task.shape[2], task.shape[3]
@@ -220,7 +221,7 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
     cost, total = np.empty((layers + 1, parts + 1)), np.empty((layers + 1, parts + 1))
     price = np.empty((2, layers + 1, parts + 1))
     picked = np.zeros((2, layers + 1, parts + 1), np.int64)
-    taken = np.zeros((most_stages, layers + 1, parts + 1, 3), np.int64)  # layers, part, type
+    last_stage = np.zeros((most_stages, layers + 1, parts + 1, 3), np.int64)  # layers, part, type
     known, layer_price = (-1.0, -1.0), np.inf
     for box in range(len(boxes.low_m)):
         m, high_m, high_s, wanted = boxes.low_m[box], boxes.high_m[box], boxes.high_s[box], boxes.wanted[box]
@@ -228,11 +229,11 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
             known, layer_price = (m, high_m), least_stage_prices(m, high_m, task, stages)
         count = affordable_stages(layer_price, wanted, task, stages)
         if not count:
-            found.least[box], found.counts[box] = max(wanted * SLACK, layers * layer_price), 0
+            result.least[box], result.counts[box] = max(wanted * SLACK, layers * layer_price), 0
             continue
         cost[:] = np.inf
         cost[0, 0] = 0.0
-        found.least[box], found.counts[box], last = np.inf, 0, 0
+        result.least[box], result.counts[box], last = np.inf, 0, 0
         for after in range(most_stages):
             ends = m, high_m, boxes.low_s[box], high_s, wanted
             price_stages(count, layer_price, after, ends, task, stages)
@@ -257,28 +258,28 @@ def least_prices_finely(task: Task, boxes: BoxArrays, parts: int, found: Found) 
             for n in range(1, top + 1):
                 for first in range(2):
                     for part in range(parts + 1):
-                        own = price[first, n, part]
-                        if own == np.inf:
+                        stage_price = price[first, n, part]
+                        if stage_price == np.inf:
                             continue
                         for before in range(layers - n, layers - n + 1) if first else range(layers - n):
                             if (after == 0) != (before == 0):
                                 continue
                             for begun in range(parts + 1 - part):
-                                reached = cost[before, begun] + own
+                                reached = cost[before, begun] + stage_price
                                 left = (layers - before - n) * layer_price
                                 if reached + left <= wanted * SLACK and reached < total[before + n, begun + part]:
                                     total[before + n, begun + part] = reached
-                                    taken[after, before + n, begun + part] = (n, part, picked[first, n, part])
+                                    last_stage[after, before + n, begun + part] = (n, part, picked[first, n, part])
                                     alive = alive or not first
             if after + 1 >= least_stages:
                 for part in range(parts + 1):
-                    if total[layers, part] < found.least[box]:
-                        found.least[box], found.counts[box], last = total[layers, part], after + 1, part
+                    if total[layers, part] < result.least[box]:
+                        result.least[box], result.counts[box], last = total[layers, part], after + 1, part
             cost[:] = total
             if not alive:
                 break
         covered, part = layers, last
-        for after in range(found.counts[box] - 1, -1, -1):
-            n, own_part, row = taken[after, covered, part]
-            found.chains[box, after, 0], found.chains[box, after, 1] = row, n
-            covered, part = covered - n, part - own_part
+        for after in range(result.counts[box] - 1, -1, -1):
+            n, stage_part, row = last_stage[after, covered, part]
+            result.chains[box, after, 0], result.chains[box, after, 1] = row, n
+            covered, part = covered - n, part - stage_part

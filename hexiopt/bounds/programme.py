@@ -63,7 +63,7 @@ def chain_bound(
     It stays so where plans may have a schedule for which the conditions of `chains.py` are not proved. `deadline_s` is
     a time of `clock`.
     """
-    proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
+    proved = all(schedule.is_bounded for schedule in schedules(model.problem.workload))
     if not proved or clock() >= deadline_s:
         return lower_s, None
     try:
@@ -81,7 +81,7 @@ def chain_bound(
         next_s = min((bound_s for bound_s in bounds_s if bound_s > level_s), default=inf)
         share = 1.0 if stuck or len(programs) == 1 else _FIRST if next_s == inf else 1.0 / len(low)
         which, until_s = low[0], now_s + share * (deadline_s - now_s)
-        found_s, prices = programs[which].raised(bounds_s[which], next_s, until_s, prices)
+        found_s, prices = programs[which].raise_bound(bounds_s[which], next_s, until_s, prices)
         if found_s <= bounds_s[which] and share == 1.0:
             break
         stuck, bounds_s[which] = found_s <= bounds_s[which], found_s
@@ -94,20 +94,20 @@ def families_of(problem: Problem) -> list[ScheduleFamily]:
     allowed, sharding = schedules(problem.workload), sharding_stages(problem.workload)
     chunked, lockstep = (tuple(s for s in allowed if getattr(s, word)) for word in ("chunked", "lockstep"))
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch
-    found: list[ScheduleFamily] = []
+    families: list[ScheduleFamily] = []
     if any(stage < 2 for stage in sharding):
-        found.append(ScheduleFamily(allowed, 1, 1, 1, num_layers))
+        families.append(ScheduleFamily(allowed, 1, 1, 1, num_layers))
         max_chunks = problem.space.max_chunks if chunked else 1
     else:
         max_chunks = 1  # under ZeRO-2 and 3, stages have one range
     if lockstep and any(stage >= 2 for stage in sharding):
-        found += [ScheduleFamily(lockstep, 1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
+        families += [ScheduleFamily(lockstep, 1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
     for least, most in _RANGES:
         for few, many in _STAGES:
             if least <= max_chunks and least * few <= num_layers:
                 ranges = least, min(most, max_chunks)
-                found.append(ScheduleFamily(chunked, *ranges, few, min(many, num_layers // least)))
-    return found
+                families.append(ScheduleFamily(chunked, *ranges, few, min(many, num_layers // least)))
+    return families
 
 
 class ChainProgram:
@@ -129,27 +129,29 @@ class ChainProgram:
         """The share of each machine in the value of the cluster and its layers, at the prices that prove the bound."""
         return None if self._proof is None else self._columns.machine_shares(self._proof)
 
-    def raised(self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers) -> tuple[float, Multipliers]:
+    def raise_bound(
+        self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers
+    ) -> tuple[float, Multipliers]:
         """A lower bound in seconds on the step time of the families' plans, and the prices of the last attempt.
 
         It is at least `lower_s`, which must hold; a bound above `enough_s` is of no use. `until_s` is a time of the
         clock, `prices` are the initial ones.
         """
         self._began_s, self._until_s, self._prices = self._clock(), until_s, prices
-        return self._raised_s(lower_s, enough_s), self._prices
+        return self._raise_bound_s(lower_s, enough_s), self._prices
 
-    def _raised_s(self, lower_s: float, enough_s: float) -> float:
+    def _raise_bound_s(self, lower_s: float, enough_s: float) -> float:
         if enough_s < inf and self._suffices(lower_s, enough_s):
             return enough_s
-        step_s = most_s = self._learned(lower_s, enough_s)
+        step_s = most_s = self._search_columns(lower_s, enough_s)
         # One proof at a time, since the lowest bound of all programs counts.
         proven_s = lower_s
         while self._on_time() and step_s - proven_s > _TOLERANCE * step_s:
             tried_s, known = proven_s + self._share * (step_s - proven_s), len(self._columns)
-            each = [self._prices, self._columns.most(tried_s)[1], *self._centre]
-            self._centre = [self._columns.mixed(each)]
+            points = [self._prices, self._columns.most(tried_s)[1], *self._centre]
+            self._centre = [self._columns.mean_prices(points)]
             self._prices = self._centre[0]
-            if (found_s := self._refuted(tried_s, proven_s)) > proven_s:
+            if (found_s := self._refute(tried_s, proven_s)) > proven_s:
                 self._share = 0.5 if found_s == tried_s else self._share
                 return found_s
             if len(self._columns) == known:
@@ -163,14 +165,15 @@ class ChainProgram:
             step_s, self._prices = self._longest(proven_s, most_s)
         return proven_s
 
-    def _learned(self, lower_s: float, enough_s: float) -> float:
-        """Search for columns, the first time only; returns about the bound that they allow, and its prices."""
+    def _search_columns(self, lower_s: float, enough_s: float) -> float:
+        """Search for columns, the first time only. Returns about the longest step in seconds in which they cannot
+        process the batch; `_prices` become those that prove it."""
         if self._searched:
             step_s, self._prices = self._longest(lower_s, enough_s)
             return step_s
         step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
         # Interleaved families are many and seldom better: the proof asks them, at prices that are nearly right.
-        learned = [shape for shape in self._shapes if not shape.interleaved] or list(self._shapes)
+        learned = [shape for shape in self._shapes if not shape.is_interleaved] or list(self._shapes)
         promising, done = learned, False
         while self._on_time(_LEARNING) and not done:
             gained = [shape for shape in promising if self._on_time(_LEARNING) and self._learn(step_s, shape)]
@@ -188,7 +191,7 @@ class ChainProgram:
         """Whether no plan has a step of `enough_s`, tried with the prices of other families."""
         while self._on_time():
             known = len(self._columns)
-            if self._refuted(enough_s, enough_s) == enough_s:
+            if self._refute(enough_s, enough_s) == enough_s:
                 return True
             if len(self._columns) == known:
                 break
@@ -214,14 +217,14 @@ class ChainProgram:
             most, prices = self._columns.most(low_s)
         while high_s - low_s > _TOLERANCE * high_s:
             middle_s = 0.5 * (low_s + high_s)
-            most, found = self._columns.most(middle_s)
+            most, duals = self._columns.most(middle_s)
             if most < self._batch:
-                low_s, prices = middle_s, found
+                low_s, prices = middle_s, duals
             else:
                 high_s = middle_s
         return low_s, prices
 
-    def _refuted(self, step_s: float, floor_s: float) -> float:
+    def _refute(self, step_s: float, floor_s: float) -> float:
         """A step time of `step_s` seconds or less that no plan of the families reaches, as the prices prove; 0 where
         they prove none of `floor_s` or more, and there may be more columns."""
         doubtful, self._doubtful = self._doubtful, set()
@@ -229,9 +232,9 @@ class ChainProgram:
         for shape in self._shapes:
             if self._doubtful and doubtful and shape not in doubtful:
                 break  # other prices are needed; those of this attempt need not be tried on all families
-            closed_s = self._closed(step_s, floor_s, shape)
-            if closed_s:
-                step_s = closed_s
+            refuted_s = self._refute_family(step_s, floor_s, shape)
+            if refuted_s:
+                step_s = refuted_s
                 continue
             self._doubtful.add(shape)
             if not self._on_time():
@@ -241,8 +244,8 @@ class ChainProgram:
         self._proof = self._prices
         return step_s
 
-    def _closed(self, step_s: float, floor_s: float, shape: ScheduleFamily) -> float:
-        """As `_refuted`, of one family. What is closed at a step stays so at shorter ones, so that a step is shortened
+    def _refute_family(self, step_s: float, floor_s: float, shape: ScheduleFamily) -> float:
+        """As `_refute`, of one family. A box refuted at a step stays so at shorter ones, so that a step is shortened
         rather than boxes made ever smaller."""
         # strictly below the batch
         enough = (1 - 1e-9) * self._batch / self._columns.worth(self._prices)
@@ -250,19 +253,19 @@ class ChainProgram:
         boxes = self._first_boxes(step_s, shape)
         for number in range(rounds):
             finely = number > _COARSELY or (number > _COARSELY // 2 and len(boxes) <= _TOGETHER)
-            ratio, found = self._evaluate(step_s, shape, boxes, enough, finely)
-            lacking = self._columns.add(found, self._prices, step_s, _GAIN) > _LACKING * enough
+            ratio, chains = self._evaluate(step_s, shape, boxes, enough, finely)
+            lacking = self._columns.add(chains, self._prices, step_s, _GAIN) > _LACKING * enough
             excess = float(ratio.max(initial=0.0)) / enough
             if excess <= 1.0:
                 return step_s
             if lacking or not self._on_time():
                 return 0.0
-            halved, narrow = self._halved(boxes, ratio > enough, step_s, smallest)
+            halved, narrow = self._halve(boxes, ratio > enough, step_s, smallest)
             if excess <= _LACKING and (number >= self._later or not len(halved)):
                 step_s /= 1 + _SHORTER * (excess - 1)
                 if step_s < floor_s:
                     return 0.0
-            boxes = halved.beside(boxes.take(narrow))
+            boxes = halved.concatenate(boxes.take(narrow))
         return 0.0
 
     def _learn(self, step_s: float, shape: ScheduleFamily) -> bool:
@@ -270,24 +273,24 @@ class ChainProgram:
         smallest, rounds = _LEARNT
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
-            ratio, found = self._evaluate(step_s, shape, boxes, 1.0, passes=1)
-            gained |= self._columns.add(found, self._prices, step_s, _GAIN) > 0.0
-            boxes, _ = self._halved(boxes, ratio > _GAIN, step_s, smallest)
+            ratio, chains = self._evaluate(step_s, shape, boxes, 1.0, passes=1)
+            gained |= self._columns.add(chains, self._prices, step_s, _GAIN) > 0.0
+            boxes, _ = self._halve(boxes, ratio > _GAIN, step_s, smallest)
             if not len(boxes) or not self._on_time(_LEARNING):
                 break
         return gained
 
     def _first_boxes(self, step_s: float, shape: ScheduleFamily) -> Boxes:
-        fewest = shape.least_stages if shape.interleaved else 1
+        fewest = shape.least_stages if shape.is_interleaved else 1
         if fewest > self._batch:
             return Boxes.grid(np.zeros(0), np.zeros(0))
         if shape.micro_batches is None:
-            micro_batches_at = np.unique(np.round(np.geomspace(fewest, self._batch, 6 if shape.interleaved else 13)))
+            micro_batches_at = np.unique(np.round(np.geomspace(fewest, self._batch, 6 if shape.is_interleaved else 13)))
         else:
             micro_batches_at = np.array([float(shape.micro_batches)])
         least_s = 0.5 * self.types.num_layers * float(self.types.layer_s.min()) / shape.most_ranges
         first_s = min(max(least_s, 0.004 * step_s), 0.5 * step_s)
-        ends_s = np.geomspace(first_s, step_s, 5 if shape.interleaved else 9)
+        ends_s = np.geomspace(first_s, step_s, 5 if shape.is_interleaved else 9)
         return Boxes.grid(micro_batches_at, np.concatenate([[0.0], ends_s]))
 
     def _evaluate(
@@ -302,7 +305,7 @@ class ChainProgram:
         """Micro-batches over the least price for each box; and chains, with the box's least micro-batches, where that
         ratio is above `target`. `finely` uses both recursions over chains, of which the better counts."""
         ratio, chains = np.full(len(boxes), inf), []
-        if shape.interleaved and shape.least_stages == shape.most_stages:
+        if shape.is_interleaved and shape.least_stages == shape.most_stages:
             # the number of micro-batches is a multiple of that of the stages
             boxes = replace(boxes, high_m=boxes.high_m - boxes.high_m % shape.least_stages)
         if shape not in self._chains:
@@ -314,17 +317,17 @@ class ChainProgram:
             some = boxes.take(at)
             wanted = some.high_m / target
             weights = np.array(_WEIGHTS)[:, None] * wanted / some.high_s
-            least, found = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights, passes)
+            least, cheap = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights, passes)
             if finely:  # multipliers lose to convexification, parts to the rounding of many stages
                 other, more = self._chains[shape].least_price(self._prices, step_s, some, wanted, None)
-                least, found = np.maximum(least, other), found + more
+                least, cheap = np.maximum(least, other), cheap + more
             any_m = np.isfinite(least) & (some.high_m >= some.low_m)
             ratio[at] = np.where(any_m, some.high_m / np.maximum(least, 1e-300), 0.0)
-            chains += [(chain, float(some.low_m[k])) for chain, k in found]
+            chains += [(chain, float(some.low_m[k])) for chain, k in cheap]
         return ratio, chains
 
     @staticmethod
-    def _halved(boxes: Boxes, chosen: Bools, step_s: float, smallest: float) -> tuple[Boxes, Bools]:
+    def _halve(boxes: Boxes, chosen: Bools, step_s: float, smallest: float) -> tuple[Boxes, Bools]:
         """The `chosen` boxes halved along their wider side, and which of them are too narrow for that [boxes]."""
         wide_m, wide_s = (boxes.high_m - boxes.low_m) / boxes.high_m, (boxes.high_s - boxes.low_s) / step_s
         wide = (wide_m > smallest) | (wide_s > smallest)

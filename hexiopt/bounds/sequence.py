@@ -42,10 +42,10 @@ def sequence_bound_s(model: PlanPricer, devices: Sequence[tuple[Gpu, int, float]
         prices |= {a / (a + b), min(1.0, a * rate), max(0.0, 1.0 - b * rate)}
     best_s = 0.0
     for price in prices:
-        each = [max(price / a, (1.0 - price) / b, rate) for a, b, _, _, rate in limits]
+        rates = [max(price / a, (1.0 - price) / b, rate) for a, b, _, _, rate in limits]
         # measured times may be below calculated ones
-        head = 0.0 if problem.cluster.profile.entries else min(m * row[2] for m, row in zip(each, limits, strict=True))
-        total = sum(m * row[3] for m, row in zip(each, limits, strict=True))
+        head = 0.0 if problem.cluster.profile.entries else min(m * row[2] for m, row in zip(rates, limits, strict=True))
+        total = sum(m * row[3] for m, row in zip(rates, limits, strict=True))
         best_s = max(best_s, batch * (layers + head) / total)
     return best_s
 

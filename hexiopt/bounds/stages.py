@@ -24,7 +24,7 @@ class OutOfTimeError(Exception):
 
 
 class StageTypes:
-    """All stage types of a problem, one array element each; `machines` are those of each kind, `supply` their number.
+    """All stage types of a problem, one array element each; `machines` lists those of each kind, `supply` counts them.
 
     It has the types of every ZeRO stage; those of ZeRO-2 and 3 are `late`. A plan uses either late types or others.
     Raises OutOfTimeError once `on_time` says no: there may be thousands of types to judge.
@@ -35,15 +35,15 @@ class StageTypes:
         space, workload, devices = problem.space, problem.workload, problem.usable_by_machine
         self.num_layers, self.global_batch = problem.model.num_layers, workload.global_batch
         kinds: dict[object, list[int]] = {}
-        for machine, own in devices.items():
-            kinds.setdefault((problem.cluster.machines[machine].kind, len(own)), []).append(machine)
+        for machine, usable in devices.items():
+            kinds.setdefault((problem.cluster.machines[machine].kind, len(usable)), []).append(machine)
         examples = [problem.cluster.machines[same[0]] for same in kinds.values()]
         self.machines = tuple(tuple(same) for same in kinds.values())
         self.supply: Floats = np.array([len(same) for same in kinds.values()], float)
         self.machine_devices: Floats = np.array([len(devices[same[0]]) for same in kinds.values()], float)
         sizes = space.micro_batch_sizes(self.global_batch)
         shares = range(1, sizes[-1] + 1) if space.replicas else sizes
-        rows, memory = _undominated(
+        rows, memory = _pareto_rows(
             model,
             on_time,
             [
@@ -88,16 +88,16 @@ class StageTypes:
         """`seconds` of stages followed by 0, 1, ... others, as many as there are `terms` [terms, `numbers(late)`,
         layers + 1]."""
         key = (late, tuple(terms), least_ranges, most_ranges, most_layers)
-        found = self._behind.get(key)
-        if found is None:
-            found = np.stack(
+        seconds = self._behind.get(key)
+        if seconds is None:
+            seconds = np.stack(
                 [
-                    self.seconds(late, after, own, least_ranges, most_ranges, most_layers)
-                    for after, own in enumerate(terms)
+                    self.seconds(late, after, stage_terms, least_ranges, most_ranges, most_layers)
+                    for after, stage_terms in enumerate(terms)
                 ]
             )
-            self._behind[key] = found
-        return found
+            self._behind[key] = seconds
+        return seconds
 
     def seconds(
         self,
@@ -115,42 +115,42 @@ class StageTypes:
         """
         most_layers = self.num_layers if most_layers is None else most_layers
         key = (late, after, terms, least_ranges, most_ranges, most_layers)
-        found = self._seconds.get(key)
-        if found is None:
+        least_s = self._seconds.get(key)
+        if least_s is None:
             n = np.arange(most_layers + 1)
             stored = terms.in_flight * n - (terms.in_flight - terms.last_in_flight) * -(-n // least_ranges)
             more = terms.first_again * (n // most_ranges)
             held = min(after + 1, terms.last_in_flight)
             rows = self.numbers(late)
-            found = np.full((len(rows), self.num_layers + 1), np.inf)
-            found[:, : most_layers + 1] = self._least_s(rows, after == 0, stored, more, terms.in_flight, held)
-            self._seconds[key] = found
-        return found
+            least_s = np.full((len(rows), self.num_layers + 1), np.inf)
+            least_s[:, : most_layers + 1] = self._least_s(rows, after == 0, stored, more, terms.in_flight, held)
+            self._seconds[key] = least_s
+        return least_s
 
     def _least_s(self, rows: Ints, last: bool, stored: Ints, more: Ints, repeated: int, held: int) -> Floats:
-        """Seconds when activations of `stored` layers, each at most `repeated` times, and of `more` that may be the
-        leanest [layers + 1, from none on] must fit beside what `held` micro-batches need beside layers."""
+        """Least seconds [rows, layers + 1] where memory holds activations of `stored` layers, each at most `repeated`
+        times, of `more` that may be the leanest [layers + 1], and what `held` micro-batches need outside layers."""
         count, n = len(self._policies), np.arange(len(stored))
         memory, policy_s = self._memory[last][rows], self._policy_s[rows]
-        room = (memory[:, 0:1] * (1 + 1e-9) - memory[:, 1:2] * n - memory[:, 2:3] * held)[:, :, None]
-        each, once = memory[:, None, 3 : 3 + count], memory[:, None, 3 + count :]
+        free_bytes = (memory[:, 0:1] * (1 + 1e-9) - memory[:, 1:2] * n - memory[:, 2:3] * held)[:, :, None]
+        layer_bytes, once = memory[:, None, 3 : 3 + count], memory[:, None, 3 + count :]
         with np.errstate(divide="ignore", invalid="ignore"):
             # Bytes for activations if a policy is the one of those used that stores least.
-            spare = room - once - more[None, :, None] * each
-            seconds = np.full(room.shape[:2], np.inf)
+            spare = free_bytes - once - more[None, :, None] * layer_bytes
+            seconds = np.full(free_bytes.shape[:2], np.inf)
             for smaller in range(count):
-                alone = spare[:, :, smaller] >= stored * each[:, :, smaller]
+                alone = spare[:, :, smaller] >= stored * layer_bytes[:, :, smaller]
                 seconds = np.where(alone, np.minimum(seconds, n * policy_s[:, smaller : smaller + 1]), seconds)
                 for faster in range(count) if count > 1 else ():
                     # Whole layers by the policy that stores less; the others store as little as any other policy would.
-                    stores = np.delete(each, smaller, axis=2).min(axis=2)
-                    saved = repeated * (stores - each[:, :, smaller])
+                    stores = np.delete(layer_bytes, smaller, axis=2).min(axis=2)
+                    saved = repeated * (stores - layer_bytes[:, :, smaller])
                     some = np.ceil((stored * stores - spare[:, :, smaller]) / saved * (1 - 1e-9) - 1e-9).clip(1, n)
                     mixed = (n - some) * policy_s[:, faster : faster + 1] + some * policy_s[:, smaller : smaller + 1]
                     seconds = np.where(alone & (saved > 0), np.minimum(seconds, mixed), seconds)
-            found = seconds + (self._head_s[rows, None] if last else 0.0)
-        found[:, 0] = np.inf
-        return np.where(room[:, :, 0] > 0, found, np.inf)
+            total_s = seconds + (self._head_s[rows, None] if last else 0.0)
+        total_s[:, 0] = np.inf
+        return np.where(free_bytes[:, :, 0] > 0, total_s, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +172,15 @@ def _holders(stages: Sequence[int], devices: int, together: int) -> list[_Holder
     ZeRO-1 needs less memory than ZeRO-0 and in these bounds no more time, so it represents both.
     """
     early = max((stage for stage in stages if stage <= 1), default=None)
-    found = [] if early is None else [_Holders(early, 1, devices if early else 1, False)]
+    classes = [] if early is None else [_Holders(early, 1, devices if early else 1, False)]
     for stage in stages:
         if stage >= 2:
-            found.append(_Holders(stage, 1, 1, False))
+            classes.append(_Holders(stage, 1, 1, False))
             if together >= 2:
-                found.append(_Holders(stage, 2, together, False))
+                classes.append(_Holders(stage, 2, together, False))
             if devices > together:
-                found.append(_Holders(stage, 2, devices, True))
-    return found
+                classes.append(_Holders(stage, 2, devices, True))
+    return classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class _Row:
         ]
 
 
-def _undominated(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
+def _pareto_rows(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
     """The rows that are not dominated in time and memory by another that differs only in its holders; and the `bytes`
     of each as an inner stage and as a last one [2, rows, ...].
 
@@ -237,7 +237,7 @@ def _undominated(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[
     """
     policies = recompute_policies(model.problem.workload)
     less_room = np.array([-1, *[1] * (2 + 2 * len(policies))])
-    alike: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats]]] = {}
+    comparable: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats]]] = {}
     for row in rows:
         if not on_time():
             raise OutOfTimeError
@@ -245,21 +245,21 @@ def _undominated(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[
         memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
         late = row.holders.sharding >= 2  # no stage of the other kind can replace it
-        own = alike.setdefault((row.kind, row.tp_group, row.share, row.holders.lockstep, late), [])
+        rivals = comparable.setdefault((row.kind, row.tp_group, row.share, row.holders.lockstep, late), [])
         value = np.concatenate([seconds, (memory * less_room).ravel(), [tail]])
-        if not any((other <= value).all() for _, _, other in own):
-            own[:] = [kept for kept in own if not (value <= kept[2]).all()]
-            own.append((row, memory, value))
-    kept = [one for own in alike.values() for one in own]
-    return [row for row, _, _ in kept], np.stack([memory for _, memory, _ in kept], axis=1)
+        if not any((other <= value).all() for _, _, other in rivals):
+            rivals[:] = [rival for rival in rivals if not (value <= rival[2]).all()]
+            rivals.append((row, memory, value))
+    front = [rival for rivals in comparable.values() for rival in rivals]
+    return [row for row, _, _ in front], np.stack([memory for _, memory, _ in front], axis=1)
 
 
 def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
     """Seconds of gradient sync per layer, if the layer has many holders.
 
-    They are given for a machine's interface and a layer held by many machines [kinds], zero where a machine has
-    several interfaces, since no stage need wait for the busiest; and for a device's own links and a layer that many
-    replicas hold whole [types].
+    The first is that of a machine's interface for a layer held by many machines [kinds], zero where a machine has
+    several interfaces, since no stage need wait for the busiest; the second is that of a device's own links for a layer
+    that many replicas hold whole [types].
     """
     workload = model.problem.workload
     passes = workload.states.gradient + min(workload.states.gradient, workload.element_bytes)

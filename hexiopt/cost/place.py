@@ -10,7 +10,7 @@ from hexiopt.cost.executors.routes import place_messages
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
-from hexiopt.plan.plan import Pipeline, unpriced
+from hexiopt.plan.plan import Pipeline, feature_without_price
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
@@ -41,7 +41,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
     """`pipeline`, which `schedule` can run, on its devices. Raises InputError for what is not priced yet and for layers
     that the model does not have.
     """
-    if feature := unpriced(pipeline):
+    if feature := feature_without_price(pipeline):
         raise InputError(feature)
     size, own, batches, chunks = (
         pipeline.micro_batch_size,

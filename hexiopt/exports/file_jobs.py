@@ -11,7 +11,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, ranges_of
 from hexiopt.problem.workload import AUTO
-from hexiopt.schedules.registry import DEFAULT_SCHEDULE, schedule_named
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE, schedule_by_name
 from hexiopt.schedules.schedule import Schedule
 
 
@@ -130,7 +130,7 @@ def import_plan(
         plan = _with_recompute(plan, (chosen["recompute"],))
     if chosen.get("schedule", str(plan.schedule)) != str(plan.schedule):
         notes.append(context.overrule_note("schedule", plan.schedule))
-        plan = replace(plan, schedule=schedule_named(chosen["schedule"]))
+        plan = replace(plan, schedule=schedule_by_name(chosen["schedule"]))
     if chosen.get("optimizer_sharding", str(plan.sharding.stage)) != str(plan.sharding.stage):
         notes.append(context.overrule_note("optimizer_sharding", plan.sharding.stage))
         plan = replace(plan, sharding=replace(plan.sharding, stage=int(chosen["optimizer_sharding"])))

@@ -26,7 +26,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, read_mapping, sha256_of
-from hexiopt.schedules.registry import schedule_named
+from hexiopt.schedules.registry import schedule_by_name
 from hexiopt.solving.result import Result
 from hexiopt.units import GIB
 
@@ -218,7 +218,7 @@ def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") 
 
 def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
-    schedule = schedule_named(section.text("schedule"), section.at("schedule"))
+    schedule = schedule_by_name(section.text("schedule"), section.at("schedule"))
     sharding = section.section("sharding", optional=True)
     zero, groups = sharding.raw("stage", 0), sharding.raw("groups", "all")
     if not isinstance(groups, str):

@@ -1,13 +1,13 @@
 """Checks a plan against a problem, rule by rule, without trusting whoever made it.
 
-What needs no problem to judge, the plan's constructors have refused before.
+What can be judged without a problem, the plan's constructors have refused already.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hexiopt.plan.parallelism import SequenceParallel
-from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
+from hexiopt.plan.plan import Pipeline, Plan, Stage, feature_without_price
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages, with_equal_chunks
@@ -27,57 +27,57 @@ class Violation:
 
 def check(problem: Problem, plan: Plan) -> list[Violation]:
     """The rules that `plan` breaks, but for memory, which takes its cost (`hexiopt.cost.cost.violations`)."""
-    found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
+    violations = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
-        found += _layers(problem, p, pipeline)
-        found += _chunks(problem, p, pipeline)
-        found += _sequences(problem, p, pipeline)
-    if not found:
-        found += _switches(problem, plan)
+        violations += _layers(problem, p, pipeline)
+        violations += _chunks(problem, p, pipeline)
+        violations += _sequences(problem, p, pipeline)
+    if not violations:
+        violations += _switches(problem, plan)
     for p, pipeline in enumerate(plan.pipelines):
-        if feature := unpriced(pipeline):
-            found.append(Violation("unpriced", f"pipeline {p}: {feature}"))
-    return found
+        if feature := feature_without_price(pipeline):
+            violations.append(Violation("unpriced", f"pipeline {p}: {feature}"))
+    return violations
 
 
 def _devices(problem: Problem, plan: Plan) -> list[Violation]:
-    cluster, usable, found = problem.cluster, set(problem.usable_devices), []
+    cluster, usable, violations = problem.cluster, set(problem.usable_devices), []
     for device in plan.devices():
         if device >= cluster.num_devices:
-            found.append(Violation("device", f"device {device} is not in the cluster"))
+            violations.append(Violation("device", f"device {device} is not in the cluster"))
         elif device not in usable:
-            found.append(Violation("exclude", f"device {cluster.device_name(device)} is excluded"))
-    if found:
-        return found
+            violations.append(Violation("exclude", f"device {cluster.device_name(device)} is excluded"))
+    if violations:
+        return violations
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for replica in stage.parallelism.replicas:
                 machines = {int(cluster.machine_of[d]) for d in replica.devices}
                 if len(machines) > 1:
                     names = ", ".join(cluster.machines[m].name for m in sorted(machines))
-                    found.append(
+                    violations.append(
                         Violation(
                             "tp",
                             f"stage {s} of pipeline {p} spans machines {names}; tensor parallelism stays inside one",
                         )
                     )
                 elif len(replica.devices) not in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus):
-                    found.append(
+                    violations.append(
                         Violation(
                             "tp",
                             f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed",
                         )
                     )
-    return found
+    return violations
 
 
 def _batch(problem: Problem, plan: Plan) -> list[Violation]:
-    workload, found = problem.workload, []
+    workload, violations = problem.workload, []
     sizes = problem.space.micro_batch_sizes(workload.global_batch)
     for p, pipeline in enumerate(plan.pipelines):
         if pipeline.micro_batch_size not in sizes:
             allowed = ", ".join(map(str, sizes))
-            found.append(
+            violations.append(
                 Violation(
                     "batch",
                     f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}",
@@ -85,19 +85,19 @@ def _batch(problem: Problem, plan: Plan) -> list[Violation]:
             )
     total = sum(pipeline.num_sequences for pipeline in plan.pipelines)
     if total != workload.global_batch:
-        found.append(
+        violations.append(
             Violation(
                 "batch",
                 f"the pipelines process {total} sequences, the global batch is {workload.global_batch}",
             )
         )
-    return found
+    return violations
 
 
 def _choices(problem: Problem, plan: Plan) -> list[Violation]:
-    found = []
+    violations = []
     if plan.schedule not in schedules(problem.workload):
-        found.append(
+        violations.append(
             Violation(
                 "schedule",
                 f"schedule {plan.schedule}; the workload allows {', '.join(map(str, schedules(problem.workload)))}",
@@ -105,13 +105,13 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
         )
     if plan.sharding.stage not in sharding_stages(problem.workload):
         allowed = ", ".join(map(str, sharding_stages(problem.workload)))
-        found.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))
+        violations.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))
     policies = recompute_policies(problem.workload)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for policy in set(stage.recompute):
                 if ("full" if policy == JOINED else policy) not in policies:
-                    found.append(
+                    violations.append(
                         Violation(
                             "recompute",
                             f"stage {s} of pipeline {p} has recompute {policy}; allowed: {', '.join(policies)}",
@@ -119,7 +119,7 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
                     )
     space = problem.space
     if space.num_pipelines is not None and len(plan.pipelines) != space.num_pipelines:
-        found.append(
+        violations.append(
             Violation(
                 "constraints",
                 f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}",
@@ -128,32 +128,32 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
     if space.num_stages is not None:
         for p, pipeline in enumerate(plan.pipelines):
             if len(pipeline.stages) != space.num_stages:
-                found.append(
+                violations.append(
                     Violation(
                         "constraints",
                         f"pipeline {p} has {len(pipeline.stages)} stages; constraints.num_stages={space.num_stages}",
                     )
                 )
-    return found
+    return violations
 
 
 def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     if pipeline.num_layers != problem.model.num_layers:
-        said = f"pipeline {p} holds {pipeline.num_layers} layers, the model has {problem.model.num_layers}"
-        return [Violation("layers", said)]
+        fault = f"pipeline {p} holds {pipeline.num_layers} layers, the model has {problem.model.num_layers}"
+        return [Violation("layers", fault)]
     if problem.space.uneven_chunks:
         return []
     equal = with_equal_chunks([stage.layers for stage in pipeline.stages])
     for s, (stage, ranges) in enumerate(zip(pipeline.stages, equal, strict=True)):
-        lengths, expected = ([end - first for first, end in each] for each in (stage.layers, ranges))
+        lengths, expected = ([end - first for first, end in layer_ranges] for layer_ranges in (stage.layers, ranges))
         if lengths != expected:
-            said = f"stage {s} of pipeline {p} has layer ranges of {_listed(lengths)}"
-            remedy = f"divide them equally, longer ones first: {_listed(expected)}"
-            return [Violation("layers", f"{said}; {remedy}, or allow others with space.uneven_chunks=true")]
+            fault = f"stage {s} of pipeline {p} has layer ranges of {_as_sum(lengths)}"
+            remedy = f"divide them equally, longer ones first: {_as_sum(expected)}"
+            return [Violation("layers", f"{fault}; {remedy}, or allow others with space.uneven_chunks=true")]
     return []
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _as_sum(numbers: Iterable[int]) -> str:
     return " + ".join(map(str, numbers))
 
 
@@ -162,58 +162,60 @@ def _chunks(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     most = problem.space.max_chunks
     if pipeline.num_chunks <= most:
         return []
-    said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
-    return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
+    fault = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
+    return [Violation("interleaved", f"{fault}; space.max_chunks allows {most}")]
 
 
 def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     """What sequence layouts break: the switch, tokens, heads, orders."""
-    found = []
+    violations = []
     for s, stage in enumerate(pipeline.stages):
         if not isinstance(stage.parallelism, SequenceParallel):
             continue
         where = f"stage {s} of pipeline {p} has a sequence layout"
         if not problem.space.sequence:
-            found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
+            violations.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
         elif wrong := misfit(stage.parallelism, problem.workload.seq_len, problem.model.num_heads):
-            found.append(Violation("sequence", f"{where}: {wrong}"))
-    return found
+            violations.append(Violation("sequence", f"{where}: {wrong}"))
+    return violations
 
 
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:
-    space, found = problem.space, []
+    space, violations = problem.space, []
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if not space.replicas and any(len(stage.parallelism.replicas) > 1 for stage in stages):
-        found.append(Violation("space.replicas", "a stage is replicated"))
+        violations.append(Violation("space.replicas", "a stage is replicated"))
     if not space.uneven_layers:
         for p, pipeline in enumerate(plan.pipelines):
             if _spread([stage.num_layers for stage in pipeline.stages]) > 1:
-                found.append(Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer"))
+                violations.append(
+                    Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer")
+                )
     degrees = {len(replica.devices) for stage in stages for replica in stage.parallelism.replicas}
     if not space.uneven_tp and len(degrees) > 1:
-        found.append(Violation("space.uneven_tp", "stages differ in TP degree"))
+        violations.append(Violation("space.uneven_tp", "stages differ in TP degree"))
     if not space.uneven_batch and _spread([p.num_sequences for p in plan.pipelines]) > max(
         p.micro_batch_size for p in plan.pipelines
     ):
-        found.append(Violation("space.uneven_batch", "pipelines differ by more than one micro-batch"))
+        violations.append(Violation("space.uneven_batch", "pipelines differ by more than one micro-batch"))
     if not space.uneven_structure and len({tuple(map(_shape, p.stages)) for p in plan.pipelines}) > 1:
-        found.append(Violation("space.uneven_structure", "pipelines differ in TP degrees or layers"))
+        violations.append(Violation("space.uneven_structure", "pipelines differ in TP degrees or layers"))
     if not space.recompute_per_stage and len({policy for stage in stages for policy in stage.recompute}) > 1:
-        found.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
+        violations.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
     if not space.recompute_per_layer and any(len(set(stage.recompute)) > 1 for stage in stages):
-        found.append(Violation("space.recompute_per_layer", "layers of a stage differ in recompute policy"))
-    return found + coarse_violations(space, plan)
+        violations.append(Violation("space.recompute_per_layer", "layers of a stage differ in recompute policy"))
+    return violations + coarse_violations(space, plan)
 
 
 def coarse_violations(space: Space, plan: Plan) -> list[Violation]:
-    """The violations of the two switches by which searches do not steer, but refuse plans that they find."""
-    found = []
+    """The violations of the two switches that steer no search, but refuse plans that searches find."""
+    violations = []
     exact = not (space.batch_remainder or space.uneven_batch)
     if exact and len({(p.num_micro_batches, p.micro_batch_size) for p in plan.pipelines}) > 1:
-        found.append(Violation("space.batch_remainder", "pipelines differ in micro-batches"))
+        violations.append(Violation("space.batch_remainder", "pipelines differ in micro-batches"))
     if not space.machine_sharding and plan.sharding.stage and plan.sharding.groups != "all":
-        found.append(Violation("space.machine_sharding", "the optimizer is sharded within groups of devices"))
-    return found
+        violations.append(Violation("space.machine_sharding", "the optimizer is sharded within groups of devices"))
+    return violations
 
 
 def _spread(values: list[int]) -> int:

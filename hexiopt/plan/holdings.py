@@ -1,5 +1,5 @@
-"""Who holds which parameters: devices of pipelines whose stages and TP degrees differ. What memory, gradient rings,
-changes of plans and checkpoints know of it, they have from here.
+"""Who holds which parameters: devices of pipelines whose stages and TP degrees differ. Memory, gradient rings,
+changes of plans and checkpoints all ask here.
 
 Every device of a sequence layout holds all that a TP group does. A layer's sharded dimension is cut at the union of all
 TP boundaries; each slice has one holder per pipeline and replica, and slices with the same holders share one buffer.
@@ -40,7 +40,7 @@ class ParameterHolders:
 
     @property
     def count(self) -> int:
-        """Groups in all, each one all-reduce."""
+        """The number of groups; each takes one all-reduce."""
         return sum(len(params) for params in self.params)
 
     @property
@@ -51,7 +51,8 @@ class ParameterHolders:
 
 @lru_cache(maxsize=4096)
 def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
-    """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
+    """Widths of the slices between all TP boundaries [slices], as shares of the sharded dimension, and the rank that
+    holds each slice in a TP group of each degree [slices, degrees]."""
     unit = lcm(*degrees)
     cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
     widths = [(end - start) / unit for start, end in pairwise(cuts)]
@@ -63,7 +64,7 @@ _ONE = range(1)
 
 
 class GroupCopies(NamedTuple):
-    """A group of parameters and the copies that hold it, of all `units`: layers, or the one that is no layer."""
+    """A group of parameters and the copies that hold it, of all `units`: layers, or one unit that is no layer."""
 
     group: ParameterGroup
     units: range
@@ -102,12 +103,12 @@ class Holdings(NamedTuple):
                 ]
             )
         layers, at = [], [0] * len(ranges)
-        for first, end in pairwise(sorted({0} | {end for each in ranges for end, _ in each})):
+        for first, end in pairwise(sorted({0} | {end for pipeline_ranges in ranges for end, _ in pipeline_ranges})):
             members: list[int] = []
-            for k, each in enumerate(ranges):
-                if each[at[k]][0] <= first:
+            for k, pipeline_ranges in enumerate(ranges):
+                if pipeline_ranges[at[k]][0] <= first:
                     at[k] += 1
-                members += each[at[k]][1]
+                members += pipeline_ranges[at[k]][1]
             layers.append((range(first, end), members))
         return cls(copies, stages, layers)
 
@@ -123,8 +124,8 @@ class Holdings(NamedTuple):
                     group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
                 )
 
-    def shared(self, model: ModelSpec) -> list[GroupCopies]:
-        """Those of `groups` that several copies hold, which sum the gradients."""
+    def shared_groups(self, model: ModelSpec) -> list[GroupCopies]:
+        """Those of `groups` that several copies hold; these copies sum the gradients."""
         return [group for group in self.groups(model) if len(group.copies) > 1]
 
 
@@ -141,21 +142,21 @@ def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
     several copies once."""
     held = Holdings.of(pipelines)
     several = [[held.copies[m] for m in members] for _, members in held.layers if len(members) > 1]
-    each = [(len(copies), tuple(sorted(chain.from_iterable(copies)))) for copies in several]
-    return {devices for count, devices in each if count < len(devices)}
+    holders = [(len(copies), tuple(sorted(chain.from_iterable(copies)))) for copies in several]
+    return {devices for count, devices in holders if count < len(devices)}
 
 
 def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
     """Who sums the gradients of which parameters together."""
-    shared = held.shared(model)
-    if not shared:
+    groups = held.shared_groups(model)
+    if not groups:
         return ParameterHolders((), ())
     degree = [len(devices) for devices in held.copies]
     table = np.zeros((len(degree), max(degree)), np.int64)
     for row, devices in enumerate(held.copies):
         table[row, : len(devices)] = devices
     rows: dict[int, dict[bytes, list[float]]] = {}
-    for group, units, members in shared:
+    for group, units, members in groups:
         params = float(group.params)
         last = 0.0 if group.holder == "last" else params  # a backward begins with the head
         widths, ranks = slices(tuple([degree[m] for m in members]))
@@ -177,7 +178,8 @@ def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
 def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
     """Per device of the cluster, the number of its sharding group; None where all holders of a parameter share it.
 
-    From ZeRO-2 on every stage has its own: first and last stage both hold a tied matrix, and each spreads its own.
+    From ZeRO-2 on every stage has groups of its own: where embeddings are tied, the first and the last stage both hold
+    the matrix, and each shards its copy.
     """
     stage, groups = plan.sharding.stage, plan.sharding.groups
     if stage == 0 or (stage == 1 and groups == "all"):
@@ -192,7 +194,7 @@ def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
     if stage >= 2:
         count = len(plan.pipelines[0].stages)
         for pipeline in plan.pipelines:
-            for s, one in enumerate(pipeline.stages):
-                for device in one.devices:
+            for s, pipeline_stage in enumerate(pipeline.stages):
+                for device in pipeline_stage.devices:
                     of[device] = of[device] * count + s
     return of

@@ -28,7 +28,7 @@ class Message:
     first_sample: int = 0
 
     def target(self, num_stages: int) -> int:
-        """The stage that receives it."""
+        """The stage that receives the message."""
         return (self.stage + (-1 if self.backward else 1)) % num_stages
 
 
@@ -51,7 +51,7 @@ def sample_overlaps(senders: Sequence[int], receivers: Sequence[int]) -> Iterato
 
 
 def messages(pipeline: Pipeline) -> tuple[Message, ...]:
-    """All messages of a pipeline for one micro-batch, boundary by boundary; a forward one is followed by its answer."""
+    """All messages of a pipeline for one micro-batch, boundary by boundary: a forward one, then its backward one."""
     size = pipeline.micro_batch_size
     return messages_of(tuple([stage.parallelism.samples(size) for stage in pipeline.stages]), pipeline.num_chunks > 1)
 
@@ -61,15 +61,15 @@ def messages_of(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[Mess
     """As `messages`: executor r of stage s takes `samples[s][r]` of a micro-batch. If the pipeline `wraps`, its last
     stage sends to the first too."""
     count = len(samples)
-    found = []
+    ordered = []
     for s in range(count if wraps else count - 1):
         t = (s + 1) % count
         at = 0
         for a, b, common in sample_overlaps(samples[s], samples[t]):
-            found.append(Message(False, s, a, b, common, at))
-            found.append(Message(True, t, b, a, common, at))
+            ordered.append(Message(False, s, a, b, common, at))
+            ordered.append(Message(True, t, b, a, common, at))
             at += common
-    return tuple(found)
+    return tuple(ordered)
 
 
 @lru_cache(maxsize=4096)
@@ -78,8 +78,8 @@ def executor_links(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[t
     first, count = [0, *accumulate(map(len, samples))], len(samples)
     return tuple(
         [
-            (one.backward, first[one.stage] + one.sender, first[one.target(count)] + one.receiver)
-            for one in messages_of(samples, wraps)
+            (message.backward, first[message.stage] + message.sender, first[message.target(count)] + message.receiver)
+            for message in messages_of(samples, wraps)
         ]
     )
 
@@ -92,8 +92,8 @@ def longest_s(
     Messages between the last stage and the first are left out.
     """
     ahead, back = [0.0] * num_stages, [0.0] * num_stages
-    for one, seconds in zip(messages, message_s, strict=True):
-        longest, boundary = (back, one.stage - 1) if one.backward else (ahead, one.stage)
+    for message, seconds in zip(messages, message_s, strict=True):
+        longest, boundary = (back, message.stage - 1) if message.backward else (ahead, message.stage)
         if seconds > longest[boundary]:
             longest[boundary] = seconds
     return tuple(ahead[: num_stages - 1]), tuple(back[: num_stages - 1])

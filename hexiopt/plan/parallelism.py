@@ -1,6 +1,6 @@
 """How the devices of a stage work together: a closed union, whose types answer the same questions.
 
-Where they differ in kind (files, checks, costs, layouts of processes, reports), one `match` for each asks which it is.
+Where the types differ in kind, each concern (files, checks, costs, layouts of processes, reports) has one `match`.
 """
 
 from collections import Counter
@@ -36,8 +36,8 @@ def check_devices(owner: "TensorParallel | Replica | SequenceGroup", what: str) 
         raise InputError(f"{what} has no device; name at least one")
     for device in owner.devices:
         if type(device) is not int or device < 0:
-            said = f"{what} has device {quoted(device)}"
-            raise InputError(f"{said}; state devices by their numbers in the cluster, from 0 on")
+            fault = f"{what} has device {quoted(device)}"
+            raise InputError(f"{fault}; state devices by their numbers in the cluster, from 0 on")
     if owner.heads is not None:
         check_numbers(owner, what, "heads")
 
@@ -48,8 +48,8 @@ def check_numbers(owner: "TensorParallel | Replica | SequenceGroup", what: str, 
         make_tuple(owner, name)
     numbers = getattr(owner, name)
     if len(numbers) != len(owner.devices):
-        said = f"{what} has {len(owner.devices)} devices and {name} {quoted(numbers)}"
-        raise InputError(f"{said}; state one number for every device")
+        fault = f"{what} has {len(owner.devices)} devices and {name} {quoted(numbers)}"
+        raise InputError(f"{fault}; state one number for every device")
     if any(type(number) is not int or number < 1 for number in numbers):
         raise InputError(f"{what} has {name} {quoted(numbers)}; give every device at least 1, or leave it out")
 
@@ -91,7 +91,7 @@ class TensorParallel:
 
     @property
     def executors(self) -> tuple[Devices, ...]:
-        """What works in turns of its own."""
+        """The groups of devices that each run the operations of the stage as one."""
         return (self.devices,)
 
     @property
@@ -201,8 +201,8 @@ class SequenceParallel:
             raise FieldError("the sequence layout: groups", [], "is empty; name at least one group")
         for g, group in enumerate(self.groups):
             if not isinstance(group, SequenceGroup):
-                said = f"group {g} of the sequence layout is {quoted(group)}"
-                raise InputError(f"{said}; give SequenceGroup(devices, tokens, heads)")
+                fault = f"group {g} of the sequence layout is {quoted(group)}"
+                raise InputError(f"{fault}; give SequenceGroup(devices, tokens, heads)")
 
     @property
     def devices(self) -> Devices:

@@ -35,9 +35,9 @@ class Stage:
     """Consecutive layers, and how devices work on them: as one TP group, as several, or with a sequence layout.
 
     `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer; of these,
-    `joined` is full recompute together with the layer before, whose group keeps its first input alone. What a stage
-    asks of how it is parallel it asks `parallelism`, whose types answer alike. Raises InputError where ranges, policies
-    and parallelism do not go together.
+    `joined` is full recompute together with the layer before, whose group keeps its first input alone. All types of
+    `parallelism` answer the same questions about how the devices work together. Raises InputError where ranges,
+    policies and parallelism do not go together.
     """
 
     parallelism: StageParallelism
@@ -46,8 +46,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not isinstance(self.parallelism, _PARALLELISMS):
-            said = f"the stage has parallelism {quoted(self.parallelism)}"
-            raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
+            what = f"the stage has parallelism {quoted(self.parallelism)}"
+            raise InputError(f"{what}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
         if type(self.layers) is not tuple:
             make_tuple(self, "layers")
         if type(self.recompute) is not tuple:
@@ -62,13 +62,13 @@ class Stage:
                 rule = "is not a range; write [first, end], the end not included and above the first"
                 raise FieldError("the stage: layers", layers, rule)
         if len(self.layers) > 1 and isinstance(self.parallelism, SequenceParallel):
-            said = f"the stage has a sequence layout and {len(self.layers)} layer ranges"
-            raise InputError(f"{said}; give it one range, or interleave stages without")
+            what = f"the stage has a sequence layout and {len(self.layers)} layer ranges"
+            raise InputError(f"{what}; give it one range, or interleave stages without")
         if not self.recompute:
             raise FieldError("the stage: recompute", [], f"is empty; choose one of {', '.join(LAYER_POLICIES)}")
         if len(self.recompute) not in (1, self.num_layers):
-            said = f"the stage has {len(self.recompute)} recompute policies for {self.num_layers} layers"
-            raise InputError(f"{said}; state one, or one for each layer")
+            what = f"the stage has {len(self.recompute)} recompute policies for {self.num_layers} layers"
+            raise InputError(f"{what}; state one, or one for each layer")
         try:
             known = _POLICIES.issuperset(self.recompute)
         except TypeError:  # what has no hash is no policy
@@ -80,8 +80,8 @@ class Stage:
             for (first, _), policies in zip(self.layers, self.policies(), strict=True):
                 for k, policy in enumerate(policies):
                     if policy == JOINED and (k == 0 or policies[k - 1] not in ("full", JOINED)):
-                        said = f"layer {first + k} is joined to {quoted(policies[k - 1]) if k else 'no layer'}"
-                        raise InputError(f"{said}; join a layer to one of its range that is full or joined itself")
+                        what = f"layer {first + k} is joined to {quoted(policies[k - 1]) if k else 'no layer'}"
+                        raise InputError(f"{what}; join a layer to one of its range that is full or joined itself")
 
     @classmethod
     def of(cls, devices: tuple[int, ...], first: int, end: int, recompute: str = "none") -> "Stage":
@@ -124,12 +124,12 @@ class Stage:
 
     def policies(self) -> tuple[tuple[str, ...], ...]:
         """The recompute policy of every layer, range by range."""
-        each = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
-        found, at = [], 0
+        by_layer = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
+        by_range, at = [], 0
         for first, end in self.layers:
-            found.append(each[at : at + end - first])
+            by_range.append(by_layer[at : at + end - first])
             at += end - first
-        return tuple(found)
+        return tuple(by_range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +160,21 @@ class Pipeline:
             if not isinstance(stage, Stage):
                 raise InputError(f"stage {s} is {quoted(stage)}, not a Stage; give Stage(parallelism, layers)")
             if len(stage.layers) != (chunks := chunks or len(stage.layers)):
-                said = f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {chunks}"
-                raise InputError(f"{said}; give all stages equally many")
+                what = f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {chunks}"
+                raise InputError(f"{what}; give all stages equally many")
             if stage.parallelism.num_samples not in (None, size):
                 split = " + ".join(map(str, stage.parallelism.samples(size)))
-                said = f"stage {s} splits micro-batches of {size} sequences into {split}"
-                raise InputError(f"{said}; the samples of its replicas must sum to {size}")
+                what = f"stage {s} splits micro-batches of {size} sequences into {split}"
+                raise InputError(f"{what}; the samples of its replicas must sum to {size}")
         for chunk in range(chunks):
             for s, stage in enumerate(self.stages):
                 first, end = stage.layers[chunk]
                 if first != at:
-                    said = f"stage {s} holds layers [{first}, {end}) where layer {at} is next"
-                    raise InputError(f"{said}; each stage goes on where the one before it ends, the first from layer 0")
+                    what = f"stage {s} holds layers [{first}, {end}) where layer {at} is next"
+                    raise InputError(f"{what}; each stage goes on where the one before it ends, the first from layer 0")
                 at = end
 
-    def resized(self, size: int) -> "Pipeline | None":
+    def resize(self, size: int) -> "Pipeline | None":
         """The pipeline with micro-batches of another size in sequences, which replicas share in the same proportion;
         None where these would be no whole numbers of samples."""
         stages, now = [], self.micro_batch_size
@@ -329,8 +329,8 @@ def broken_rule(
         if wrong is not None:
             return f"pipelines[{p}]", wrong
         if pipeline.num_layers != num_layers:
-            said = f"{pipeline.num_layers} layers, where the first pipeline has {num_layers}"
-            return f"pipelines[{p}]", f"{said}; each holds all layers of the model"
+            what = f"{pipeline.num_layers} layers, where the first pipeline has {num_layers}"
+            return f"pipelines[{p}]", f"{what}; each holds all layers of the model"
     executors = [
         devices for pipeline in pipelines for stage in pipeline.stages for devices in stage.parallelism.executors
     ]
@@ -342,8 +342,8 @@ def broken_rule(
     return None if wrong is None else ("sharding", wrong)
 
 
-def unpriced(pipeline: Pipeline) -> str | None:
-    """What `pipeline` has that files and runs know but no price does, in words, with a remedy; None if nothing."""
+def feature_without_price(pipeline: Pipeline) -> str | None:
+    """What `pipeline` has that files and runs know but nothing prices, in words, with a remedy; None for nothing."""
     for s, stage in enumerate(pipeline.stages):
         groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.parallelism.replicas
         if any(group.heads is not None for group in groups):

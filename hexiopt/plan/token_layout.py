@@ -39,8 +39,8 @@ def misfit(layout: SequenceParallel, seq_len: int, num_heads: int) -> str | None
     None if it is."""
     for g, group in enumerate(layout.groups):
         if (count := len(group.devices)) > num_heads:
-            said = f"group {g} has {count} devices for {num_heads} heads"
-            return f"{said}; a device computes at least one, so leave some out"
+            fault = f"group {g} has {count} devices for {num_heads} heads"
+            return f"{fault}; a device computes at least one, so leave some out"
         if sum(group.heads) != num_heads:
             return f"group {g} has {sum(group.heads)} heads, the model {num_heads}; the heads of a group make all"
     total = sum(map(tokens_of, layout.groups))
@@ -58,19 +58,19 @@ def token_ranges(layout: SequenceParallel) -> tuple[tuple[tuple[Range, ...], ...
     """Per group and device, its runs of the sequence in ascending order: one, or two in zigzag order."""
     sizes = [tokens for group in layout.groups for tokens in group.tokens]
     if layout.order == "contiguous":
-        pieces = [joined([piece]) for piece in _runs(sizes)]
+        pieces = [merge_runs([piece]) for piece in _runs(sizes)]
     else:
         total = sum(sizes)
         fronts, mirrored = _runs([size - size // 2 for size in sizes]), _runs([size // 2 for size in sizes])
         backs = [(total - end, total - first) for first, end in mirrored]
-        pieces = [joined(both) for both in zip(fronts, backs, strict=True)]
-    found = iter(pieces)
-    return tuple(tuple(next(found) for _ in group.devices) for group in layout.groups)
+        pieces = [merge_runs(both) for both in zip(fronts, backs, strict=True)]
+    in_order = iter(pieces)
+    return tuple(tuple(next(in_order) for _ in group.devices) for group in layout.groups)
 
 
 def group_ranges(layout: SequenceParallel) -> tuple[tuple[Range, ...], ...]:
     """Per group, the runs of the sequence that its devices hold together, ascending."""
-    return tuple(joined([run for own in shards for run in own]) for shards in token_ranges(layout))
+    return tuple(merge_runs([run for runs in shards for run in runs]) for shards in token_ranges(layout))
 
 
 def head_ranges(heads: Sequence[int]) -> tuple[Range, ...]:
@@ -80,8 +80,8 @@ def head_ranges(heads: Sequence[int]) -> tuple[Range, ...]:
 
 def kv_range(heads: Range, num_heads: int, num_kv_heads: int) -> Range:
     """The key-value heads that the query heads read: grouped-query attention shares each among as many."""
-    each = num_heads // num_kv_heads
-    return heads[0] // each, -(-heads[1] // each)
+    queries_per_kv = num_heads // num_kv_heads
+    return heads[0] // queries_per_kv, -(-heads[1] // queries_per_kv)
 
 
 def sub_rings(layout: SequenceParallel, num_heads: int, num_kv_heads: int) -> tuple[SubRing, ...]:
@@ -92,27 +92,27 @@ def sub_rings(layout: SequenceParallel, num_heads: int, num_kv_heads: int) -> tu
     """
     held = [head_ranges(group.heads) for group in layout.groups]
     cuts = sorted({end for ranges in held for _, end in ranges})
-    found = []
+    rings = []
     for heads in pairwise([0, *cuts]):
         places = tuple(_at(ranges, heads) for ranges in held)
-        found.append(SubRing(heads, kv_range(heads, num_heads, num_kv_heads), places))
-    return tuple(found)
+        rings.append(SubRing(heads, kv_range(heads, num_heads, num_kv_heads), places))
+    return tuple(rings)
 
 
-def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """The same tokens in ascending runs, neighbours made one, empty ones left out."""
-    found: list[Range] = []
+def merge_runs(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    """The same tokens in ascending runs: adjacent ones merged, empty ones left out."""
+    merged: list[Range] = []
     for first, end in sorted(run for run in ranges if run[0] < run[1]):
-        if found and found[-1][1] == first:
-            found[-1] = (found[-1][0], end)
+        if merged and merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], end)
         else:
-            found.append((first, end))
-    return tuple(found)
+            merged.append((first, end))
+    return tuple(merged)
 
 
 def common(a: Sequence[Range], b: Sequence[Range]) -> tuple[Range, ...]:
     """What both have, in ascending runs."""
-    return joined([(max(first, low), min(end, high)) for first, end in a for low, high in b])
+    return merge_runs([(max(first, low), min(end, high)) for first, end in a for low, high in b])
 
 
 def _runs(sizes: Sequence[int]) -> list[Range]:
@@ -163,31 +163,31 @@ class RingHolders:
     starts: Ints
 
 
-def kv_heads_of(own: Members, num_heads: int, num_kv_heads: int) -> Ints:
+def kv_heads_of(devices: Members, num_heads: int, num_kv_heads: int) -> Ints:
     """How many key-value heads the query heads of each device read [devices]: see `kv_range`."""
-    each = num_heads // num_kv_heads
-    return -(-(own.first_head + own.heads) // each) - own.first_head // each
+    queries_per_kv = num_heads // num_kv_heads
+    return -(-(devices.first_head + devices.heads) // queries_per_kv) - devices.first_head // queries_per_kv
 
 
-def uneven_kv_copies(own: Members, kv_heads: Ints, num_heads: int, num_kv_heads: int) -> Ints:
+def uneven_kv_copies(devices: Members, kv_heads: Ints, num_heads: int, num_kv_heads: int) -> Ints:
     """By how many the query heads of each device exceed its `kv_heads`, unless each of these serves equally many of
     them [devices]: then attention reads keys and values in place."""
-    each = num_heads // num_kv_heads
-    at_first = np.minimum(each - own.first_head % each, own.heads)
-    at_last = np.minimum((own.first_head + own.heads - 1) % each + 1, own.heads)
-    even = (kv_heads == 1) | ((at_first == at_last) & ((kv_heads == 2) | (at_first == each)))
-    return np.where(even, 0, own.heads - kv_heads)
+    queries_per_kv = num_heads // num_kv_heads
+    at_first = np.minimum(queries_per_kv - devices.first_head % queries_per_kv, devices.heads)
+    at_last = np.minimum((devices.first_head + devices.heads - 1) % queries_per_kv + 1, devices.heads)
+    even = (kv_heads == 1) | ((at_first == at_last) & ((kv_heads == 2) | (at_first == queries_per_kv)))
+    return np.where(even, 0, devices.heads - kv_heads)
 
 
-def ring_holders(own: Members, num_heads: int, num_kv_heads: int) -> RingHolders:
+def ring_holders(devices: Members, num_heads: int, num_kv_heads: int) -> RingHolders:
     """As `sub_rings`, in arrays."""
-    ends = own.first_head + own.heads
+    ends = devices.first_head + devices.heads
     cuts = np.unique(ends)
     cut_starts = np.concatenate([[0], cuts[:-1]])
-    count = np.searchsorted(cuts, ends) - np.searchsorted(cut_starts, own.first_head) + 1
-    each = num_heads // num_kv_heads
-    place = np.repeat(np.arange(len(count)), count).reshape(len(own.starts), len(cuts))
-    return RingHolders(place, -(-cuts // each) - cut_starts // each, np.cumsum(count) - count)
+    count = np.searchsorted(cuts, ends) - np.searchsorted(cut_starts, devices.first_head) + 1
+    queries_per_kv = num_heads // num_kv_heads
+    place = np.repeat(np.arange(len(count)), count).reshape(len(devices.starts), len(cuts))
+    return RingHolders(place, -(-cuts // queries_per_kv) - cut_starts // queries_per_kv, np.cumsum(count) - count)
 
 
 class RingSchedule:
@@ -198,11 +198,11 @@ class RingSchedule:
     at its back all of each later one. The last group's two runs meet.
     """
 
-    def __init__(self, own: Members, order: str) -> None:
-        halves = own.tokens if order == "contiguous" else own.tokens - own.tokens // 2
-        self.num_groups = len(own.starts)
-        self.tokens = own.group_tokens
-        self._front = np.add.reduceat(halves, own.starts)
+    def __init__(self, devices: Members, order: str) -> None:
+        halves = devices.tokens if order == "contiguous" else devices.tokens - devices.tokens // 2
+        self.num_groups = len(devices.starts)
+        self.tokens = devices.group_tokens
+        self._front = np.add.reduceat(halves, devices.starts)
         self._back = self.tokens - self._front
         self._runs = 1 + (self._back > 0)
         self._runs[-1] = 1
@@ -220,10 +220,10 @@ class RingSchedule:
         rows = np.where(later, back, tokens)
         causal = rows * np.where(later, tokens[keys], front[keys])
         kernels = np.where(later, (back > 0) * runs[keys], runs)
-        own = ~(earlier | later)
-        causal[own], whole = 0.5 * (tokens**2)[keys[own]], causal.copy()
+        diagonal = ~(earlier | later)
+        causal[diagonal], whole = 0.5 * (tokens**2)[keys[diagonal]], causal.copy()
         parted = np.where(runs == 1, tokens**2, front**2 + front * back + back**2)
-        whole[own], kernels[own] = parted[keys[own]], np.where(runs == 1, 1.0, 3.0)[keys[own]]
+        whole[diagonal], kernels[diagonal] = parted[keys[diagonal]], np.where(runs == 1, 1.0, 3.0)[keys[diagonal]]
         return causal, whole, kernels, rows
 
     def last_step(self) -> Ints:
@@ -231,5 +231,5 @@ class RingSchedule:
         travel on."""
         at = np.arange(self.num_groups)
         seeing = np.maximum.accumulate(np.where(self._back > 0, at, -1))  # the last group so far with a back
-        found: Ints = self.num_groups - at + np.concatenate([[-1], seeing[:-1]])
-        return found
+        last: Ints = self.num_groups - at + np.concatenate([[-1], seeing[:-1]])
+        return last

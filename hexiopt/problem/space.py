@@ -20,7 +20,7 @@ from itertools import accumulate, combinations, pairwise
 from hexiopt.checks import flag_in, list_in, number_in, whole_in, word_in
 from hexiopt.errors import FieldError
 from hexiopt.problem.workload import AUTO, JOINED, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
-from hexiopt.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, schedule_named
+from hexiopt.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, schedule_by_name
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.value import Value
 
@@ -177,7 +177,7 @@ def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) 
 
 def schedules(workload: Workload) -> tuple[Schedule, ...]:
     """The schedules that a plan may have."""
-    return SCHEDULES if workload.schedule == AUTO else (schedule_named(workload.schedule),)
+    return SCHEDULES if workload.schedule == AUTO else (schedule_by_name(workload.schedule),)
 
 
 def default_schedule(workload: Workload) -> Schedule:
@@ -185,7 +185,7 @@ def default_schedule(workload: Workload) -> Schedule:
 
     It is interleaved only where that is fixed, since with one range per stage that equals 1F1B.
     """
-    return DEFAULT_SCHEDULE if workload.schedule == AUTO else schedule_named(workload.schedule)
+    return DEFAULT_SCHEDULE if workload.schedule == AUTO else schedule_by_name(workload.schedule)
 
 
 def sharding_stages(workload: Workload) -> tuple[int, ...]:

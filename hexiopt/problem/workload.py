@@ -7,7 +7,7 @@ from hexiopt.checks import flag_in, whole_in, word_in
 from hexiopt.errors import FieldError
 from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.numbers.optimizers import OPTIMIZERS, StateBytes
-from hexiopt.schedules.registry import schedule_named, schedule_names
+from hexiopt.schedules.registry import schedule_by_name, schedule_names
 from hexiopt.value import Value
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
@@ -67,7 +67,7 @@ class Workload(Value):
             rule = f"is not known; choose {AUTO}, 0, 1, 2 or 3"
             raise FieldError("workload: optimizer_sharding", sharding, rule)
         object.__setattr__(self, "optimizer_sharding", str(sharding))
-        if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_named(schedule).lockstep:
+        if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_by_name(schedule).lockstep:
             rule = f"does not work with the {schedule} schedule; choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
             raise FieldError("workload: optimizer_sharding", int(self.optimizer_sharding), rule)
 

@@ -42,7 +42,7 @@ def in_flight(schedule: Schedule, at: StagePosition) -> InFlight:
                 rises = more > 0 or (rises and more == 0)
             if rises:
                 moments[tuple(held)] = None
-    return tuple(one for one in moments if not any(one != other and _within(one, other) for other in moments))
+    return tuple(a for a in moments if not any(a != b and _within(a, b) for b in moments))
 
 
 def stages_in_flight(
@@ -66,14 +66,14 @@ def most_in_flight(schedule: Schedule, at: StagePosition) -> int:
     return count
 
 
-def room(schedule: Schedule, num_after: int, num_micro_batches: int) -> int:
+def most_in_flight_before(schedule: Schedule, num_after: int, num_micro_batches: int) -> int:
     """The most micro-batches in flight in any stage that has `num_after` stages behind it and holds one layer range:
     that of the shortest such pipeline, whose first stage it is."""
     return most_in_flight(schedule, positions(num_after + 1, num_micro_batches)[0])
 
 
-def _within(one: Counts, other: Counts) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
+def _within(counts: Counts, other: Counts) -> bool:
+    return all(a <= b for a, b in zip(counts, other, strict=True))
 
 
 def largest(held: InFlight, chunk_bytes: Sequence[float]) -> Counts:

@@ -38,8 +38,8 @@ class Interleaved(Schedule):
         if num_stages == 1:
             return f"{num_chunks} layer ranges on the only stage; interleave two stages or more"
         if num_micro_batches % num_stages:
-            said = f"{num_micro_batches} micro-batches for {num_stages} interleaved stages"
-            return f"{said}; take a multiple of {num_stages}"
+            what = f"{num_micro_batches} micro-batches for {num_stages} interleaved stages"
+            return f"{what}; take a multiple of {num_stages}"
         return None
 
     def micro_batch_multiple(self, num_stages: int, num_chunks: int) -> int:

@@ -78,9 +78,9 @@ def _sweep(order: Order, wiring: Wiring, ticks: Ints, state: State, budget: Ints
         while quota[e] and place[e, 0] < end:
             block, turn = place[e, 0], place[e, 1]
             operation = e * operations + order.turns[order.blocks[block, 0] + turn]
-            take, taken, send, sent = wiring.at[operation]
+            take, take_end, send, sent = wiring.at[operation]
             ready = True
-            for k in range(take, taken):
+            for k in range(take, take_end):
                 ready = ready and queues[wiring.takes[k], 1] > 0
             if not ready:
                 break
@@ -88,7 +88,7 @@ def _sweep(order: Order, wiring: Wiring, ticks: Ints, state: State, budget: Ints
                 if queues[wiring.sends[k, 1], 1] == capacity:
                     return _FULL
             now = state.busy[e]
-            for k in range(take, taken):
+            for k in range(take, take_end):
                 queue = wiring.takes[k]
                 head = queues[queue, 0]
                 now = max(now, came[queue, head])
@@ -120,7 +120,7 @@ def _sweep(order: Order, wiring: Wiring, ticks: Ints, state: State, budget: Ints
 
 
 @numba.njit(cache=True, nogil=True)
-def _grown(state: State) -> Any:
+def _grow(state: State) -> Any:
     """The state with room for twice as many messages in each queue."""
     capacity = state.came.shape[1]
     came = np.zeros((len(state.came), 2 * capacity), np.int64)
@@ -132,7 +132,7 @@ def _grown(state: State) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _written(state: State, times: Ints, shape: Ints) -> Any:
+def _write_state(state: State, times: Ints, shape: Ints) -> Any:
     """Write the state's times into one row, and all else but rounds into another; how many times, 0 if too many."""
     count, links, capacity = len(state.busy), len(state.free), state.came.shape[1]
     size = count + links
@@ -154,7 +154,7 @@ def _written(state: State, times: Ints, shape: Ints) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _move(state: State, periods: int, change: Ints, rounds: Ints) -> None:
-    """Move all times by `change`, in the order of `_written`, and all executors by `rounds`, for so many periods."""
+    """Move all times by `change` (in the order of `_write_state`) and all executors by `rounds`, `periods` times."""
     count, links, capacity = len(state.busy), len(state.free), state.came.shape[1]
     for e in range(count):
         state.busy[e] += periods * change[e]
@@ -175,7 +175,7 @@ def _periods(order: Order, wiring: Wiring, ticks: Ints, state: State, change: In
     count, size = len(state.busy), len(change)
     times, shape = np.empty((2, size), np.int64), np.empty(2 * count + len(state.queues), np.int64)
     budget = np.zeros(count, np.int64)
-    _written(state, times[0], shape)
+    _write_state(state, times[0], shape)
     sure, step = 0, most
     while step > 1:
         if sure + step <= most:
@@ -187,7 +187,7 @@ def _periods(order: Order, wiring: Wiring, ticks: Ints, state: State, change: In
                 budget[e] = rounds[e] * order.blocks[state.place[e, 0], 1] if rounds[e] else 0
             while budget.any() and _sweep(order, wiring, ticks, tried, budget) > 0:
                 pass
-            same = not budget.any() and _written(tried, times[1], shape) == size
+            same = not budget.any() and _write_state(tried, times[1], shape) == size
             for k in range(size):
                 same = same and times[1, k] == times[0, k] + (sure + step) * change[k]
             if same:
@@ -214,33 +214,33 @@ def _run(order: Order, wiring: Wiring, ticks: Ints, num_queues: int) -> Any:
         for block in range(order.first[e], order.first[e + 1]):
             budget[e] += order.blocks[block, 1] * order.blocks[block, 2]
     # The latest states, in turns.
-    kept, known, enough, patience = 2 * _LAGS + 1, 0, 2, 1
-    times = np.empty((kept, count + links + 4 * num_queues), np.int64)
-    shapes = np.empty((kept, 2 * count + num_queues), np.int64)
-    done, sizes = np.empty((kept, count), np.int64), np.zeros(kept, np.int64)
+    slots, known, enough, patience = 2 * _LAGS + 1, 0, 2, 1
+    times = np.empty((slots, count + links + 4 * num_queues), np.int64)
+    shapes = np.empty((slots, 2 * count + num_queues), np.int64)
+    done, sizes = np.empty((slots, count), np.int64), np.zeros(slots, np.int64)
     while budget.any():
         ran = _sweep(order, wiring, ticks, state, budget)
         if ran == _FULL:
-            state = _grown(state)
+            state = _grow(state)
             continue
         if ran <= 0:
             return _OVERFLOW if ran == _OVERFLOW else _STUCK, state.busy, later
-        now, fewest = known % kept, _LIMIT  # rounds left
+        now, fewest = known % slots, _LIMIT  # rounds left
         for e in range(count):
             block = state.place[e, 0]
             done[now, e] = state.place[e, 2]
             if block < order.first[e + 1]:
                 fewest = min(fewest, order.blocks[block, 2] - state.place[e, 2])
-        size = _written(state, times[now], shapes[now]) if fewest > _WORTH else 0
+        size = _write_state(state, times[now], shapes[now]) if fewest > _WORTH else 0
         known = known + 1 if size else 0
         sizes[now] = size
         if known < enough:
             continue
         for lag in range(1, min(_LAGS, known - 1) + 1):
-            one = (known - 1 - lag) % kept
-            if sizes[one] != size or (shapes[now] != shapes[one]).any():
+            old = (known - 1 - lag) % slots
+            if sizes[old] != size or (shapes[now] != shapes[old]).any():
                 continue
-            change, rounds = times[now, :size] - times[one, :size], done[now] - done[one]
+            change, rounds = times[now, :size] - times[old, :size], done[now] - done[old]
             most = _LIMIT
             for e in range(count):
                 if rounds[e]:
@@ -252,10 +252,10 @@ def _run(order: Order, wiring: Wiring, ticks: Ints, num_queues: int) -> Any:
                 later += most * np.float64(change[0])
                 change[:] = 0
             elif 2 * lag < known:
-                two = (known - 1 - 2 * lag) % kept
-                if sizes[two] != size or (shapes[now] != shapes[two]).any() or (rounds != done[one] - done[two]).any():
+                two = (known - 1 - 2 * lag) % slots
+                if sizes[two] != size or (shapes[now] != shapes[two]).any() or (rounds != done[old] - done[two]).any():
                     continue
-                if (change != times[one, :size] - times[two, :size]).any():
+                if (change != times[old, :size] - times[two, :size]).any():
                     continue
                 if most > (_LIMIT - times[now, :size].max()) // change.max() - 1:
                     return _OVERFLOW, state.busy, later
@@ -281,27 +281,27 @@ def ends_s(seconds: Floats, order: Ints, wiring: Ints) -> Any:
     first two; `wiring` those of `Wiring`, after the number of queues and the lengths of the first two.
     """
     executors, end = order[0] - 1, 2 + order[0]
-    own = Order(order[2:end], order[end : end + 3 * order[1]].reshape(-1, 3), order[end + 3 * order[1] :])
-    taken = 3 + 4 * wiring[1]
+    programme = Order(order[2:end], order[end : end + 3 * order[1]].reshape(-1, 3), order[end + 3 * order[1] :])
+    takes_at = 3 + 4 * wiring[1]
     wires = Wiring(
-        wiring[3:taken].reshape(-1, 4),
-        wiring[taken : taken + wiring[2]],
-        wiring[taken + wiring[2] :].reshape(-1, 2),
+        wiring[3:takes_at].reshape(-1, 4),
+        wiring[takes_at : takes_at + wiring[2]],
+        wiring[takes_at + wiring[2] :].reshape(-1, 2),
     )
-    found, longest_s = np.zeros(executors), 0.0
+    ends, longest_s = np.zeros(executors), 0.0
     for s in seconds:
         longest_s = max(longest_s, s)
     if longest_s == 0.0:
-        return found
+        return ends
     ticks = np.empty(len(seconds), np.int64)
     exponent = _BITS - frexp(longest_s)[1]  # a second has two to the power of it ticks
     while True:
         for k in range(len(seconds)):
             ticks[k] = np.int64(np.rint(ldexp(seconds[k], exponent)))
-        wrong, busy, later = _run(own, wires, ticks, wiring[0])
+        wrong, busy, later = _run(programme, wires, ticks, wiring[0])
         if wrong != _OVERFLOW:
             break
         exponent -= 1
     for e in range(executors):
-        found[e] = np.nan if wrong else ldexp(np.float64(busy[e]) + later, -exponent)
-    return found
+        ends[e] = np.nan if wrong else ldexp(np.float64(busy[e]) + later, -exponent)
+    return ends

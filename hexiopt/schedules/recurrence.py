@@ -79,8 +79,8 @@ class PipelineGraph:
         """The number of queues, and `at`, `takes` and `sends` of `kernel.Wiring`."""
         wiring = self._wiring
         at = 3 + 4 * wiring[1]
-        taken = at + wiring[2]
-        return int(wiring[0]), wiring[3:at].reshape(-1, 4), wiring[at:taken], wiring[taken:].reshape(-1, 2)
+        sends_at = at + wiring[2]
+        return int(wiring[0]), wiring[3:at].reshape(-1, 4), wiring[at:sends_at], wiring[sends_at:].reshape(-1, 2)
 
 
 def refuse_deadlock(schedule: Schedule, ends_s: list[float]) -> list[float]:

@@ -17,9 +17,9 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
-def schedule_named(name: str, where: str = "schedule") -> Schedule:
+def schedule_by_name(name: str, where: str = "schedule") -> Schedule:
     """The schedule of that name, which `where` states. Raises InputError where there is none."""
-    found = _BY_NAME.get(name)
-    if found is None:
+    schedule = _BY_NAME.get(name)
+    if schedule is None:
         raise InputError(f"{where}: {quoted(name)} is not known; {did_you_mean(str(name), schedule_names())}")
-    return found
+    return schedule

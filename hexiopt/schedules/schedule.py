@@ -148,7 +148,7 @@ class Schedule(ABC):
         return None
 
     @property
-    def bounded(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether lower bounds and solvers that prove optimality may speak of the schedule."""
         return self.bound_terms(0, 1, 1) is not None
 
@@ -183,9 +183,9 @@ class Schedule(ABC):
 
 def weakest_terms(schedules: Sequence[Schedule], num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
     """What `Schedule.bound_terms` says of all `schedules`, which must be bounded."""
-    each = [schedule.bound_terms(num_after, num_stages, num_chunks) for schedule in schedules]
-    proved = [terms for terms in each if terms is not None]
-    assert len(proved) == len(each), "nothing is proved about one of the schedules"
+    all_terms = [schedule.bound_terms(num_after, num_stages, num_chunks) for schedule in schedules]
+    proved = [terms for terms in all_terms if terms is not None]
+    assert len(proved) == len(all_terms), "nothing is proved about one of the schedules"
     return reduce(BoundTerms.weakest, proved)
 
 
@@ -238,9 +238,9 @@ def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> floa
 def operations(schedule: Schedule, at: StagePosition) -> list[Operation]:
     """All operations of a stage, in order."""
     begun: dict[Turn, int] = {}
-    found = []
+    in_order = []
     for turns, repeats in schedule.programme(at):
         for turn in turns * repeats:
             number = begun[turn] = begun.get(turn, -1) + 1
-            found.append(Operation(turn.kind, turn.chunk, number))
-    return found
+            in_order.append(Operation(turn.kind, turn.chunk, number))
+    return in_order

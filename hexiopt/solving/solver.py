@@ -206,7 +206,7 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             "or solver=portfolio"
         )
     for schedule in schedules(problem.workload) if able.kind == "oracle" else ():
-        if not schedule.bounded:
+        if not schedule.is_bounded:
             raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")
     for package in able.requires:
         if find_spec(package) is None:

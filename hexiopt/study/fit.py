@@ -346,7 +346,7 @@ class _Questions:
         """`plan` with micro-batches of `size` sequences; None where it does not fit."""
         if plan.problem.model != self.problem.model:
             return None
-        pipelines = tuple(resized for pipeline in plan.pipelines if (resized := pipeline.resized(size)) is not None)
+        pipelines = tuple(resized for pipeline in plan.pipelines if (resized := pipeline.resize(size)) is not None)
         if len(pipelines) < len(plan.pipelines):
             return None
         batch = size * sum(pipeline.num_micro_batches for pipeline in pipelines)

@@ -34,7 +34,7 @@ from hexiopt.study.compare import bound_limit_s
 from hexiopt.study.inputs import constrain
 from hexiopt.study.jobs import SweepJob
 from hexiopt.study.price import certify
-from hexiopt.study.replan.mending import whole_pipelines
+from hexiopt.study.replan.survivors import whole_pipelines
 from hexiopt.study.solution import PlacedPlan
 from hexiopt.study.sweep import run_jobs
 

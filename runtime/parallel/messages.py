@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.plan.token_layout import common, joined
+from hexiopt.plan.token_layout import common, merge_runs
 from runtime.mapping.actions import boundary_of
 from runtime.mapping.layout import MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import Action
@@ -133,7 +133,7 @@ def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> 
     for first, end in own:
         found += [(at + low - first, at + high - first) for low, high in common([(first, end)], some)]
         at += end - first
-    runs = joined(found)
+    runs = merge_runs(found)
     if len(runs) == 1:
         return slice(*runs[0])
     return torch.cat([torch.arange(*run, device=device) for run in runs])

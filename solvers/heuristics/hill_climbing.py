@@ -119,7 +119,7 @@ class HillClimber:
             multiple = plan.schedule.micro_batch_multiple(len(pipeline.stages), pipeline.num_chunks)
             if size not in sizes or count != int(count) or count % multiple:
                 return None
-            if (resized := pipeline.resized(size)) is None:
+            if (resized := pipeline.resize(size)) is None:
                 return None
             pipelines.append(replace(resized, num_micro_batches=int(count)))
         sequences = [pipeline.num_sequences for pipeline in pipelines]

@@ -28,41 +28,41 @@ def change(
 ) -> Problem:
     """`problem` without `lost` machines and devices, with others `slow`, and with `added` machines.
 
-    A run measures who is slow if it trained `before`. Raises InputError, also where nothing differs from the problem of
-    `before`.
+    `slow` may be a run that trained `before`, whose times tell which devices were slow. Raises InputError, also where
+    nothing differs from the problem of `before`.
     """
     cluster = problem.cluster
     if added is not None:
         cluster = with_machines(cluster, added)
     if slow is not None:
-        speeds = measured_speeds(before, Path(slow)) if isinstance(slow, str | Path) else slow
+        speeds = speeds_in_run(before, Path(slow)) if isinstance(slow, str | Path) else slow
         cluster = cluster.with_speeds(speeds)
     space = problem.space.replace(exclude=(*problem.space.exclude, *lost))
-    found = problem.replace(cluster=cluster, space=space)
-    if found == before.problem:
+    changed = problem.replace(cluster=cluster, space=space)
+    if changed == before.problem:
         measured = f"{slow} measured no slow device; " if isinstance(slow, str | Path) else ""
         raise InputError(
             f"replan: {measured}nothing has changed; state lost=[machine:index], slow={{machine:index: 0.7}} or "
             "added=FILE, or override cluster"
         )
-    return found
+    return changed
 
 
 def relaxations(space: Space) -> list[tuple[Space, tuple[str, ...]]]:
-    """`space`, and spaces without constraints on the shape of a plan, which fewer devices may not be able to keep: each
-    with the names of those that are dropped, fewest first. Devices that are left out and memory that is left free stay.
+    """`space`, then spaces without some constraints on the shape of a plan, which fewer devices may be unable to meet:
+    each with the names of the constraints dropped, fewest first. Excluded devices and memory headroom stay.
     """
-    found: list[tuple[Space, tuple[str, ...]]] = [(space, ())]
+    spaces: list[tuple[Space, tuple[str, ...]]] = [(space, ())]
     for names in (("num_pipelines", "num_stages"), ("num_pipelines", "num_stages", "max_tp")):
         dropped = tuple(name for name in names if getattr(space, name) is not None)
-        if dropped != found[-1][1]:
-            found.append((space.replace(**dict.fromkeys(dropped)), dropped))
-    return found
+        if dropped != spaces[-1][1]:
+            spaces.append((space.replace(**dict.fromkeys(dropped)), dropped))
+    return spaces
 
 
 def with_machines(cluster: Cluster, added: Added) -> Cluster:
-    """`cluster` with more machines, which state what the cluster file states of each. Where they state no network rate
-    or latency, those between the cluster's machines hold.
+    """`cluster` with the machines of `added`, stated as in a cluster file. Where they state no network rate or latency,
+    those between the cluster's machines hold.
 
     A file or mapping has `machines`, and `gpus` that are not in the catalogue. Raises InputError.
     """
@@ -70,20 +70,20 @@ def with_machines(cluster: Cluster, added: Added) -> Cluster:
         section = Section(read_mapping(added), str(added))
     else:
         section = Section(added if isinstance(added, Mapping) else {"machines": list(added)}, "added")
-    own = {gpu.type_name: gpu.at(1.0) for gpu in cluster.types}
-    types = own | gpus_from_section(section.section("gpus", optional=True))
+    cluster_types = {gpu.type_name: gpu.at(1.0) for gpu in cluster.types}
+    types = cluster_types | gpus_from_section(section.section("gpus", optional=True))
     rates = cluster.inter_bandwidth_bytes_per_s, cluster.inter_latency_s
     more = machines_from_section(section, types, *rates)
     section.finish()
-    taken = {name for machine in cluster.machines for name in (machine.name, machine.spec_name)}
+    used_names = {name for machine in cluster.machines for name in (machine.name, machine.spec_name)}
     for machine in more:
-        if {machine.name, machine.spec_name} & taken:
-            said = f"{section.at('machines')}: {machine.spec_name!r} is a machine of the cluster"
-            raise InputError(f"{said} already; give it another name")
+        if {machine.name, machine.spec_name} & used_names:
+            fault = f"{section.at('machines')}: {machine.spec_name!r} is a machine of the cluster"
+            raise InputError(f"{fault} already; give it another name")
     return cluster.replace(machines=(*cluster.machines, *more))
 
 
-def measured_speeds(plan: PlacedPlan, run: Path) -> dict[str, float]:
+def speeds_in_run(plan: PlacedPlan, run: Path) -> dict[str, float]:
     """The devices that were slow in a run of `plan`, each with the share of its type's speed: what its stage was
     predicted to take for a micro-batch over what it took, relative to the median device of its type.
 
@@ -98,9 +98,9 @@ def measured_speeds(plan: PlacedPlan, run: Path) -> dict[str, float]:
             by_type[gpu.type_name][name] = predicted_s / took_s[name] * gpu.speed
     if not by_type:
         raise InputError(f"{run}: measured no device of the plan; give a run of this plan")
-    found: dict[str, float] = {}
+    slow_speeds: dict[str, float] = {}
     for speeds in by_type.values():
         usual = statistics.median_high(speeds.values())
         slow = {name: speed / usual for name, speed in speeds.items() if speed < _AT_SPEED * usual}
-        found |= {name: round(max(MIN_SPEED, share), _DIGITS) for name, share in slow.items()}
-    return found
+        slow_speeds |= {name: round(max(MIN_SPEED, share), _DIGITS) for name, share in slow.items()}
+    return slow_speeds

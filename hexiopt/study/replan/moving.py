@@ -21,9 +21,9 @@ from hexiopt.problem.operators import Holder
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
 
-# Assumptions for whoever has not measured theirs. A file system that all machines share serves each a few GB/s: that of
-# Llama 3 sustains 2 TB/s and peaks at 7 TB/s for 2,000 machines of 8 H100s (arXiv 2407.21783, 3.3.1), 1 to 3.5 each. In
-# two minutes processes have ended and started, communicators are there again and the layers compiled.
+# Assumptions for users who have not measured their own. A file system that all machines share serves each a few GB/s:
+# that of Llama 3 sustains 2 TB/s and peaks at 7 TB/s for 2,000 machines of 8 H100s (arXiv 2407.21783, 3.3.1), 1 to 3.5
+# each. In two minutes processes end and start, communicators form and layers compile.
 CHECKPOINT_GB_PER_S = 2.0
 RESTART_S = 120.0
 
@@ -53,15 +53,15 @@ class Moving:
     @property
     def num_bytes(self) -> float:
         """Bytes of all transfers."""
-        return sum(one.num_bytes for one in self.transfers)
+        return sum(transfer.num_bytes for transfer in self.transfers)
 
     @cached_property
-    def fetched_bytes(self) -> Mapping[int, float]:
+    def bytes_by_device(self) -> Mapping[int, float]:
         """Bytes that each device fetches, of devices that fetch any."""
-        found: dict[int, float] = defaultdict(float)
-        for one in self.transfers:
-            found[one.device] += one.num_bytes
-        return found
+        total_bytes: dict[int, float] = defaultdict(float)
+        for transfer in self.transfers:
+            total_bytes[transfer.device] += transfer.num_bytes
+        return total_bytes
 
     def seconds(self, checkpoint_gb_per_s: float | None = None) -> float:
         """A lower bound on the duration in seconds, with all transfers at once: that of the busiest link.
@@ -70,14 +70,14 @@ class Moving:
         devices. A machine reads a checkpoint at most at `checkpoint_gb_per_s`, and as fast as its interfaces receive.
         """
         cluster, network = self.problem.cluster, self.problem.cluster.network
-        between = [(one.source, one.device, one.num_bytes) for one in self.transfers if one.source is not None]
+        between = [(t.source, t.device, t.num_bytes) for t in self.transfers if t.source is not None]
         load, _ = load_of(network, between, receivers=True)
         read: dict[int, float] = defaultdict(float)
-        for one in self.transfers:
-            if one.source is None:
-                interface = network.receive_interface(one.device)
-                load[interface] = load.get(interface, 0.0) + one.num_bytes / float(network.capacity[interface])
-                read[int(cluster.machine_of[one.device])] += one.num_bytes
+        for transfer in self.transfers:
+            if transfer.source is None:
+                interface = network.receive_interface(transfer.device)
+                load[interface] = load.get(interface, 0.0) + transfer.num_bytes / float(network.capacity[interface])
+                read[int(cluster.machine_of[transfer.device])] += transfer.num_bytes
         rate = inf if checkpoint_gb_per_s is None else checkpoint_gb_per_s * GB
         return max((*load.values(), *(num_bytes / rate for num_bytes in read.values())), default=0.0)
 
@@ -104,7 +104,7 @@ def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Mov
             if not sources:
                 return restoring(problem, plan)
             fetched.append((device, sources, part * num_bytes))
-    return Moving(problem, tuple(_assigned(problem, fetched)), from_checkpoint=False)
+    return Moving(problem, tuple(_assign_sources(problem, fetched)), from_checkpoint=False)
 
 
 Key = tuple[Holder, int, bool]  # who holds the unit, its number; weights, or master weights and moments
@@ -120,27 +120,27 @@ def _unit_bytes(problem: Problem) -> dict[tuple[Holder, bool], int]:
 def _holdings(problem: Problem, plan: Plan) -> dict[Key, list[Interval]]:
     """Who holds which part of each unit, in the order of the plan."""
     holdings, sharding = Holdings.of(plan.pipelines), plan.sharding
-    own, groups = list(map(intervals, holdings.copies)), sharding_groups(plan, problem.cluster)
+    copy_intervals, groups = list(map(intervals, holdings.copies)), sharding_groups(plan, problem.cluster)
     weights, states = dict[Key, list[Interval]](), dict[Key, list[Interval]]()
     for group, units, copies in holdings.groups(problem.model):
-        whole = [interval for copy in copies for interval in own[copy]]
-        spread = _sharded(whole, groups) if sharding.stage else whole
+        whole = [interval for copy in copies for interval in copy_intervals[copy]]
+        spread = _shard(whole, groups) if sharding.stage else whole
         weights |= {(group.holder, unit, True): spread if sharding.stage == 3 else whole for unit in units}
         states |= {(group.holder, unit, False): spread for unit in units}
     return weights | states
 
 
-def _sharded(held: Sequence[Interval], groups: Sequence[int] | None) -> list[Interval]:
+def _shard(held: Sequence[Interval], groups: Sequence[int] | None) -> list[Interval]:
     """Each part of a unit cut equally among its holders in each sharding group."""
     by_group: dict[int, list[Interval]] = defaultdict(list)
     for device, start, end in held:
         by_group[groups[device] if groups else 0].append((device, start, end))
-    found = []
-    for own in by_group.values():
-        for start, end, devices in _segments(own):
+    pieces = []
+    for parts in by_group.values():
+        for start, end, devices in _segments(parts):
             step = (end - start) / len(devices)
-            found += [(device, start + k * step, start + (k + 1) * step) for k, device in enumerate(devices)]
-    return found
+            pieces += [(device, start + k * step, start + (k + 1) * step) for k, device in enumerate(devices)]
+    return pieces
 
 
 def _segments(held: Iterable[Interval]) -> list[tuple[float, float, tuple[int, ...]]]:
@@ -151,10 +151,10 @@ def _segments(held: Iterable[Interval]) -> list[tuple[float, float, tuple[int, .
         order.setdefault(device, len(order))
         for at, side in ((start, 0), (end, 1)):
             events.setdefault(round(at / _ROUNDING) * _ROUNDING, ([], []))[side].append(device)
-    found, active, before = [], dict[int, int](), 0.0
+    segments, active, before = [], dict[int, int](), 0.0
     for at in sorted(events):
         if active and at > before:
-            found.append((before, at, tuple(sorted(active, key=order.__getitem__))))
+            segments.append((before, at, tuple(sorted(active, key=order.__getitem__))))
         begins, ends = events[at]
         for device in ends:
             active[device] -= 1
@@ -163,14 +163,14 @@ def _segments(held: Iterable[Interval]) -> list[tuple[float, float, tuple[int, .
         for device in begins:
             active[device] = active.get(device, 0) + 1
         before = at
-    return found
+    return segments
 
 
 def _missing(have: Sequence[Interval], needs: Sequence[Interval]) -> list[tuple[int, tuple[int, ...], float]]:
     """What devices need and do not hold: device, who holds it (none: nobody), and the part of the unit."""
     segments = _segments(have)
     starts = [start for start, _, _ in segments]
-    found: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
+    missing: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
     for device, start, end in needs:
         at = start
         k = max(0, bisect_right(starts, start + _ROUNDING) - 1)
@@ -183,9 +183,9 @@ def _missing(have: Sequence[Interval], needs: Sequence[Interval]) -> list[tuple[
                 last, holders = min(first, end), ()
             until = min(last, end)
             if device not in holders:
-                found[device, holders] += until - at
+                missing[device, holders] += until - at
             at = until
-    return [(device, holders, part) for (device, holders), part in found.items()]
+    return [(device, holders, part) for (device, holders), part in missing.items()]
 
 
 def restoring(problem: Problem, plan: Plan) -> Moving:
@@ -199,23 +199,23 @@ def restoring(problem: Problem, plan: Plan) -> Moving:
     return Moving(problem, transfers, from_checkpoint=True)
 
 
-def _assigned(problem: Problem, fetched: Iterable[tuple[int, tuple[int, ...], float]]) -> list[Transfer]:
+def _assign_sources(problem: Problem, fetched: Iterable[tuple[int, tuple[int, ...], float]]) -> list[Transfer]:
     """A source for every part: in the same machine where one is, else the least loaded interface; large parts first."""
     cluster, network = problem.cluster, problem.cluster.network
     machine_of = cluster.machine_of
     load: dict[tuple[bool, int], float] = defaultdict(float)  # seconds of devices inside, and of interfaces
-    found: dict[tuple[int, int], float] = defaultdict(float)
+    chosen: dict[tuple[int, int], float] = defaultdict(float)
     wishes: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
     for device, sources, num_bytes in fetched:
         wishes[device, sources] += num_bytes
     for (device, sources), num_bytes in sorted(wishes.items(), key=lambda item: (-item[1], item[0])):
-        near = [one for one in sources if machine_of[one] == machine_of[device]]
+        near = [peer for peer in sources if machine_of[peer] == machine_of[device]]
         if near:
-            source = min(near, key=lambda one: (load[True, one], one))
+            source = min(near, key=lambda peer: (load[True, peer], peer))
             load[True, source] += num_bytes
         else:
-            source = min(sources, key=lambda one: (load[False, network.transmit_interface(one)], one))
+            source = min(sources, key=lambda peer: (load[False, network.transmit_interface(peer)], peer))
             interface = network.transmit_interface(source)
             load[False, interface] += num_bytes / float(network.capacity[interface])
-        found[device, source] += num_bytes
-    return [Transfer(device, source, num_bytes) for (device, source), num_bytes in found.items()]
+        chosen[device, source] += num_bytes
+    return [Transfer(device, source, num_bytes) for (device, source), num_bytes in chosen.items()]

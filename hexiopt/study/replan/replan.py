@@ -30,8 +30,8 @@ from hexiopt.solving.naming import renumber
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Result
 from hexiopt.study.replan.changes import Added, Slow, change
-from hexiopt.study.replan.mending import mend, whole_pipelines
 from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S, Moving, moving, restoring
+from hexiopt.study.replan.survivors import mend, whole_pipelines
 from hexiopt.study.running import listener
 from hexiopt.study.solution import PlacedPlan, PlanCost
 from hexiopt.units import GIB
@@ -80,8 +80,8 @@ class Replanning(Value):
 
     @cached_property
     def best(self) -> Replacement:
-        """The one that trains `horizon_steps` steps first."""
-        return min(self.replacements, key=lambda one: one.total_s(self.horizon_steps))
+        """The replacement that trains `horizon_steps` steps first."""
+        return min(self.replacements, key=lambda replacement: replacement.total_s(self.horizon_steps))
 
     @property
     def storage(self) -> str:
@@ -90,27 +90,27 @@ class Replanning(Value):
         read = network if rate is None else f"at {rate:g} GB/s, or {network} where that is less"
         return f"a change takes {self.restart_s:g} s more, and a machine reads a checkpoint {read}"
 
-    def pays_back_steps(self, one: Replacement) -> float | None:
-        """After how many steps `one` has made good what it moves beyond the least moved plan; None for that one."""
+    def pays_back_steps(self, replacement: Replacement) -> float | None:
+        """After how many steps `replacement` makes up for what it moves beyond the least moved plan; None for it."""
         least = self.replacements[0]
-        if one is least:
+        if replacement is least:
             return None
-        return (one.moving_s - least.moving_s) / (least.cost.step_time_s - one.cost.step_time_s)
+        return (replacement.moving_s - least.moving_s) / (least.cost.step_time_s - replacement.cost.step_time_s)
 
     def frame(self) -> Frame:
         """One row per replacement."""
         rows = [
             {
-                "plan": one.name,
-                "step_time_s": one.cost.step_time_s,
-                "tokens_per_s": one.cost.tokens_per_s,
-                "moved_gib": one.moving.num_bytes / GIB,
-                "moving_s": one.moving_s,
-                "from_checkpoint": one.moving.from_checkpoint,
-                "pays_back_steps": self.pays_back_steps(one),
-                "chosen": one is self.best,
+                "plan": replacement.name,
+                "step_time_s": replacement.cost.step_time_s,
+                "tokens_per_s": replacement.cost.tokens_per_s,
+                "moved_gib": replacement.moving.num_bytes / GIB,
+                "moving_s": replacement.moving_s,
+                "from_checkpoint": replacement.moving.from_checkpoint,
+                "pays_back_steps": self.pays_back_steps(replacement),
+                "chosen": replacement is self.best,
             }
-            for one in self.replacements
+            for replacement in self.replacements
         ]
         return Frame.of(rows, title=f"Plans after the change, for {self.horizon_steps:,.0f} more steps; {self.storage}")
 
@@ -124,17 +124,17 @@ class Replanning(Value):
 class MovingPricer:
     """Our cost model, with the seconds of moving, spread over `horizon_steps`, added to each step."""
 
-    def __init__(self, pricer: PlanPricer, moved: Callable[[Plan], float], horizon_steps: float) -> None:
-        self._own = pricer
-        self._moved_s, self._horizon_steps = Memo(moved, _KEPT), horizon_steps
-        self.features = self._own.features
+    def __init__(self, pricer: PlanPricer, moving_s: Callable[[Plan], float], horizon_steps: float) -> None:
+        self._pricer = pricer
+        self._moved_s, self._horizon_steps = Memo(moving_s, _KEPT), horizon_steps
+        self.features = self._pricer.features
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._pricer, name)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The cost of a plan whose step also takes its share of the moving."""
-        cost = self._own.price(plan, pipelines)
+        cost = self._pricer.price(plan, pipelines)
         step_s = cost.step_time_s + self._moved_s[plan] / self._horizon_steps
         slower = cost.step_time_s / step_s
         return replace(cost, step_time_s=step_s, tokens_per_s=cost.tokens_per_s * slower, mfu=cost.mfu * slower)
@@ -183,11 +183,11 @@ def replan(
     if checkpoint_gb_per_s is not None:
         number_in(checkpoint_gb_per_s, "checkpoint_gb_per_s", above=0.0, at_most=1e6)
     budget, seed = Budget(time_limit_s, max_steps), valid_seed(seed)
-    made = make_solver(solver, options)
+    searcher = make_solver(solver, options)
 
     def search(start: Plan | None, pricer: Pricer | None, part: Budget) -> Result:
         with listener(now.workload.tokens, part.time_limit_s, progress) as (listen, _):
-            return made.solve(now, part, seed=seed, pricer=pricer, on_progress=listen, start=start)
+            return searcher.solve(now, part, seed=seed, pricer=pricer, on_progress=listen, start=start)
 
     wanted = Replanning(plan, (), horizon_steps, restart_s, checkpoint_gb_per_s)
     return weigh(wanted, now, search, budget, restores=restores)
@@ -202,49 +202,50 @@ def weigh(
     """
     before, horizon_steps, pricer = wanted.before, wanted.horizon_steps, PlanPricer(problem)
 
-    def moved(plan: Plan) -> tuple[Moving, float]:
+    def price_moving(plan: Plan) -> tuple[Moving, float]:
         what = restoring(problem, plan) if restores else moving(before.problem, before, problem, plan)
         goes_on = not what.transfers and len(plan.pipelines) == len(before.pipelines)
         return what, 0.0 if goes_on else wanted.restart_s + what.seconds(wanted.checkpoint_gb_per_s)
 
-    def replacement(name: str, plan: Plan, solver: Mapping[str, Any] = MappingProxyType({})) -> Replacement:
+    def make_replacement(name: str, plan: Plan, solver: Mapping[str, Any] = MappingProxyType({})) -> Replacement:
         placed = PlacedPlan.of(problem, plan, solver, pricer)
-        return Replacement(name, placed, placed.cost, *moved(plan))
+        return Replacement(name, placed, placed.cost, *price_moving(plan))
 
     known = {LEAST: whole_pipelines(before, pricer), MENDED: mend(before, pricer)}
-    plans = [replacement(name, plan) for name, plan in known.items() if plan is not None]
-    start = min(plans, key=lambda one: one.cost.step_time_s).plan if plans else None
+    plans = [make_replacement(name, plan) for name, plan in known.items() if plan is not None]
+    start = min(plans, key=lambda replacement: replacement.cost.step_time_s).plan if plans else None
     fastest = search(start, None, budget.part(_FASTEST))
     if fastest.plan is not None:
         near = stay(before, fastest.plan, pricer)
-        plans.append(replacement(FASTEST, near, solver_to_dict(fastest)))
-        slowed = MovingPricer(pricer, lambda plan: moved(plan)[1], horizon_steps)
-        start = min(plans, key=lambda one: one.total_s(horizon_steps)).plan
+        plans.append(make_replacement(FASTEST, near, solver_to_dict(fastest)))
+        slowed = MovingPricer(pricer, lambda plan: price_moving(plan)[1], horizon_steps)
+        start = min(plans, key=lambda replacement: replacement.total_s(horizon_steps)).plan
         between = search(start, slowed, budget.part(1.0 - _FASTEST))
         if between.plan is not None:
             near = stay(before, between.plan, pricer)
-            plans.append(replacement(BETWEEN, near, solver_to_dict(between)))
+            plans.append(make_replacement(BETWEEN, near, solver_to_dict(between)))
     elif not plans:
         raise NoReplacementError(f"replan: no plan for the changed cluster ({fastest.status}): {fastest.reason}")
     return wanted.replace(replacements=tuple(_frontier(plans)))
 
 
-def _frontier(found: Sequence[Replacement]) -> list[Replacement]:
-    """Those that no other beats in step time and moving time, least moved first. Of the searched ones, the last is the
-    fastest, whichever search found it."""
-    left: list[Replacement] = []
-    for one in sorted(found, key=lambda one: (one.moving_s, one.cost.step_time_s)):
-        if not left or one.cost.step_time_s < left[-1].cost.step_time_s * (1 - 1e-9):
-            left.append(one)
-    names = {one.name: FASTEST if one is left[-1] else BETWEEN for one in left if one.name in (BETWEEN, FASTEST)}
-    return [one.replace(name=names.get(one.name, one.name)) for one in left]
+def _frontier(replacements: Sequence[Replacement]) -> list[Replacement]:
+    """The replacements that no other beats in both step time and moving time, least moved first. Of those that a search
+    found, the last is named the fastest, whichever search it was."""
+    frontier: list[Replacement] = []
+    for option in sorted(replacements, key=lambda option: (option.moving_s, option.cost.step_time_s)):
+        if not frontier or option.cost.step_time_s < frontier[-1].cost.step_time_s * (1 - 1e-9):
+            frontier.append(option)
+    searched = [option for option in frontier if option.name in (BETWEEN, FASTEST)]
+    names = {option.name: FASTEST if option is frontier[-1] else BETWEEN for option in searched}
+    return [option.replace(name=names.get(option.name, option.name)) for option in frontier]
 
 
 def stay(before: PlacedPlan, plan: Plan, pricer: Pricer) -> Plan:
     """`plan` with like machines and like GPUs exchanged so that most weights stay where they are.
 
     Machines are alike if they are of one kind in one group. Where the exchange would change the price, or links between
-    machines are stated, it is `plan`.
+    machines are stated, the result is `plan` itself.
     """
     from scipy.optimize import linear_sum_assignment  # here, because scipy.optimize is slow to import
 
@@ -259,50 +260,50 @@ def stay(before: PlacedPlan, plan: Plan, pricer: Pricer) -> Plan:
     for device in plan.devices():
         used[int(machine_of[device])].append(device)
     group_of = {name: group.name for group in cluster.groups for name in group.members}
-    alike: dict[object, list[int]] = defaultdict(list)
+    like_machines: dict[object, list[int]] = defaultdict(list)
     for m, usable in problem.usable_by_machine.items():
         machine = cluster.machines[m]
         group = group_of.get(machine.name, group_of.get(machine.spec_name))
-        alike[machine.kind, len(usable), group].append(m)
-    found: dict[int, int] = {}
-    for machines in alike.values():
+        like_machines[machine.kind, len(usable), group].append(m)
+    places: dict[int, int] = {}
+    for machines in like_machines.values():
         pairs = {
-            (a, b): _matched(used[a], problem.usable_by_machine[b], needed, held, cluster.type_of)
+            (a, b): _match(used[a], problem.usable_by_machine[b], needed, held, cluster.type_of)
             for a in machines
             for b in machines
         }
         kept_by = np.array([[pairs[a, b][0] for b in machines] for a in machines])
         rows, columns = linear_sum_assignment(kept_by, maximize=True)
         for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-            found |= pairs[machines[row], machines[column]][1]
-    moved = renumber(plan, found)
+            places |= pairs[machines[row], machines[column]][1]
+    moved = renumber(plan, places)
     old, new = pricer.price(plan), pricer.price(moved)
     same = abs(new.step_time_s - old.step_time_s) <= _SAME * old.step_time_s and new.fits == old.fits
     return moved if same else plan
 
 
-_Weights = tuple[set[int], float, float]  # layers, and the part [start, end) of each
+_Weights = tuple[set[int], float, float]  # layers, and the part [start, end) of each that is held
 
 
 def _weights(plan: Plan) -> dict[int, _Weights]:
-    """What each device holds."""
+    """The layers that each device holds, and the part of each."""
     held = Holdings.of(plan.pipelines)
     layers: list[set[int]] = [set() for _ in held.copies]
     for some, copies in held.layers:
         for copy in copies:
             layers[copy].update(some)
     pairs = zip(layers, held.copies, strict=True)
-    return {device: (own, start, end) for own, devices in pairs for device, start, end in intervals(devices)}
+    return {device: (units, start, end) for units, devices in pairs for device, start, end in intervals(devices)}
 
 
-def _matched(
+def _match(
     devices: Sequence[int],
     places: Sequence[int],
     needed: Mapping[int, _Weights],
     held: Mapping[int | None, _Weights],
     type_of: NDArray[np.int64],
 ) -> tuple[float, dict[int, int]]:
-    """The layers that stay at best if `devices` take `places`, and who takes which."""
+    """The most weights, in layers, that stay if `devices` take `places`, and the place that each device then takes."""
 
     from scipy.optimize import linear_sum_assignment
 
@@ -318,5 +319,5 @@ def _matched(
     if not devices:
         return 0.0, {}
     rows, columns = linear_sum_assignment(shared, maximize=True)
-    taken = {devices[row]: places[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
-    return float(shared[rows, columns].sum()), taken
+    assignment = {devices[row]: places[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
+    return float(shared[rows, columns].sum()), assignment

@@ -49,7 +49,7 @@ from hexiopt.cost.executors.memory import Memory, StateSharding
 from hexiopt.cost.pricer import PricerFeatures
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages_of
-from hexiopt.plan.plan import Pipeline, Plan, unpriced
+from hexiopt.plan.plan import Pipeline, Plan, feature_without_price
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.units import GB, TFLOP
@@ -279,7 +279,7 @@ class FlashFlexPricer:
         before = self._parts.get((id(pipeline), size))
         if before is not None and before.pipeline is pipeline:
             return before
-        feature = unpriced(pipeline)
+        feature = feature_without_price(pipeline)
         if any(len(stage.parallelism.replicas) > 1 for stage in pipeline.stages):
             feature = "a replicated stage has no price in FlashFlex's formulas"
         if feature is not None:

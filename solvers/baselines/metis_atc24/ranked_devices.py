@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
 from hexiopt.problem.space import default_schedule
-from hexiopt.schedules.in_flight import holding, room
+from hexiopt.schedules.in_flight import holding, most_in_flight_before
 from solvers.baselines._estimates import GridEstimates, around
 from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
@@ -207,7 +207,7 @@ class RankedDevices:
         total, schedule = self.problem.model.num_layers, default_schedule(self.problem.workload)
 
         def max_layers(left: int) -> int:
-            held = holding(room(schedule, left - 1, batching.count))
+            held = holding(most_in_flight_before(schedule, left - 1, batching.count))
             return min(
                 total,
                 *(

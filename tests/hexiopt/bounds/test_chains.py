@@ -23,7 +23,7 @@ from hexiopt.schedules.schedule import BoundTerms
 from tests.solvers.problems import TINY
 
 LAYERS = 4
-BOUNDED = tuple(schedule for schedule in SCHEDULES if schedule.bounded)
+BOUNDED = tuple(schedule for schedule in SCHEDULES if schedule.is_bounded)
 
 
 def types_of(bandwidth_gb_per_s: float, sharding: str) -> StageTypes:

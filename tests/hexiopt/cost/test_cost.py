@@ -11,11 +11,12 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import StaticShares
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.numbers import coefficients as c
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, unpriced
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, feature_without_price
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
@@ -94,8 +95,9 @@ def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data
 
 @given(pair=problems_with_plans(max_batch=20))
 def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, Plan]) -> None:
+    """While all messages share the network all the time: where they share it as they go, a later start may meet fewer."""
     problem, plan = pair
-    model = PlanPricer(problem)
+    model = PlanPricer(problem, network=StaticShares())
 
     def with_policy(policy: str) -> Plan:
         return replace(
@@ -257,7 +259,7 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
             isinstance(stage.parallelism, SequenceParallel) for pipeline in plan.pipelines for stage in pipeline.stages
         )
     )  # of other lengths
-    features = [feature for pipeline in plan.pipelines if (feature := unpriced(pipeline))]
+    features = [feature for pipeline in plan.pipelines if (feature := feature_without_price(pipeline))]
     if features:
         with pytest.raises(InputError, match="not priced yet; leave out") as caught:
             PlanPricer(PROBLEM).price(plan)
@@ -267,6 +269,9 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
 def test_only_stated_heads_are_not_priced() -> None:
     layout = SequenceParallel((SequenceGroup((0,), (2048,), (8,)),))
     for parallelism in (TensorParallel((0,)), layout, Replicated((Replica((0,), 1),))):
-        assert unpriced(Pipeline((Stage(parallelism, ((0, 6),)),), 8)) is None
+        assert feature_without_price(Pipeline((Stage(parallelism, ((0, 6),)),), 8)) is None
     stated = Pipeline((Stage.of((2,), 0, 3), Stage(TensorParallel((0, 1), (5, 3)), ((3, 6),))), 8)
-    assert unpriced(stated) == "stage 1 states the heads of a TP group, which are not priced yet; leave out `heads`"
+    assert (
+        feature_without_price(stated)
+        == "stage 1 states the heads of a TP group, which are not priced yet; leave out `heads`"
+    )

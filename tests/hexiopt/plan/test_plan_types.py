@@ -258,7 +258,7 @@ def test_replicas_share_micro_batches_of_another_size_in_proportion(size: int, s
     """Of four samples one replica has one, the other three; a stage with a TP group alone has all."""
     replicas = Replicated((Replica((0,), 1), Replica((1,), 3)))
     pipeline = Pipeline((Stage(replicas, ((0, 2),)), Stage.of((2,), 2, 4)), 3, 4)
-    resized = pipeline.resized(size)
+    resized = pipeline.resize(size)
     if samples is None:
         assert resized is None
     else:

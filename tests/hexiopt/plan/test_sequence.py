@@ -10,10 +10,10 @@ from hexiopt.plan.token_layout import (
     RingSchedule,
     group_ranges,
     head_ranges,
-    joined,
     kv_heads_of,
     kv_range,
     members,
+    merge_runs,
     misfit,
     ring_holders,
     sub_rings,
@@ -82,7 +82,7 @@ def test_zigzag_balances_equal_shards() -> None:
 
 
 def test_small_parts() -> None:
-    assert joined([(4, 6), (0, 2), (2, 4), (7, 7), (8, 9)]) == ((0, 6), (8, 9))
+    assert merge_runs([(4, 6), (0, 2), (2, 4), (7, 7), (8, 9)]) == ((0, 6), (8, 9))
     assert kv_range((3, 5), 8, 2) == (0, 2)
     assert kv_range((4, 8), 8, 2) == (1, 2)
 

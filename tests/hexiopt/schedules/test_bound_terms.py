@@ -10,7 +10,7 @@ from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULE
 from hexiopt.schedules.schedule import BoundTerms, Schedule, StagePosition, operations, weakest_terms
 from tests.stated_pipelines import Executor, ExecutorLink, executor_ends_s
 
-BOUNDED = [schedule for schedule in SCHEDULES if schedule.bounded]
+BOUNDED = [schedule for schedule in SCHEDULES if schedule.is_bounded]
 SECONDS = st.floats(0.0, 8.0)
 
 

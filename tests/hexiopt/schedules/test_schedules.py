@@ -22,7 +22,7 @@ from hexiopt.problem.space import default_schedule
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.schedules import registry
-from hexiopt.schedules.in_flight import in_flight, largest, most_in_flight, room
+from hexiopt.schedules.in_flight import in_flight, largest, most_in_flight, most_in_flight_before
 from hexiopt.schedules.operation import BACKWARD_TURN as B
 from hexiopt.schedules.operation import FORWARD_TURN as F
 from hexiopt.schedules.operation import Operation, OperationKind, Turn
@@ -31,7 +31,7 @@ from hexiopt.schedules.registry import (
     INTERLEAVED,
     ONE_F_ONE_B,
     SCHEDULES,
-    schedule_named,
+    schedule_by_name,
     schedule_names,
 )
 from hexiopt.schedules.schedule import (
@@ -269,7 +269,7 @@ def test_the_cycle_of_gpipe_is_the_slope_of_its_recurrence(times: Times) -> None
 def test_the_room_of_a_stage_is_the_most_of_any_with_so_many_behind_it(schedule: Schedule) -> None:
     for num_after, batches in product(range(5), range(1, 12)):
         each = [StagePosition(stage, stage + 1 + num_after, batches) for stage in range(5)]
-        assert room(schedule, num_after, batches) == max(most_in_flight(schedule, at) for at in each)
+        assert most_in_flight_before(schedule, num_after, batches) == max(most_in_flight(schedule, at) for at in each)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
@@ -327,7 +327,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str) -> No
     plan = Plan((Pipeline((Stage.of((0,), 0, 2),), 1),))
     data = plan_to_dict(plan, LAB) | {"schedule": name}
     for use in (
-        lambda: schedule_named(name),
+        lambda: schedule_by_name(name),
         lambda: Workload(schedule=name),
         lambda: plan_from_section(Section(data, "plan"), LAB),
     ):
@@ -342,5 +342,5 @@ def test_a_name_is_no_schedule() -> None:
 
 def test_names_are_those_of_files() -> None:
     assert {"gpipe", "1f1b", "interleaved"} <= set(schedule_names())
-    assert [schedule_named(name) for name in schedule_names()] == list(SCHEDULES)
+    assert [schedule_by_name(name) for name in schedule_names()] == list(SCHEDULES)
     assert len(set(SCHEDULES)) == len(SCHEDULES)

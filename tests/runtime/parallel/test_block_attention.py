@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from hexiopt.plan.token_layout import Range, joined
+from hexiopt.plan.token_layout import Range, merge_runs
 from runtime.parallel import block_attention
 from runtime.parallel.block_attention import attend, attend_backward, blocks, merge
 from tests.hexiopt.plan.layouts import causal_pairs
@@ -24,8 +24,8 @@ def two_shards(draw: st.DrawFn) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     runs = list(pairwise(cuts))
     mine = draw(st.sets(st.sampled_from(runs), min_size=1))
     others = [run for run in runs if run not in mine]
-    own = joined(list(mine))
-    return own, own if not others or draw(st.booleans()) else joined(others)
+    own = merge_runs(list(mine))
+    return own, own if not others or draw(st.booleans()) else merge_runs(others)
 
 
 @given(two_shards(), st.none() | st.integers(1, TOKENS))

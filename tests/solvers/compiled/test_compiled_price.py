@@ -1,4 +1,4 @@
-"""The compiled cost model is the pricer's: random candidates of random problems, priced by both."""
+"""The compiled estimate is the pricer's under static shares of the network: random candidates of random problems."""
 
 import random
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import pytest
 import hexiopt
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import StaticShares
 from hexiopt.numbers.frameworks import frameworks
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -40,6 +41,7 @@ def candidates(
     pricer = pricer or PlanPricer(problem)
     assert unsupported(problem, pricer) is None
     tables, rng, found = tables_of(pricer), random.Random(number), []
+    estimate = pricer.with_network(StaticShares())
     work = new_work(tables)
     for k in range(count):
         state = MAKERS[k % len(MAKERS)](rng, tables, problem)
@@ -48,7 +50,7 @@ def candidates(
         if not state.plan[0]["num_pipelines"] or objective >= FAR:
             continue
         plan = plan_of(tables, work, state, pricer.policies())
-        cost = pricer.price(plan)
+        cost = estimate.price(plan)
         assert sum(pipeline.num_sequences for pipeline in plan.pipelines) == problem.workload.global_batch
         assert objective >= state.plan[0]["step_s"] > 0.0
         found.append((plan, cost, abs(float(state.plan[0]["step_s"]) / cost.step_time_s - 1.0)))

@@ -10,7 +10,7 @@ from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
-from hexiopt.schedules.registry import schedule_named
+from hexiopt.schedules.registry import schedule_by_name
 from tests.conftest import STRESS
 from tests.slow import slow_but
 from tests.solvers import oracle, problems
@@ -181,5 +181,5 @@ def test_fixed_choices(name: str, fixed: str) -> None:
     assert_sound_or_declined(name, problem, result)
     if result.plan is None:
         return
-    assert (result.plan.schedule, result.plan.sharding.stage) == (schedule_named(fixed), 0)
+    assert (result.plan.schedule, result.plan.sharding.stage) == (schedule_by_name(fixed), 0)
     assert {stage.policy for p in result.plan.pipelines for stage in p.stages} == {"full"}

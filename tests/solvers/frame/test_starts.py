@@ -7,7 +7,7 @@ import pytest
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.schedules.registry import schedule_named, schedule_names
+from hexiopt.schedules.registry import schedule_by_name, schedule_names
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import (
     chain_partitions,
@@ -118,7 +118,7 @@ def test_first_choice_obeys_the_workload(fixed: str, expected: str) -> None:
     problem = problems.easy()
     problem = replace(problem, workload=replace(problem.workload, schedule=fixed, optimizer_sharding="0"))
     partition = first_choice(problem, (PipelineGroup((((0,),),)),))
-    assert (partition.schedule, partition.sharding) == (schedule_named(expected), 0)
+    assert (partition.schedule, partition.sharding) == (schedule_by_name(expected), 0)
 
 
 @pytest.mark.parametrize("name", CASES)

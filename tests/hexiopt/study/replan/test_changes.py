@@ -13,8 +13,8 @@ from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section
-from hexiopt.study.replan.changes import change, measured_speeds, relaxations, with_machines
-from hexiopt.study.replan.mending import mend
+from hexiopt.study.replan.changes import change, relaxations, speeds_in_run, with_machines
+from hexiopt.study.replan.survivors import mend
 from tests.models import TINY
 from tests.solvers.brute_force import best_plan
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
@@ -126,8 +126,8 @@ def metrics(folder: Path, speeds: dict[str, float], clock: float = 1e4) -> Path:
 
 def test_a_run_says_who_is_slow(tmp_path: Path) -> None:
     run = metrics(tmp_path / "run", {"b:2": 0.6, "b:3": 0.6, "b:0": 1.02})
-    assert measured_speeds(before(), run) == {"b:2": 0.6, "b:3": 0.6}
-    assert measured_speeds(before(), run / "metrics.jsonl") == {"b:2": 0.6, "b:3": 0.6}
+    assert speeds_in_run(before(), run) == {"b:2": 0.6, "b:3": 0.6}
+    assert speeds_in_run(before(), run / "metrics.jsonl") == {"b:2": 0.6, "b:3": 0.6}
     new = hx.replan(before(), slow=run, max_steps=40, time_limit_s=600)
     assert new.best.plan.problem.cluster.speeds == {"b:2": 0.6, "b:3": 0.6}
     with pytest.raises(hx.InputError, match="measured no slow device; nothing has changed"):

@@ -10,7 +10,7 @@ from hexiopt.plan.holdings import Interval
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.study.replan.moving import Moving, Transfer, _missing, _sharded, moving
+from hexiopt.study.replan.moving import Moving, Transfer, _missing, _shard, moving
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, cluster
 
@@ -42,7 +42,7 @@ def test_layers_come_from_who_has_them() -> None:
     moved = moving(PROBLEM, before, PROBLEM, after)
     size = float(STATES * TINY.layer_params)
     assert moved.transfers == (Transfer(1, 0, size),)
-    assert moved.fetched_bytes == {1: size}
+    assert moved.bytes_by_device == {1: size}
     assert moved.seconds() == pytest.approx(size / 25e9)
 
 
@@ -89,7 +89,7 @@ def test_a_wider_zero_group_takes_its_shards_from_all_holders() -> None:
     moved = moving(PROBLEM, before, PROBLEM, after)
     # Device 1 holds [1/2, 1) of the moments and needs [1/3, 2/3); device 2 needs [2/3, 1) and all weights.
     moments, weights = 12.0 * TINY.num_params, 2.0 * TINY.num_params
-    assert moved.fetched_bytes == pytest.approx({1: moments / 6, 2: moments / 3 + weights})
+    assert moved.bytes_by_device == pytest.approx({1: moments / 6, 2: moments / 3 + weights})
 
 
 @st.composite
@@ -123,7 +123,7 @@ def test_missing_parts_are_those_of_atoms(have: list[Interval], needs: list[Inte
 @given(holdings(), st.lists(st.integers(0, 1), min_size=6, max_size=6))
 def test_shards_cut_what_is_held_once_in_each_group(held: list[Interval], groups: list[int]) -> None:
     """In each group every part that somebody holds is in exactly one shard, of somebody who holds it."""
-    shards = _sharded(held, groups)
+    shards = _shard(held, groups)
     for group in set(groups):
         own = [interval for interval in held if groups[interval[0]] == group]
         covered = sum(1 for wanting in atoms(own).values() if wanting) / ATOMS

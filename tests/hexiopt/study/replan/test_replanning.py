@@ -8,8 +8,8 @@ import hexiopt as hx
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.study.replan.mending import whole_pipelines
 from hexiopt.study.replan.replan import LEAST, MovingPricer, stay
+from hexiopt.study.replan.survivors import whole_pipelines
 from tests.models import TINY
 from tests.solvers.problems import BATCH_OF_4, SMALL_SPACE, cluster
 

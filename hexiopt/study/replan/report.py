@@ -21,83 +21,84 @@ _MOST_SOURCES = 7
 _HEADER = ("Plan", "Step time", "Tokens/s", "Moved", "Moving", "From", "Pays back after", "")
 
 
-def replanned_table(found: Replanning) -> Table:
+def replanning_table(replanning: Replanning) -> Table:
     """One row per replacement, the least moved first; the best for the horizon is marked."""
     rows = []
-    for one in found.replacements:
-        steps = found.pays_back_steps(one)
+    for option in replanning.replacements:
+        steps = replanning.pays_back_steps(option)
         rows.append(
             [
-                one.name,
-                seconds(one.cost.step_time_s),
-                f"{one.cost.tokens_per_s:,.0f}",
-                f"{gib(one.moving.num_bytes)} GiB",
-                seconds(one.moving_s),
-                CHECKPOINT if one.moving.from_checkpoint else "peers" if one.moving.transfers else "",
+                option.name,
+                seconds(option.cost.step_time_s),
+                f"{option.cost.tokens_per_s:,.0f}",
+                f"{gib(option.moving.num_bytes)} GiB",
+                seconds(option.moving_s),
+                CHECKPOINT if option.moving.from_checkpoint else "peers" if option.moving.transfers else "",
                 "" if steps is None else f"{steps:,.0f} steps",
-                "chosen" if one is found.best else "",
+                "chosen" if option is replanning.best else "",
             ]
         )
     note = (
-        f"Chosen: trains {count(round(found.horizon_steps), 'more step')} first. Moving: seconds of the busiest link, "
-        f"all transfers at once; {found.storage} (replan.restart_s, replan.checkpoint_gb_per_s)."
+        f"Chosen: trains {count(round(replanning.horizon_steps), 'more step')} first. Moving: seconds of the busiest "
+        f"link, all transfers at once; {replanning.storage} (replan.restart_s, replan.checkpoint_gb_per_s)."
     )
     return plain_table(_HEADER, rows, left=("Plan", "From", ""), caption=note, caption_justify="left")
 
 
-def replanned_to_dict(found: Replanning) -> dict[str, Any]:
+def replanning_to_dict(replanning: Replanning) -> dict[str, Any]:
     """Every replacement, and what each device of the chosen one fetches, in bytes by source."""
-    cluster = found.best.plan.problem.cluster
+    cluster = replanning.best.plan.problem.cluster
     fetched: dict[str, dict[str, float]] = defaultdict(dict)
-    for one in found.best.moving.transfers:
-        source = CHECKPOINT if one.source is None else cluster.device_name(one.source)
-        fetched[cluster.device_name(one.device)][source] = one.num_bytes
+    for transfer in replanning.best.moving.transfers:
+        source = CHECKPOINT if transfer.source is None else cluster.device_name(transfer.source)
+        fetched[cluster.device_name(transfer.device)][source] = transfer.num_bytes
     return {
-        "horizon_steps": found.horizon_steps,
-        "restart_s": found.restart_s,
-        "checkpoint_gb_per_s": found.checkpoint_gb_per_s,
-        "chosen": found.best.name,
+        "horizon_steps": replanning.horizon_steps,
+        "restart_s": replanning.restart_s,
+        "checkpoint_gb_per_s": replanning.checkpoint_gb_per_s,
+        "chosen": replanning.best.name,
         "replacements": [
             {
-                "name": one.name,
-                "step_time_s": one.cost.step_time_s,
-                "moved_bytes": one.moving.num_bytes,
-                "moving_s": one.moving_s,
-                "from_checkpoint": one.moving.from_checkpoint,
-                "pays_back_steps": found.pays_back_steps(one),
+                "name": option.name,
+                "step_time_s": option.cost.step_time_s,
+                "moved_bytes": option.moving.num_bytes,
+                "moving_s": option.moving_s,
+                "from_checkpoint": option.moving.from_checkpoint,
+                "pays_back_steps": replanning.pays_back_steps(option),
             }
-            for one in found.replacements
+            for option in replanning.replacements
         ],
         "fetched_bytes": fetched,
     }
 
 
-def draw_replanned(found: Replanning, title: str, path: str | Path) -> None:
+def draw_replanning(replanning: Replanning, title: str, path: str | Path) -> None:
     """Write a PNG of the frontier beside who fetches what."""
-    save(replanned_figure(found, title), path)
+    save(replanning_figure(replanning, title), path)
 
 
-def replanned_figure(found: Replanning, title: str) -> Figure:
+def replanning_figure(replanning: Replanning, title: str) -> Figure:
     """Step time over moving time of all replacements, beside what each machine fetches for the chosen one."""
     figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
-    _draw_frontier(found, left)
+    _draw_frontier(replanning, left)
     # Where the chosen plan moves nothing, what the fastest would have fetched.
-    _draw_fetched(next((one for one in (found.best, found.replacements[-1]) if one.moving.transfers), None), right)
+    options = (replanning.best, replanning.replacements[-1])
+    _draw_fetches(next((option for option in options if option.moving.transfers), None), right)
     figure.suptitle(clip(title, 110), x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 
 
-def _draw_frontier(found: Replanning, ax: Axes) -> None:
-    points = [(one.moving_s, one.cost.step_time_s) for one in found.replacements]
+def _draw_frontier(replanning: Replanning, ax: Axes) -> None:
+    points = [(option.moving_s, option.cost.step_time_s) for option in replanning.replacements]
     ax.step(*zip(*points, strict=True), where="post", color=FAINT, zorder=1)
-    for k, one in enumerate(found.replacements):
-        chosen = one is found.best
-        ax.scatter(one.moving_s, one.cost.step_time_s, s=90 if chosen else 50, color=PIPELINE_HUES[k], zorder=3)
-        said = f"{one.name}\n{seconds(one.cost.step_time_s)}" + ("  (chosen)" if chosen else "")
-        ax.annotate(said, (one.moving_s, one.cost.step_time_s), (8, 4), textcoords="offset points", fontsize=8.5)
+    for k, (option, point) in enumerate(zip(replanning.replacements, points, strict=True)):
+        chosen = option is replanning.best
+        ax.scatter(*point, s=90 if chosen else 50, color=PIPELINE_HUES[k], zorder=3)
+        label = f"{option.name}\n{seconds(option.cost.step_time_s)}" + ("  (chosen)" if chosen else "")
+        ax.annotate(label, point, (8, 4), textcoords="offset points", fontsize=8.5)
     ax.margins(0.25)
-    most_s = max(one.moving_s for one in found.replacements)
+    most_s = max(option.moving_s for option in replanning.replacements)
     ax.set_xlim(-0.04 * most_s, 1.35 * most_s or 1.0)
     ax.set_xlabel("moving (s)", color=INK)
     ax.set_ylabel("step time (s)", color=INK)
@@ -106,27 +107,31 @@ def _draw_frontier(found: Replanning, ax: Axes) -> None:
     plain_axes(ax, colors=MUTED, labelsize=8.5).set_axisbelow(True)
 
 
-def _draw_fetched(one: Replacement | None, ax: Axes) -> None:
-    if one is None:
+def _draw_fetches(option: Replacement | None, ax: Axes) -> None:
+    if option is None:
         ax.set_axis_off()
         ax.text(0.5, 0.5, "Nothing has to move", ha="center", color=MUTED, fontsize=9.5)
         return
-    cluster = one.plan.problem.cluster
+    cluster = option.plan.problem.cluster
     fetched: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    by_spec = len({int(cluster.machine_of[transfer.device]) for transfer in one.moving.transfers}) > _MOST_MACHINES
-    for transfer in one.moving.transfers:
+    by_spec = len({int(cluster.machine_of[transfer.device]) for transfer in option.moving.transfers}) > _MOST_MACHINES
+    for transfer in option.moving.transfers:
         source = CHECKPOINT if transfer.source is None else _place(cluster, transfer.source, by_spec)
         fetched[_place(cluster, transfer.device, by_spec)][source] += transfer.num_bytes / GIB
     total: dict[str, float] = defaultdict(float)
-    for own in fetched.values():
-        for source, size in own.items():
+    for sizes_by_source in fetched.values():
+        for source, size in sizes_by_source.items():
             total[source] += size
     shown = sorted(total, key=lambda source: -total[source])[:_MOST_SOURCES]
     names, ends = list(fetched), dict.fromkeys(fetched, 0.0)
     for k, source in enumerate([*shown, "others"]):
         sizes = {
-            name: sum(size for one, size in own.items() if one == source or (source == "others" and one not in shown))
-            for name, own in fetched.items()
+            name: sum(
+                size
+                for origin, size in sizes_by_source.items()
+                if origin == source or (source == "others" and origin not in shown)
+            )
+            for name, sizes_by_source in fetched.items()
         }
         if any(sizes.values()):
             hue = FAINT if source == "others" else PIPELINE_HUES[k % len(PIPELINE_HUES)]
@@ -135,7 +140,7 @@ def _draw_fetched(one: Replacement | None, ax: Axes) -> None:
             ends = {name: ends[name] + sizes[name] for name in names}
     ax.invert_yaxis()
     ax.set_xlabel("fetched (GiB)", color=INK)
-    ax.set_title(f"What each machine fetches for the plan '{one.name}'", loc="left", fontsize=9.5, color=MUTED)
+    ax.set_title(f"What each machine fetches for the plan '{option.name}'", loc="left", fontsize=9.5, color=MUTED)
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     plain_axes(ax, colors=MUTED, labelsize=8.5).set_axisbelow(True)
 

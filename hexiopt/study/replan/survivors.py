@@ -1,6 +1,6 @@
 """What is left of a plan after a change of its cluster: whole pipelines, and those that go on without what was lost.
 
-They move little and are found without a search. The batch is shared by what pipelines take after the change.
+They move little and take no search. The batch is shared in proportion to the pipelines' speeds after the change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +37,8 @@ def whole_pipelines(before: PlacedPlan, pricer: Pricer) -> Plan | None:
     None where that is no plan for the problem of `pricer`: no pipeline is whole, the batch cannot be shared, or memory
     is exceeded.
     """
-    left = _left(before, pricer.problem)
-    return _fastest(before, pricer, left, [(_whole(before, left), before.schedule)])
+    numbers = _new_numbers(before, pricer.problem)
+    return _fastest(before, pricer, numbers, [(_intact_pipelines(before, numbers), before.schedule)])
 
 
 def mend(before: PlacedPlan, pricer: Pricer) -> Plan | None:
@@ -48,37 +48,41 @@ def mend(before: PlacedPlan, pricer: Pricer) -> Plan | None:
     None where that is no plan for the problem of `pricer`, and where no pipeline is broken.
     """
     problem = pricer.problem
-    left = _left(before, problem)
-    if len(_whole(before, left)) == len(before.pipelines):
+    numbers = _new_numbers(before, problem)
+    if len(_intact_pipelines(before, numbers)) == len(before.pipelines):
         return None
     policies, variants = recompute_policies(problem.workload), []
     for schedule in dict.fromkeys((before.schedule, DEFAULT_SCHEDULE)):
         for leaner in _Leaner if _LEAST_MEMORY in policies else (_Leaner.NOWHERE,):
-            one_range = schedule is not before.schedule
-            found = (_without_lost(own, problem, left, leaner, one_range) for own in before.pipelines)
-            variants.append(([own for own in found if own is not None], schedule))
-    return _fastest(before, pricer, left, variants)
+            single_range = schedule is not before.schedule
+            survivors = (_survivor(pipeline, problem, numbers, leaner, single_range) for pipeline in before.pipelines)
+            variants.append(([survivor for survivor in survivors if survivor is not None], schedule))
+    return _fastest(before, pricer, numbers, variants)
 
 
-def _left(before: PlacedPlan, problem: Problem) -> dict[int, int]:
-    """The numbers of the devices of `before` that `problem` may use, in its cluster."""
+def _new_numbers(before: PlacedPlan, problem: Problem) -> dict[int, int]:
+    """The devices of `before` that `problem` may use: old numbers to those in its cluster."""
     names = {problem.cluster.device_name(device): device for device in problem.usable_devices}
     now = {device: names.get(before.problem.cluster.device_name(device)) for device in before.devices()}
     return {old: new for old, new in now.items() if new is not None}
 
 
-def _whole(before: Plan, left: Mapping[int, int]) -> list[Pipeline]:
-    return [own for own in before.pipelines if all(d in left for stage in own.stages for d in stage.devices)]
+def _intact_pipelines(before: Plan, numbers: Mapping[int, int]) -> list[Pipeline]:
+    return [
+        pipeline
+        for pipeline in before.pipelines
+        if all(d in numbers for stage in pipeline.stages for d in stage.devices)
+    ]
 
 
 def _fastest(
-    before: Plan, pricer: Pricer, left: Mapping[int, int], variants: Sequence[tuple[Sequence[Pipeline], Schedule]]
+    before: Plan, pricer: Pricer, numbers: Mapping[int, int], variants: Sequence[tuple[Sequence[Pipeline], Schedule]]
 ) -> Plan | None:
-    """The fastest plan for the problem of `pricer` of some of these pipelines, whose devices have the numbers of
-    `before`."""
+    """The fastest plan of `variants` for the problem of `pricer`, None where none fits. A variant is pipelines, whose
+    devices have the numbers of `before`, and their schedule."""
     best: tuple[float, Plan] | None = None
     for pipelines, schedule in variants:
-        for plan in _plans(before, pricer, left, pipelines, schedule):
+        for plan in _plans(before, pricer, numbers, pipelines, schedule):
             try:
                 cost = None if check(pricer.problem, plan) else pricer.price(plan)
             except InputError:  # such as a number of micro-batches that the schedule does not take
@@ -89,27 +93,27 @@ def _fastest(
 
 
 def _plans(
-    before: Plan, pricer: Pricer, left: Mapping[int, int], pipelines: Sequence[Pipeline], schedule: Schedule
+    before: Plan, pricer: Pricer, numbers: Mapping[int, int], pipelines: Sequence[Pipeline], schedule: Schedule
 ) -> Iterator[Plan]:
-    """The plan of these pipelines, with the batch as it is and shared anew."""
+    """The plan of `pipelines`, with the batch as it is, and then with the batch shared anew."""
     if not pipelines:
         return
     groups = before.sharding.groups
     if not isinstance(groups, str):
         used = {device for pipeline in pipelines for stage in pipeline.stages for device in stage.devices}
-        groups = tuple(own for group in groups if (own := tuple(device for device in group if device in used)))
+        groups = tuple(rest for group in groups if (rest := tuple(device for device in group if device in used)))
     try:
-        plan = renumber(Plan(tuple(pipelines), schedule, Sharding(before.sharding.stage, groups)), left)
+        plan = renumber(Plan(tuple(pipelines), schedule, Sharding(before.sharding.stage, groups)), numbers)
         yield plan
-        ends_s = [own.end_s for own in pricer.price(plan).pipelines]
-        shared = _shared_batch(plan.pipelines, ends_s, pricer.problem.workload.global_batch)
+        ends_s = [pipeline.end_s for pipeline in pricer.price(plan).pipelines]
+        shared = _share_batch(plan.pipelines, ends_s, pricer.problem.workload.global_batch)
         if shared is not None:
             yield replace(plan, pipelines=shared)
     except InputError:
         return
 
 
-def _shared_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch: int) -> tuple[Pipeline, ...] | None:
+def _share_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch: int) -> tuple[Pipeline, ...] | None:
     """The pipelines with as many micro-batches as let all end at about the same time, where they end at `ends_s` with
     those that they have; None where they cannot sum to `batch`."""
     # interleaved stages take micro-batches in turns of as many as there are stages
@@ -128,60 +132,60 @@ def _shared_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch:
             return None
         counts[k] += 1
         left -= sizes[k]
-    each = zip(pipelines, turns, counts, strict=True)
-    return tuple(replace(pipeline, num_micro_batches=turn * count) for pipeline, turn, count in each)
+    shares = zip(pipelines, turns, counts, strict=True)
+    return tuple(replace(pipeline, num_micro_batches=turn * count) for pipeline, turn, count in shares)
 
 
-def _without_lost(
-    pipeline: Pipeline, problem: Problem, left: Mapping[int, int], leaner: _Leaner, one_range: bool
+def _survivor(
+    pipeline: Pipeline, problem: Problem, numbers: Mapping[int, int], leaner: _Leaner, single_range: bool
 ) -> Pipeline | None:
-    """A pipeline without lost devices, with less memory where `leaner` says, and with one range of layers a stage if so
-    asked; None where nothing is left of it, or it divides tokens."""
+    """A pipeline without lost devices, which recomputes all where `leaner` says, with one layer range a stage if
+    `single_range`; None where no device of it is left, or where it divides tokens and lost any."""
     if any(isinstance(stage.parallelism, SequenceParallel) for stage in pipeline.stages):
-        whole = all(device in left for stage in pipeline.stages for device in stage.devices)
+        whole = all(device in numbers for stage in pipeline.stages for device in stage.devices)
         return pipeline if whole else None
     machines, machine_of = problem.cluster.machines, problem.cluster.machine_of
 
-    def allowed(device: int) -> tuple[int, ...]:
-        return problem.space.allowed_tp(machines[int(machine_of[left[device]])].num_gpus)
+    def degrees_at(device: int) -> tuple[int, ...]:
+        return problem.space.allowed_tp(machines[int(machine_of[numbers[device]])].num_gpus)
 
     held, weights = [], []
     for stage in pipeline.stages:
-        replicas = _replicas_left(stage, left, allowed)
+        replicas = _surviving_replicas(stage, numbers, degrees_at)
         if replicas:
-            now, then = sum(len(one.devices) for one in replicas), len(stage.devices)
+            now, then = sum(len(replica.devices) for replica in replicas), len(stage.devices)
             held.append((stage, replicas))
             weights.append(stage.num_layers * now / then)
     if not held or len(held) > pipeline.num_layers:
         return None
-    chunks = 1 if one_range or len(held) == 1 else min(pipeline.num_chunks, pipeline.num_layers // len(held))
+    chunks = 1 if single_range or len(held) == 1 else min(pipeline.num_chunks, pipeline.num_layers // len(held))
     ranges = layer_ranges(_in_proportion(weights, pipeline.num_layers, chunks), chunks)
     stages = []
-    for (stage, replicas), own in zip(held, ranges, strict=True):
-        now, then = sum(len(one.devices) for one in replicas), len(stage.devices)
-        grown = sum(end - first for first, end in own) * then > stage.num_layers * now
+    for (stage, replicas), layers in zip(held, ranges, strict=True):
+        now, then = sum(len(replica.devices) for replica in replicas), len(stage.devices)
+        grown = sum(end - first for first, end in layers) * then > stage.num_layers * now
         lean = leaner is _Leaner.EVERYWHERE or (grown and leaner is _Leaner.GROWN)
-        stages.append(Stage.of_replicas(replicas, own, (_LEAST_MEMORY if lean else stage.recompute[0],)))
+        stages.append(Stage.of_replicas(replicas, layers, (_LEAST_MEMORY if lean else stage.recompute[0],)))
     return replace(pipeline, stages=tuple(stages))
 
 
-def _replicas_left(
-    stage: Stage, left: Mapping[int, int], allowed: Callable[[int], tuple[int, ...]]
+def _surviving_replicas(
+    stage: Stage, numbers: Mapping[int, int], degrees_at: Callable[[int], tuple[int, ...]]
 ) -> tuple[Replica, ...]:
     """The replicas of a stage with the devices that are left; samples of those that end go to the others in turn."""
-    found, lost = [], 0
+    survivors, lost = [], 0
     for replica in stage.parallelism.replicas:
-        devices = tuple(device for device in replica.devices if device in left)
+        devices = tuple(device for device in replica.devices if device in numbers)
         if not devices:
             lost += replica.samples or 0
             continue
-        degree = max(degree for degree in allowed(devices[0]) if degree <= len(devices))
+        degree = max(degree for degree in degrees_at(devices[0]) if degree <= len(devices))
         whole = degree == len(replica.devices)
-        found.append(Replica(devices[:degree], replica.samples, replica.heads if whole else None))
-    for k in range(lost if found else 0):
-        at = k % len(found)
-        found[at] = replace(found[at], samples=(found[at].samples or 0) + 1)
-    return tuple(found)
+        survivors.append(Replica(devices[:degree], replica.samples, replica.heads if whole else None))
+    for k in range(lost if survivors else 0):
+        at = k % len(survivors)
+        survivors[at] = replace(survivors[at], samples=(survivors[at].samples or 0) + 1)
+    return tuple(survivors)
 
 
 def _in_proportion(weights: Sequence[float], total: int, least: int) -> list[int]:
