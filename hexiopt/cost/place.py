@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from hexiopt.cost.clock.folding import Lanes
+from hexiopt.cost.clock.folding import PipelineLanes
 from hexiopt.cost.context import PipelineContext
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.network_load import PlacedMessage
@@ -28,7 +28,7 @@ class PlacedPipeline:
     stages: tuple[StageCost, ...]
     messages: tuple[PlacedMessage, ...]
     plain_messages: tuple[Message, ...]
-    lanes: Lanes
+    lanes: PipelineLanes
     graph: PipelineGraph
 
     def with_stages(self, stages: tuple[StageCost, ...]) -> "PlacedPipeline":
@@ -75,6 +75,6 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         tuple(costs),
         placed,
         messages,
-        Lanes.of(placed),
+        PipelineLanes.of(placed),
         pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links),
     )

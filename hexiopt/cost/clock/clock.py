@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hexiopt.cost.clock.folding import Folding, Lanes, LaneShape, components, fold
+from hexiopt.cost.clock.folding import Folding, LaneShape, PipelineLanes, components, fold
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
 
 _KEPT = 20_000  # sets of pipelines with their times
 
-_Set = tuple[tuple[PipelineGraph, LaneShape, tuple[int, ...]], ...]  # pipelines with their `Lanes`
+_Set = tuple[tuple[PipelineGraph, LaneShape, tuple[int, ...]], ...]  # pipelines with their `PipelineLanes`
 
 
 class PipelineTimes(NamedTuple):
@@ -52,7 +52,9 @@ def _times(key: _Set) -> tuple[PipelineTimes, ...]:
     """The times of each of a set of pipelines: of one of each class."""
     from hexiopt.cost.clock.events import ends_s  # only here, as numba takes a second to start
 
-    folding = fold([graph for graph, _, _ in key], [Lanes(shape, resources).each() for _, shape, resources in key])
+    folding = fold(
+        [graph for graph, _, _ in key], [PipelineLanes(shape, resources).each() for _, shape, resources in key]
+    )
     graphs = [key[folding.class_of.index(number)][0] for number in range(len(folding.lanes))]
     programmes, num_queues = _programmes(graphs)
     ended_s, sent_s = ends_s(programmes, *_lanes(graphs, folding), num_queues)

@@ -39,14 +39,14 @@ class LaneShape:
 lane_shape = lru_cache(maxsize=65_536)(LaneShape)
 
 
-class Lanes(NamedTuple):
+class PipelineLanes(NamedTuple):
     """The lanes of a pipeline [messages]: their shape, and the resources of all needs, lane by lane."""
 
     shape: LaneShape
     resources: tuple[int, ...]
 
     @classmethod
-    def of(cls, messages: Iterable[PlacedMessage]) -> "Lanes":
+    def of(cls, messages: Iterable[PlacedMessage]) -> "PipelineLanes":
         """The lane of each message of a pipeline; inside machines nothing is shared."""
         lanes, resources = [], list[int]()
         for _, route, num_bytes in messages:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from hexiopt.cost.clock.clock import Clock
-from hexiopt.cost.clock.folding import Folding, Lane, Lanes, components, fold
+from hexiopt.cost.clock.folding import Folding, Lane, PipelineLanes, components, fold
 from hexiopt.cost.executors.network_load import PlacedMessage, Route
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
@@ -46,7 +46,7 @@ def placed(of: PipelineGraph, *resources: int) -> PlacedPipeline:
     messages = messages_of(SAMPLES, False)
     routes = [Route(((resource, 0.5),), 0.0, 0.0) for resource in resources]
     ways = tuple(PlacedMessage(message, route, 1.0) for message, route in zip(messages, routes, strict=True))
-    return PlacedPipeline(of.schedule, of.num_micro_batches, (), ways, messages, Lanes.of(ways), of)
+    return PlacedPipeline(of.schedule, of.num_micro_batches, (), ways, messages, PipelineLanes.of(ways), of)
 
 
 def test_pipelines_with_like_company_are_one_class() -> None:

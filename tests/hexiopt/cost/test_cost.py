@@ -95,7 +95,7 @@ def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data
 
 @given(pair=problems_with_plans(max_batch=20))
 def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, Plan]) -> None:
-    """While all messages share the network all the time: where they share it as they go, a later start may meet fewer."""
+    """Under static shares: where messages share the network as they go, a later one may meet fewer."""
     problem, plan = pair
     model = PlanPricer(problem, network=StaticShares())
 

@@ -126,8 +126,8 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
     around = surroundings(tables, parts, sharding)
     anything = Surroundings(min(tables.most_stages, tables.batch))
     case = case_of(tables.usages.vectors[list(parts)])
-    any_of_case = case_surroundings(case, anything.holders, "any", 2)
-    of_case = case_surroundings(case, len(parts), sharding, len(parts))
+    any_of_case = case_surroundings(case, anything.holders, "any")
+    of_case = case_surroundings(case, len(parts), sharding)
     chosen, lists = list[FoundPipeline](), list[tuple[int, Lines]]()
     for usage, pipeline in zip(usages, plan.pipelines, strict=True):
         assert search.most_sequences(anything)[usage] >= pipeline.num_sequences
@@ -180,14 +180,11 @@ def test_equal_machines_process_alike(usage: int, sharding: Sharding, rng: rando
         PlanPricer(replace(problem, cluster=Cluster("c", tuple(machines), 3e9, 2e-5), workload=workload)), ONE_F_ONE_B
     )
     assert tables.usages.alike == [(0, 2), (1,)]
-    forced, counts = [rng.random() < 0.5 for _ in range(3)], [rng.randrange(3) for _ in range(6)]
+    forced, counts = [rng.random() < 0.5 for _ in range(3)], [rng.randrange(3) for _ in range(3)]
     whole = tuple(m for m in range(3) if forced[m] and rng.random() < 0.5)
-    inside = tuple(counts[3:]) if sharding == "machine" else ()
-    around = Surroundings(3, sharding, tuple(forced), 2, whole, tuple(counts[:3]), inside)
-    turned = Surroundings(
-        3, sharding, (forced[2], forced[1], forced[0]), 2, tuple(sorted(2 - m for m in whole)),
-        (counts[2], counts[1], counts[0]), inside[::-1],
-    )  # fmt: skip
+    inside = tuple(counts) if sharding == "machine" else ()
+    around = Surroundings(3, sharding, tuple(forced), 2, whole, inside)
+    turned = Surroundings(3, sharding, tuple(forced[::-1]), 2, tuple(sorted(2 - m for m in whole)), inside[::-1])
     other = tables.usages.number(tables.usages.vectors[usage][::-1].tolist())
     assert tables.representative(around, usage) == tables.representative(turned, other)
     search = PipelineSearch(tables, rng.uniform(0.25, 0.8))

@@ -209,9 +209,7 @@ def test_rings_of_the_first_pipelines_take_no_longer(
     none = np.zeros(0)
     nic = np.array([rng.uniform(1.0, 9.0) for _ in range(num_machines)])
     units = rng.uniform(0.0, 2.0), rng.uniform(0.0, 2.0), rng.choice((0.0, 1.5))
-    seconds = JointSeconds(
-        none, False, none, none, none, none, none, none, 0.0, nic, *units, 1.0, none, per_machine, 1.0
-    )
+    seconds = JointSeconds(none, False, none, none, none, none, none, nic, *units, 1.0, none, per_machine, 1.0)
     machines = np.array([[rng.randrange(num_machines) for _ in range(layers)] for _ in range(count)])
     found = []
     for missing in (0, rng.randrange(1, count)):
