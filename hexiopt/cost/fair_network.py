@@ -1,8 +1,8 @@
-"""A finer simulation of one training step: messages share the network while they are under way.
+"""A finer simulation of one training step: messages share the network only while they are in transit.
 
-The cost model lets all messages of a step share an interface all the time, each taking as long as if all others of its
-interface came along. Here a message shares it with those only that are under way at once, by max-min fairness
-(`simulation/fair_shares.py`). Nothing searches with it yet; next to a price it says how much of it is waiting for
+In the cost model all messages of a step share an interface throughout: each takes as long as if all others of its
+interface travelled with it. Here messages that are in transit at once share an interface by max-min fairness
+(`simulation/fair_shares.py`). No search uses it yet; beside a price it shows how much of the step is waiting for
 messages that never meet.
 """
 
@@ -12,22 +12,23 @@ from hexiopt.cost.clock.clock import Clock, lanes_of
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import pipeline_costs, shared_message_s, stage_times
+from hexiopt.cost.sharing import pipeline_costs, stage_times, static_message_s
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan
 from hexiopt.simulation.engine import SimulatedLink, Span, Step, link_of
 
 
 def simulation_s(pricer: PlanPricer, plan: Plan) -> float:
-    """The step of `plan` in seconds over a network of fair shares. Raises InputError as `pricer.price`."""
+    """The step time of `plan` in seconds over a network of fair shares. Raises InputError as `pricer.price`, and where
+    operations wait for each other for ever."""
     return pricer.with_network(FairShares()).price(plan).step_time_s
 
 
 class FairShares:
-    """A network (`NetworkModel`) whose resources are shared by those messages that are under way at once.
+    """A network (`NetworkModel`) whose resources are shared by the messages that are in transit at once.
 
-    Pipelines end by the clock; their `message_s` are those of static shares. Spans are of the event simulation, and
-    those of the last plan are remembered.
+    The clock says when pipelines end; `message_s` are those of static shares. Spans come from the event simulation,
+    whose result for the last plan is remembered.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class FairShares:
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        return pipeline_costs(placed, shared_message_s(placed), self._clock.ends_s(placed))
+        return pipeline_costs(placed, static_message_s(placed), self._clock.ends_s(placed))
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""

@@ -1,5 +1,5 @@
 """How the messages of all pipelines of a plan share the network (`executors/network_load.py`), and when executors end
-for it."""
+as a result."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -11,37 +11,36 @@ from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph
 from hexiopt.simulation.engine import Span, StageTimes, Step, link_of
 
-_KEPT = 50_000  # pipelines with the seconds of their messages
+_MEMO_SIZE = 50_000  # pipelines, each with the seconds of its messages
 
 
 class NetworkModel(Protocol):
-    """How the messages of all pipelines of a plan share the network, and when executors end for it."""
+    """How the messages of all pipelines of a plan share the network, and when executors end as a result."""
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
-        """The cost of each pipeline beside the others."""
+        """The costs of pipelines that run beside each other [pipelines]."""
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
-        """The operations and messages of the pipeline `number` of those that it `priced`, in the order in which they
-        end."""
+        """The operations and messages of pipeline `number` of those with costs `priced`, in the order of their ends."""
 
     def forget(self) -> None:
-        """Give back what is remembered of pipelines."""
+        """Free the memory of remembered pipelines."""
 
 
 class StaticShares:
     """A network whose resources are shared all the time by all messages that ever use them."""
 
     def __init__(self) -> None:
-        self._ends = Memo(_ends_s, _KEPT)  # pipelines that are equal but for their devices end alike
+        self._ends = Memo(_ends_s, _MEMO_SIZE)  # pipelines that are equal but for their devices end alike
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        message_s = shared_message_s(placed)
+        message_s = static_message_s(placed)
         ends_s = [self._ends[line.graph, seconds] for line, seconds in zip(placed, message_s, strict=True)]
         return pipeline_costs(placed, message_s, ends_s)
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
-        """As of `NetworkModel`: a message always takes as long."""
+        """As of `NetworkModel`; all transfers of a message take equally long."""
         line, cost = placed[number], priced[number]
         links = [
             link_of(number, message, seconds, len(cost.stages))
@@ -54,8 +53,8 @@ class StaticShares:
         self._ends.clear()
 
 
-def shared_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
-    """Seconds of each message of each pipeline [pipelines][messages] where all of them share the network throughout."""
+def static_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
+    """Seconds of each message [pipelines][messages] where all of them share the network throughout."""
     load_s = total_load([item for line in placed for item in line.network_load])
     return [tuple([message.seconds(load_s) for message in line.messages]) for line in placed]
 
@@ -63,8 +62,8 @@ def shared_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]
 def pipeline_costs(
     placed: Sequence[PlacedPipeline], message_s: Sequence[tuple[float, ...]], ends_s: Sequence[tuple[float, ...]]
 ) -> tuple[PipelineCost, ...]:
-    """The costs of pipelines from seconds of their messages [pipelines][messages] and ends of their executors
-    [pipelines][executors]."""
+    """The costs of pipelines [pipelines] from the seconds of their messages [pipelines][messages] and the ends of their
+    executors [pipelines][executors]."""
     return tuple(
         [
             PipelineCost(line.stages, line.plain_messages, seconds, ends, max(ends))
@@ -74,7 +73,7 @@ def pipeline_costs(
 
 
 def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
-    """What the executors of each stage take, as the simulation asks for it."""
+    """Seconds of executors for the simulation [stages][executors][ranges][kinds of operations]."""
     return [tuple([executor.chunk_s for executor in stage.executors]) for stage in stages]
 
 

@@ -1,4 +1,4 @@
-"""When the executors of a plan end if messages share the network while they are under way."""
+"""When the executors of a plan end if messages share the network only while they are in transit."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -12,16 +12,16 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
 
-_KEPT = 20_000  # sets of pipelines with their ends
+_MEMO_SIZE = 20_000  # sets of pipelines with their ends
 
-_Set = tuple[tuple[PipelineGraph, tuple[Lane, ...], tuple[tuple[int, ...], ...]], ...]  # graph, lanes, flows of each
+_Set = tuple[tuple[PipelineGraph, tuple[Lane, ...], tuple[tuple[int, ...], ...]], ...]  # of each pipeline
 
 
 class Clock:
-    """The ends of pipelines beside each other, remembered where they share resources in the same way."""
+    """The ends of pipelines that run beside each other, remembered by how they share resources."""
 
     def __init__(self) -> None:
-        self._ends = Memo(_ends_s, _KEPT)
+        self._ends = Memo(_ends_s, _MEMO_SIZE)
 
     def ends_s(self, placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
         """When each executor ends its last operation [pipelines][executors], in seconds from the step's start.
@@ -34,17 +34,17 @@ class Clock:
         ends: dict[int, tuple[float, ...]] = {}
         for together in components(folding.lanes):
             number: dict[int, int] = {}  # of resources, in the order in which they come: equal sets have equal keys
-            key = tuple([(graphs[first[c]], _numbered(folding.lanes[c], number), folding.flows[c]) for c in together])
+            key = tuple([(graphs[first[c]], _renumber(folding.lanes[c], number), folding.flows[c]) for c in together])
             ends |= zip(together, self._ends[key], strict=True)
         return [ends[number] for number in folding.class_of]
 
     def forget(self) -> None:
-        """Forget all ends."""
+        """Free the memory of remembered ends."""
         self._ends.clear()
 
 
-def _numbered(lanes: Sequence[Lane], number: dict[int, int]) -> tuple[Lane, ...]:
-    """`lanes` whose resources have the numbers of `number`, to which new ones are added."""
+def _renumber(lanes: Sequence[Lane], number: dict[int, int]) -> tuple[Lane, ...]:
+    """`lanes` whose resources are numbered by `number`, to which resources not in it are added."""
     return tuple(
         [
             lane._replace(needs=tuple([(number.setdefault(r, len(number)), need_s) for r, need_s in lane.needs]))
@@ -54,7 +54,7 @@ def _numbered(lanes: Sequence[Lane], number: dict[int, int]) -> tuple[Lane, ...]
 
 
 def lanes_of(pipeline: PlacedPipeline) -> tuple[Lane, ...]:
-    """The lane of each message of a pipeline; inside machines nothing is shared."""
+    """The lane of each message of a pipeline [messages]; inside machines nothing is shared."""
     lanes = []
     for _, route, num_bytes in pipeline.messages:
         port_s = route.port_s_per_byte * num_bytes
@@ -67,8 +67,8 @@ def lanes_of(pipeline: PlacedPipeline) -> tuple[Lane, ...]:
 
 
 def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
-    """When the executors of each of a set of pipelines end."""
-    from hexiopt.cost.clock.events import ends_s  # only here, as numba takes a second to start
+    """When the executors of a set of pipelines end [pipelines][executors], in seconds from the step's start."""
+    from hexiopt.cost.clock.events import ends_s  # here, as importing numba takes a second
 
     graphs = [graph for graph, _, _ in key]
     programmes, num_queues = _programmes(graphs)
@@ -78,7 +78,7 @@ def _ends_s(key: _Set) -> tuple[tuple[float, ...], ...]:
 
 
 def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
-    """The programmes of pipelines after one another, and how many queues they have."""
+    """The programmes of all pipelines, concatenated, and the number of their queues."""
     from hexiopt.cost.clock.events import Programmes
 
     parts: list[list[Any]] = [[] for _ in Programmes._fields]
@@ -86,12 +86,12 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
     for graph in graphs:
         first, blocks, turns = graph.order()
         queues, at, takes, sends = graph.wiring()
-        each = len(at) // len(graph.stages)
+        per_executor = len(at) // len(graph.stages)
         row = (
             first[:-1] + num_blocks,
             blocks + np.array([num_turns, 0, 0]),
             turns,
-            num_operations + each * np.arange(len(graph.stages)),
+            num_operations + per_executor * np.arange(len(graph.stages)),
             np.array([s for chunks in graph.chunk_s for chunk in chunks for s in chunk]),
             at + np.array([num_takes, num_takes, num_sends, num_sends]),
             takes + num_queues,
@@ -111,16 +111,16 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
 
 
 def _lanes(key: _Set) -> tuple[Any, int]:
-    """The lanes of pipelines after one another, and how many resources they cross."""
+    """The lanes of all pipelines, concatenated, and the number of resources that they cross."""
     from hexiopt.cost.clock.events import LaneArrays
 
     receivers, num_executors = [], 0
     for graph, _, _ in key:
         receivers += [num_executors + receiver for _, _, receiver in graph.links]
         num_executors += len(graph.stages)
-    lanes = [lane for _, own, _ in key for lane in own]
+    lanes = [lane for _, line, _ in key for lane in line]
     needs = [need for lane in lanes for need in lane.needs]
-    flows = [flow for _, _, own in key for lane in own for flow in lane]
+    flows = [flow for _, _, line in key for lane in line for flow in lane]
     num_resources = max([resource for resource, _ in needs], default=-1) + 1
     return LaneArrays(
         np.array(receivers, np.int64),

@@ -1,9 +1,9 @@
-"""Equal pipelines folded: one of each class stands for all of it.
+"""Folding of equal pipelines into classes, of which a single pipeline is timed.
 
 Classes are refined until all pipelines of a class send the same messages over resources of the same classes, and all
-resources of a class carry the same messages of the same classes of pipelines: an equitable partition (as of McKay,
-Congressus Numerantium 30, 1981). Max-min rates depend on nothing else, so messages of a class go at one rate all the
-time, and the times of one pipeline are those of its whole class.
+resources of a class carry the same messages of the same classes of pipelines: an equitable partition (McKay, Congressus
+Numerantium 30, 1981). Max-min rates depend on nothing else, so messages of a class have equal rates at all times, and
+the times of a pipeline are those of its whole class.
 """
 
 from collections import Counter
@@ -14,8 +14,8 @@ from hexiopt.schedules.recurrence import PipelineGraph
 
 
 class Lane(NamedTuple):
-    """The way of a pipeline's messages over one link: seconds of latency, messages a second by all that nobody else
-    uses, and (resource, seconds for which a message alone needs it)."""
+    """The route of a pipeline's messages over one link: `fixed_s` of each message, `most` messages a second over what
+    no other link uses, and `needs`: (shared resource, seconds for which a message alone occupies it)."""
 
     fixed_s: float
     most: float
@@ -23,8 +23,9 @@ class Lane(NamedTuple):
 
 
 class Folding(NamedTuple):
-    """`class_of` [pipelines], numbered in their order; `lanes` [classes]: those of its pipelines, resources by their
-    classes, each once; `flows` [classes]: to each lane's needs, how many messages like it cross one resource."""
+    """Pipelines in classes: `class_of` [pipelines], numbered in their order; `lanes` [classes][lanes] of a pipeline of
+    the class, whose needs name each class of resources once; `flows` [classes][lanes][needs]: how many equal messages
+    cross a resource at once."""
 
     class_of: list[int]
     lanes: list[tuple[Lane, ...]]
@@ -32,12 +33,13 @@ class Folding(NamedTuple):
 
 
 def fold(graphs: Sequence[PipelineGraph], lanes: Sequence[Sequence[Lane]]) -> Folding:
-    """Fold pipelines of a plan. `graphs` [pipelines] must be the same object where pipelines are equal."""
+    """Fold the pipelines of a plan; `graphs` [pipelines] are the same object where pipelines are equal, `lanes`
+    [pipelines][messages]."""
     pipelines = range(len(graphs))
     colour = _numbers(
         [
-            (id(graph), *[(lane.fixed_s, lane.most, *[s for _, s in lane.needs]) for lane in own])
-            for graph, own in zip(graphs, lanes, strict=True)
+            (id(graph), *[(lane.fixed_s, lane.most, *[s for _, s in lane.needs]) for lane in line])
+            for graph, line in zip(graphs, lanes, strict=True)
         ]
     )
     users: dict[int, list[tuple[int, int, float]]] = {}  # of each resource: pipeline, lane, seconds
@@ -58,20 +60,20 @@ def fold(graphs: Sequence[PipelineGraph], lanes: Sequence[Sequence[Lane]]) -> Fo
     flows_of = {kind: Counter([(colour[p], k, s) for p, k, s in users[resource]]) for resource, kind in kind_of.items()}
     folded, flows = [], []
     for number, p in enumerate([colour.index(number) for number in range(max(colour) + 1)]):
-        needs = [tuple(dict.fromkeys([(kind_of[r], s) for r, s in lane.needs])) for lane in lanes[p]]
-        folded.append(tuple([lane._replace(needs=own) for lane, own in zip(lanes[p], needs, strict=True)]))
-        flows.append(tuple([tuple([flows_of[r][number, k, s] for r, s in own]) for k, own in enumerate(needs)]))
+        needs_of = [tuple(dict.fromkeys([(kind_of[r], s) for r, s in lane.needs])) for lane in lanes[p]]
+        folded.append(tuple([lane._replace(needs=needs) for lane, needs in zip(lanes[p], needs_of, strict=True)]))
+        flows.append(tuple([tuple([flows_of[r][number, k, s] for r, s in needs]) for k, needs in enumerate(needs_of)]))
     return Folding(colour, folded, flows)
 
 
 def _numbers(keys: Sequence[Hashable]) -> list[int]:
-    """Numbers of keys, equal for equal ones, in the order in which they first come."""
+    """Numbers of `keys` [keys] in the order of their first occurrence, equal for equal keys."""
     number: dict[Hashable, int] = {}
     return [number.setdefault(key, len(number)) for key in keys]
 
 
 def components(lanes: Sequence[Sequence[Lane]]) -> list[list[int]]:
-    """The numbers of pipelines in sets that share no resource, in order."""
+    """Sets of pipelines, by ascending number, that share no resource with other sets; `lanes` [pipelines][lanes]."""
     parent = list(range(len(lanes)))
 
     def root(p: int) -> int:
@@ -81,8 +83,8 @@ def components(lanes: Sequence[Sequence[Lane]]) -> list[list[int]]:
         return p
 
     first: dict[int, int] = {}
-    for p, own in enumerate(lanes):
-        for lane in own:
+    for p, line in enumerate(lanes):
+        for lane in line:
             for resource, _ in lane.needs:
                 a, b = root(p), root(first.setdefault(resource, p))
                 parent[max(a, b)] = min(a, b)
