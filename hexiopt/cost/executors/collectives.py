@@ -15,5 +15,5 @@ def ring_collective_s(num_bytes: float, ranks: int, bandwidth: float, latency_s:
 
 
 def tree_depth(ranks: int) -> int:
-    """The sequential messages of one pass over `ranks` by a binary tree, which NCCL picks for many ranks."""
+    """The number of sequential messages of one pass over `ranks` by a binary tree, which NCCL picks for many ranks."""
     return ceil(log2(ranks)) if ranks > 1 else 0
