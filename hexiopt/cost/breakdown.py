@@ -21,10 +21,10 @@ from hexiopt.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class BusyTime:
-    """Seconds of an executor's forwards and backwards, which add up to all of them.
+    """Seconds of an executor's forward and backward for one micro-batch, by part; the parts add up to both passes.
 
-    With a sequence layout, compute is that of its busiest device. Collectives that a recompute repeats count as
-    recompute in a TP group, and as all-to-alls with a sequence layout.
+    With a sequence layout, compute is that of its busiest device. Collectives that recompute repeats count as recompute
+    in a TP group, as all-to-alls with a sequence layout.
     """
 
     layers_s: float = 0.0  # compute without recompute; with a sequence layout, outside attention
@@ -39,17 +39,18 @@ class BusyTime:
 
     @property
     def compute_s(self) -> float:
-        """All compute but recompute."""
+        """Seconds of all compute but recompute."""
         return self.layers_s + self.attention_s + self.embedding_s + self.head_s
 
     @property
     def total_s(self) -> float:
-        """All of its parts."""
+        """Seconds of all parts."""
         return float(sum(astuple(self)))
 
 
 class Breakdown(NamedTuple):
-    """The seconds of a step, of the executor that ends last in the slowest pipeline: parts that add up to the step."""
+    """The seconds of a step by part, for the executor that ends last in the slowest pipeline; the parts add up to the
+    step time."""
 
     pipeline: int
     stage: int
@@ -58,21 +59,21 @@ class Breakdown(NamedTuple):
 
 
 def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
-    """Where the step of `plan` goes, which `model` has priced as `cost`.
+    """Where the step time of `plan` goes, whose price by `model` is `cost`.
 
-    Messages are by how much the executor would end earlier if none took time, the bubble what it then still waits. The
-    optimizer is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage shards weights, is
-    their all-gather.
+    Messages count for the seconds by which the executor would end earlier if none took time; the bubble is what it
+    still waits then. The optimizer is that of the slowest device; where a ZeRO stage shards weights, the rest of the
+    step's end is their all-gather. Raises InputError as `PlanPricer.price`.
     """
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
     priced, count = cost.pipelines[p], plan.pipelines[p].num_micro_batches
     number = max(range(len(priced.executor_end_s)), key=priced.executor_end_s.__getitem__)
     s, r = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))][number]
     busy = busy_time(model, plan, cost, p, s, r)
-    silent_s = model.placed(plan)[p].graph.ends_s([0.0] * len(priced.messages))[number]
+    silent_s = model.place_pipelines(plan)[p].graph.ends_s([0.0] * len(priced.messages))[number]
     optimizer_s = cost.optimizer_s
     if plan.sharding.gathers_weights:
-        copies = (copy for one in cost.pipelines for at in one.stages for copy in at.copies)
+        copies = (copy for line in cost.pipelines for stage in line.stages for copy in stage.copies)
         optimizer_s = min(optimizer_s, max(copy.optimizer_s for copy in copies))
     parts = {
         "compute": count * busy.compute_s,
@@ -90,11 +91,11 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
 
 
 def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: int, executor: int) -> BusyTime:
-    """What an executor of a stage does for one micro-batch, in seconds."""
-    within, given = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
-    stages, size, ends = model.stages, within.micro_batch_size, (stage == 0, stage == len(within.stages) - 1)
-    policies = list(chain.from_iterable(given.policies()))
-    match given.parallelism:
+    """Seconds of one executor, by its number in its stage, for one micro-batch by part. Raises as `breakdown`."""
+    line, part = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
+    stages, size, ends = model.stages, line.micro_batch_size, (stage == 0, stage == len(line.stages) - 1)
+    policies = list(chain.from_iterable(part.policies()))
+    match part.parallelism:
         case SequenceParallel() as layout:
             times = stages.sequence_stage(layout, size, contentions(plan, stages)[pipeline])
             busy = _of_layout(times, policies, ends)
@@ -110,29 +111,29 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
 def _of_group(
     stages: StageModel, tp_group: TpGroup, size: int, policies: Sequence[str], ends: tuple[bool, bool]
 ) -> BusyTime:
-    alone = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0)  # where collectives take no time on the links
-    counts, held = Counter(policies), [stages.ends_s(group, size) for group in (alone, tp_group)]
+    free_links = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0)  # on which collectives take no time
+    counts, ends_s = Counter(policies), [stages.ends_s(group, size) for group in (free_links, tp_group)]
     computed_s, whole_s = (
         sum(count * sum(stages.layer_s(group, size, policy)) for policy, count in counts.items())
-        for group in (alone, tp_group)
+        for group in (free_links, tp_group)
     )
-    plain_s = len(policies) * sum(stages.layer_s(alone, size, "none"))
-    embedding_s, head_s = _ends_s(held[0], ends)
+    plain_s = len(policies) * sum(stages.layer_s(free_links, size, "none"))
+    embedding_s, head_s = _ends_s(ends_s[0], ends)
     return BusyTime(
         layers_s=plain_s,
         embedding_s=embedding_s,
         head_s=head_s,
         recompute_s=computed_s - plain_s,
-        tensor_parallel_s=whole_s + sum(_ends_s(held[1], ends)) - computed_s - embedding_s - head_s,
+        tensor_parallel_s=whole_s + sum(_ends_s(ends_s[1], ends)) - computed_s - embedding_s - head_s,
     )
 
 
 def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, bool]) -> BusyTime:
     counts = Counter(policies)
-    each = {policy: times.parts_s(policy) for policy in {*counts, "none"}}
-    device = int(np.argmax(sum(n * sum(each[policy].values()) for policy, n in counts.items())))
-    plain_s = {part: len(policies) * float(seconds[device]) for part, seconds in each["none"].items()}
-    spent_s = {part: sum(n * float(each[policy][part][device]) for policy, n in counts.items()) for part in plain_s}
+    parts_s = {policy: times.parts_s(policy) for policy in {*counts, "none"}}
+    device = int(np.argmax(sum(n * sum(parts_s[policy].values()) for policy, n in counts.items())))
+    plain_s = {part: len(policies) * float(seconds[device]) for part, seconds in parts_s["none"].items()}
+    spent_s = {part: sum(n * float(parts_s[policy][part][device]) for policy, n in counts.items()) for part in plain_s}
     computed_s = spent_s["outside attention"] + spent_s["attention"]
     embedding_s, head_s = _ends_s(times.ends_s, ends)
     whole_s = sum(times.stage_s(policies, *ends))
@@ -148,4 +149,4 @@ def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, 
 
 
 def _ends_s(times: Sequence[ComputeTimes], ends: tuple[bool, bool]) -> list[float]:
-    return [held * (end.forward_s + end.backward_s) for end, held in zip(times, ends, strict=True)]
+    return [present * (end.forward_s + end.backward_s) for end, present in zip(times, ends, strict=True)]

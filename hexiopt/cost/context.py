@@ -1,7 +1,8 @@
-"""What one pipeline must know of the others: over how many devices states are sharded, and who uses the same network.
+"""What the price of one pipeline depends on in the others: over how many devices its states are sharded, and how many
+stages use the same network resources.
 
-A stage's states are spread over as many devices as hold its parameters in one sharding group; a mean where the ranks of
-a TP group, or slices of a layer, differ in it.
+The states of a stage are spread over the devices that hold its parameters in one sharding group; their number is a mean
+where the ranks of a TP group, or slices of a layer, differ in it.
 """
 
 from collections import Counter
@@ -13,13 +14,13 @@ from hexiopt.plan.holdings import Holdings, slices
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 
-Holders = tuple[float, ...]  # devices over which a copy's states are spread: one number for all layers, or one each
+Holders = tuple[float, ...]  # devices over which a copy's states are spread: one number for all layers, or one a layer
 
 
 class PipelineSharding(NamedTuple):
     """How the states of a pipeline are sharded: by which ZeRO stage, and over how many devices.
 
-    `num_devices` for all of them, unless `by_layer` has the number of every layer [stages][copies][layers].
+    `num_devices` holds for all layers, unless `by_layer` has a number for each [stages][copies][layers].
     """
 
     zero_stage: int = 0
@@ -32,25 +33,25 @@ class PipelineSharding(NamedTuple):
 
 
 class PipelineContext(NamedTuple):
-    """All that the price of a pipeline's executors depends on beside the pipeline and its schedule."""
+    """What the price of a pipeline's executors depends on besides the pipeline and its schedule."""
 
     sharding: PipelineSharding
     contention: Contention
 
 
 def plan_context(plan: Plan, groups: Sequence[int] | None, stages: StageModel) -> Sequence[PipelineContext]:
-    """The context of each pipeline of `plan`; `groups` from `sharding_groups`."""
+    """The context of each pipeline of `plan` [pipelines]; `groups` [devices] as of `sharding_groups`."""
     sharding, count = plan.sharding, len(plan.pipelines)
-    shared = contentions(plan, stages)
+    contention = contentions(plan, stages)
     if sharding.stage and (
         sharding.groups != "all" or any(len(stage.parallelism.parameter_copies) > 1 for stage in _stages(plan))
     ):
-        each: Sequence[PipelineSharding] = state_sharding(plan, groups)
+        shardings: Sequence[PipelineSharding] = state_sharding(plan, groups)
     else:
-        each = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count
-        if not any(shared):
-            return [PipelineContext(each[0], ())] * count
-    return list(map(PipelineContext, each, shared))
+        shardings = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count
+        if not any(contention):
+            return [PipelineContext(shardings[0], ())] * count
+    return list(map(PipelineContext, shardings, contention))
 
 
 def _stages(plan: Plan) -> Iterator[Stage]:
@@ -58,28 +59,26 @@ def _stages(plan: Plan) -> Iterator[Stage]:
 
 
 def contentions(plan: Plan, stages: StageModel) -> Sequence[Contention]:
-    """The network resources that several sequence-parallel stages of the plan use and each pipeline crosses, with how
-    many stages use each."""
+    """For each pipeline of `plan` [pipelines], the network resources that it crosses and that several sequence-parallel
+    stages of the plan use, with the number of those stages."""
     if not any(isinstance(stage.parallelism, SequenceParallel) for stage in _stages(plan)):
         return [()] * len(plan.pipelines)
-    each = [
+    resources = [  # [pipelines][sequence-parallel stages]
         [
-            stages.sequence_stage(stage.parallelism, pipeline.micro_batch_size).crossed
+            stages.sequence_stage(stage.parallelism, pipeline.micro_batch_size).network_resources
             for stage in pipeline.stages
             if isinstance(stage.parallelism, SequenceParallel)
         ]
         for pipeline in plan.pipelines
     ]
-    users = Counter(resource for own in each for crossed in own for resource in crossed)
-    return [
-        tuple(sorted((r, users[r]) for r in frozenset().union(*own) if users[r] > 1)) if own else () for own in each
-    ]
+    users = Counter(resource for line in resources for crossed in line for resource in crossed)
+    return [tuple(sorted((r, users[r]) for r in frozenset().union(*line) if users[r] > 1)) for line in resources]
 
 
 def state_sharding(plan: Plan, groups: Sequence[int] | None) -> list[PipelineSharding]:
-    """How the states of each pipeline are sharded, layer by layer; `groups` from `sharding_groups`."""
+    """How the states of each pipeline are sharded, layer by layer [pipelines]; `groups` as of `plan_context`."""
     held = Holdings.of(plan.pipelines)
-    spread: list[dict[int, float]] = []  # of each layer, by the number of the copy
+    spread: list[dict[int, float]] = []  # [layers], by the number of the copy
     for layers, members in held.layers:
         spread += [_num_holders([held.copies[m] for m in members], members, groups)] * len(layers)
     return [
@@ -99,26 +98,26 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None) -> list[PipelineSha
 def _num_holders(
     copies: Sequence[tuple[int, ...]], numbers: Sequence[int], groups: Sequence[int] | None
 ) -> dict[int, float]:
-    """By the number of a copy, over how many devices its states of a layer are spread, at its fullest rank."""
+    """By the number of a copy, over how many devices its states of a layer are spread on its fullest rank."""
     if groups is None:
         return dict.fromkeys(numbers, len(copies))
     widths, ranks = slices(tuple(map(len, copies)))
-    found: dict[int, float] = {}
-    sharers = []  # per slice and copy, devices in the group of the one that holds the slice
+    num_holders: dict[int, float] = {}
+    group_sizes = []  # [slices][copies]: devices that hold the slice in the sharding group of the copy's holder
     for row in ranks.tolist():
-        own = [groups[devices[rank]] for devices, rank in zip(copies, row, strict=True)]
-        counted = Counter(own)
-        sharers.append([counted[group] for group in own])
+        holder_groups = [groups[devices[rank]] for devices, rank in zip(copies, row, strict=True)]
+        members = Counter(holder_groups)
+        group_sizes.append([members[group] for group in holder_groups])
     for k, (number, devices) in enumerate(zip(numbers, copies, strict=True)):
         counts: list[list[tuple[float, int]]] = [[] for _ in devices]
-        for width, row, shared in zip(widths, ranks.tolist(), sharers, strict=True):
-            counts[row[k]].append((width, shared[k]))
-        found[number] = min(map(_mean, counts))
-    return found
+        for width, row, sizes in zip(widths, ranks.tolist(), group_sizes, strict=True):
+            counts[row[k]].append((width, sizes[k]))
+        num_holders[number] = min(map(_mean, counts))
+    return num_holders
 
 
 def _mean(counts: Sequence[tuple[float, int]]) -> float:
-    """The count that spreads as much as all (width, count) do together."""
+    """The mean of (width, count) over which states spread as much as over all: harmonic, weighted by width."""
     if len({count for _, count in counts}) == 1:
         return counts[0][1]
     return sum(width for width, _ in counts) / sum(width / count for width, count in counts)

@@ -14,9 +14,9 @@ from hexiopt.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class StageCost(MemoryUse):
-    """One stage per micro-batch: its executors, which are its replicas, or one TP group or sequence layout alone.
+    """One stage for one micro-batch: its executors, which are its replicas, or a single TP group or sequence layout.
 
-    As a whole it takes the seconds of its slowest executor and the bytes of its fullest device.
+    As a whole the stage takes the seconds of its slowest executor and the bytes of its fullest device.
     """
 
     executors: tuple[ExecutorCost, ...]
@@ -25,7 +25,7 @@ class StageCost(MemoryUse):
     def of(
         cls, forward_s: float, backward_s: float, memory: Memory, limit_bytes: float, num_params: float
     ) -> "StageCost":
-        """The stage of one executor with one layer range and one copy of the parameters."""
+        """A stage of one executor with one layer range and one copy of the parameters, for one micro-batch."""
         return cls((ExecutorCost(((forward_s, backward_s),), (ParameterCopy(memory, limit_bytes, num_params),)),))
 
     @property
@@ -41,8 +41,8 @@ class StageCost(MemoryUse):
     @property
     def slowest(self) -> ExecutorCost:
         """The executor whose forward and backward take longest."""
-        own = self.executors
-        return own[0] if len(own) == 1 else max(own, key=lambda one: one.forward_s + one.backward_s)
+        executors = self.executors
+        return executors[0] if len(executors) == 1 else max(executors, key=lambda e: e.forward_s + e.backward_s)
 
     @property
     def forward_s(self) -> float:
@@ -56,7 +56,7 @@ class StageCost(MemoryUse):
 
     @property
     def chunk_s(self) -> tuple[ChunkTimes, ...]:
-        """Forward and backward seconds of each layer range of the slowest executor."""
+        """Seconds of each layer range of the slowest executor, by kind of operation [ranges][kinds]."""
         return self.slowest.chunk_s
 
 
@@ -76,18 +76,18 @@ class PipelineCost:
 
     @property
     def replica_end_s(self) -> tuple[tuple[float, ...], ...]:
-        """When each executor of each stage ends [stages][executors]."""
+        """When each executor of each stage ends [stages][executors], in seconds from the step's start."""
         ends = iter(self.executor_end_s)
         return tuple([tuple([next(ends) for _ in stage.executors]) for stage in self.stages])
 
     @property
     def send_forward_s(self) -> tuple[float, ...]:
-        """The longest message from each stage to the next [stages - 1]."""
+        """Seconds of the longest message from each stage to the next [stages - 1]."""
         return longest_s(self.messages, self.message_s, len(self.stages))[0]
 
     @property
     def send_backward_s(self) -> tuple[float, ...]:
-        """The longest message to each stage from the next [stages - 1]."""
+        """Seconds of the longest message to each stage from the next [stages - 1]."""
         return longest_s(self.messages, self.message_s, len(self.stages))[1]
 
 
@@ -96,7 +96,8 @@ class Cost:
     """The price of a plan: one step's time, its parts, and whether memory suffices.
 
     `step_time_s` = `pipeline_s` (the longest pipeline) + `gradient_sync_s` (what is not overlapped) +
-    `optimizer_s` (with the all-gather of sharded weights). `excess_bytes` is the largest of any device.
+    `optimizer_s` (with the all-gather of sharded weights). `excess_bytes` is the largest of any device; `mfu` is
+    between 0 and 1.
     """
 
     step_time_s: float
@@ -120,12 +121,12 @@ class Cost:
 
     @property
     def tensor_bytes(self) -> float:
-        """The most that tensors take on any device: its memory without communicators and reserve."""
+        """The most bytes of tensors on any device: its memory without communicators and reserve."""
         copies = [copy.memory for line in self.pipelines for stage in line.stages for copy in stage.copies]
         return max(memory.tensors for memory in copies)
 
     def binding_stage(self) -> tuple[int, int]:
-        """(pipeline, stage) with the least room."""
+        """(pipeline, stage) whose fullest device has the least memory left."""
         return max(
             ((p, s) for p, pipeline in enumerate(self.pipelines) for s in range(len(pipeline.stages))),
             key=lambda at: self.pipelines[at[0]].stages[at[1]].excess_bytes,
@@ -133,41 +134,39 @@ class Cost:
 
 
 def copy_costs(plan: Plan, cost: Cost) -> Iterator[tuple[int, int, tuple[int, ...], ParameterCopy]]:
-    """(pipeline, stage, devices, what they take) of every copy of a stage's parameters, in the order of the plan."""
+    """(pipeline, stage, devices, their cost) of every copy of a stage's parameters, in the order of the plan."""
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        for s, (stage, own) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, copy in zip(stage.parallelism.parameter_copies, own.copies, strict=True):
+        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            for devices, copy in zip(stage.parallelism.parameter_copies, stage_cost.copies, strict=True):
                 yield p, s, devices, copy
 
 
 def micro_batch_s(plan: Plan, cost: Cost) -> dict[int, float]:
-    """Seconds that each device of a priced plan takes for a micro-batch, forward and backward, in all ranges of its
-    layers."""
-    found: dict[int, float] = {}
+    """By device of `plan`, seconds of its stage for one micro-batch: forward and backward of all layer ranges."""
+    device_s: dict[int, float] = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-        for stage, own in zip(pipeline.stages, priced.stages, strict=True):
-            for devices, executor in zip(stage.parallelism.executors, own.executors, strict=True):
-                seconds = sum(map(sum, executor.chunk_s))
-                found.update(dict.fromkeys(devices, seconds))
-    return found
+        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
+            for devices, executor in zip(stage.parallelism.executors, stage_cost.executors, strict=True):
+                device_s.update(dict.fromkeys(devices, sum(map(sum, executor.chunk_s))))
+    return device_s
 
 
 def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
-    """The rules that `plan` of `cost` breaks, memory included. Empty for a valid plan that fits."""
+    """The rules that `plan`, priced as `cost`, breaks, memory included; empty for a valid plan that fits."""
     return check(problem, plan) or memory_violations(problem, plan, cost)
 
 
 def memory_violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
-    """The devices of a valid plan of `cost` that it does not fit."""
+    """The devices whose memory a valid plan, priced as `cost`, exceeds."""
     headroom = problem.space.memory_headroom
-    beside = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
+    remark = f" beside constraints.memory_headroom={headroom:g}" if headroom else ""
     return [
         Violation(
             "memory",
             f"device {problem.cluster.device_name(devices[0])} (stage {s} of pipeline {p}) needs "
-            f"{one.memory.total / GIB:.2f} GiB of {one.limit_bytes / GIB:.2f} GiB: "
-            f"{one.excess_bytes / GIB:.2f} GiB too much{beside}",
+            f"{copy.memory.total / GIB:.2f} GiB of {copy.limit_bytes / GIB:.2f} GiB: "
+            f"{copy.excess_bytes / GIB:.2f} GiB too much{remark}",
         )
-        for p, s, devices, one in copy_costs(plan, cost)
-        if one.excess_bytes > 0
+        for p, s, devices, copy in copy_costs(plan, cost)
+        if copy.excess_bytes > 0
     ]

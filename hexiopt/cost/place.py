@@ -1,4 +1,4 @@
-"""A pipeline on its devices: what its executors take and hold, and what its messages occupy, whatever else runs."""
+"""A pipeline on its devices, apart from all others: times and memory of its executors, and the load of its messages."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from hexiopt.schedules.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class PlacedPipeline:
-    """What a pipeline takes apart from others; all seconds and bytes for one micro-batch.
+    """A pipeline on its devices, apart from all others; all seconds and bytes for one micro-batch.
 
     Of `messages`, `plain_messages` has the ends alone.
     """
@@ -32,32 +32,35 @@ class PlacedPipeline:
     graph: PipelineGraph
 
     def with_stages(self, stages: tuple[StageCost, ...]) -> "PlacedPipeline":
-        """The same pipeline whose executors take other times."""
+        """The same pipeline with other costs of its stages."""
         chunk_s = tuple([executor.chunk_s for stage in stages for executor in stage.executors])
         return replace(self, stages=stages, graph=self.graph.with_times(chunk_s))
 
 
 def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stages: StageModel) -> PlacedPipeline:
-    """`pipeline`, which `schedule` can run, on its devices. Raises InputError for what is not priced yet and for layers
-    that the model does not have.
+    """`pipeline`, which `schedule` can run, on its devices.
+
+    Raises InputError for what is not priced yet and for layers that the model does not have.
     """
     if feature := feature_without_price(pipeline):
         raise InputError(feature)
-    size, own, batches, chunks = (
+    size, plan_stages, batches, chunks = (
         pipeline.micro_batch_size,
         pipeline.stages,
         pipeline.num_micro_batches,
         pipeline.num_chunks,
     )
     sharding, contention = context
-    in_flight, last = stages_in_flight(schedule, len(own), batches, chunks), len(own) - 1
+    in_flight, last = stages_in_flight(schedule, len(plan_stages), batches, chunks), len(plan_stages) - 1
     costs, executor_stages, chunk_s = [], [], []
     num_layers = stages.problem.model.num_layers
-    for s, stage in enumerate(own):
+    for s, stage in enumerate(plan_stages):
         for begin, end in stage.layers:
             if end > num_layers or begin < 0:
-                said = f"plan: stage {s} has layers {begin} to {end - 1}, the model has {num_layers}"
-                raise InputError(f"{said}; choose layers from 0 to {num_layers - 1}")
+                raise InputError(
+                    f"plan: stage {s} has layers {begin} to {end - 1}, the model has {num_layers}; "
+                    f"choose layers from 0 to {num_layers - 1}"
+                )
         holders = sharding.holders(s, len(stage.parallelism.parameter_copies))
         at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
         executors = stages.executors(stage, size, at, holders, contention)
@@ -65,9 +68,9 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         for executor in executors:
             executor_stages.append(s)
             chunk_s.append(executor.chunk_s)
-    samples, wraps = tuple([stage.parallelism.samples(size) for stage in own]), chunks > 1
+    samples, wraps = tuple([stage.parallelism.samples(size) for stage in plan_stages]), chunks > 1
     messages, links = messages_of(samples, wraps), executor_links(samples, wraps)
-    layouts = [stage.parallelism.token_layouts for stage in own]
+    layouts = [stage.parallelism.token_layouts for stage in plan_stages]
     placed = place_messages(messages, layouts, stages.routes.between, stages.routes.message_bytes(1))
     return PlacedPipeline(
         schedule,
@@ -76,5 +79,5 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         placed,
         messages,
         PipelineLanes.of(placed),
-        pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links),
+        pipeline_graph(schedule, len(plan_stages), batches, tuple(executor_stages), tuple(chunk_s), links),
     )

@@ -1,7 +1,7 @@
-"""The exact price of a plan, phase by phase: context, place, lockstep, network, rings, crowded, step.
+"""The exact price of a plan, phase by phase: context, place, lockstep, network, rings, extra communicators, step.
 
-Results that depend on a single pipeline are memoised, so after a change to one pipeline only that pipeline and the
-coupling between pipelines are priced again.
+What depends on a single pipeline is memoised: after a change to one pipeline only it and the coupling between pipelines
+are priced again.
 """
 
 import math
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.crowded import with_crowds
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
-from hexiopt.cost.lockstep import in_lockstep
+from hexiopt.cost.extra_communicators import add_communicators
+from hexiopt.cost.lockstep import apply_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
 from hexiopt.cost.sharing import FairShares, NetworkModel
@@ -33,19 +33,19 @@ from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.simulation.engine import Span
 
-_KEPT = 50_000  # pipelines
+_MEMO_SIZE = 50_000  # pipelines
 
 
 @dataclass(frozen=True, slots=True)
 class PricerFeatures:
-    """What a pricer says of itself: what it can do beyond what every pricer does. The defaults promise nothing, and
-    nothing here makes a proof of ours hold for it (`hexiopt.bounds.our_model`).
+    """What a pricer declares of itself: abilities beyond those of every pricer. The defaults promise nothing, and no
+    value here makes our proofs hold for it (`hexiopt.bounds.our_model`).
 
-    `stages`: our model of single stages, if seconds, bytes and routes of stages are its own, so that searches may ask
-    it for recompute policies layer by layer, and share the network among messages.
-    `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage's messages to
-    the next take its own time, rather than overlap. `bound_s`: a step time in seconds below which it prices no plan of
-    its problem, 0 where it knows none.
+    `stages`: our model of single stages, if the pricer takes seconds, bytes and routes of stages from it, so that
+    searches may ask it for recompute policies layer by layer, and share the network among messages.
+    `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage cannot compute
+    while it sends to the next. `bound_s`: a lower bound in seconds on the step time of every plan of its
+    problem, 0 where none is known. Raises InputError for a bound that is negative or not finite.
     """
 
     stages: StageModel | None = None
@@ -59,10 +59,10 @@ class PricerFeatures:
 
 
 class PlanPricer:
-    """Prices plans of one problem. Implements what solvers ask of a pricer (`hexiopt.solving.Pricer`).
+    """Prices plans of one problem; the `hexiopt.solving.Pricer` that solvers ask.
 
-    `stages` prices what one stage takes and holds; `network` says when pipelines end that share the network; `context`
-    is how each sequence of a run was cut, where it was.
+    `stages` prices single stages; `network` says when pipelines that share the network end; `context` is how a run
+    divided each sequence, if it did. Raises InputError for a model that is not priced.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class PlanPricer:
         self.stages = StageModel(problem, framework, context)
         self.framework = self.stages.framework
         self.network: NetworkModel = network or FairShares()
-        self._placed = Memo(self._place, _KEPT)
+        self._placed = Memo(self._place, _MEMO_SIZE)
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
-        # What searches ask any pricer about stages, the stage model answers.
+        # The stage model answers what searches ask any pricer about stages.
         self.tp_group, self.message_s = self.stages.tp_groups.of, self.stages.routes.message_s
         self._limits = MemoryLimits(self.stages)
 
@@ -105,39 +105,43 @@ class PlanPricer:
         return self._limits.max_layers(tp_group, first, last, micro_batch_size, policy, held, shards)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
-        """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
+        """The exact cost of `plan`; `pipelines` [pipelines] are the costs of its pipelines if already priced.
 
         Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
         groups = sharding_groups(plan, self.problem.cluster)
         rings = self._rings_in(plan, groups)
-        priced = with_crowds(plan, pipelines or self.network(self._placed_in(plan, groups)), rings, self.problem)
+        priced = add_communicators(
+            plan, pipelines or self.network(self._place_in_groups(plan, groups)), rings, self.problem
+        )
         return step_cost(plan.sharding.stage, priced, rings, self.problem, self.framework)
 
     def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
-        """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
-        return self.network(self.placed(plan))
+        """The costs of the pipelines of `plan`, which share the network [pipelines]. Raises InputError as `price`."""
+        return self.network(self.place_pipelines(plan))
 
-    def placed(self, plan: Plan) -> Sequence[PlacedPipeline]:
-        """Each pipeline of `plan` on its devices, before they share the network. Raises as `price`."""
-        return self._placed_in(plan, sharding_groups(plan, self.problem.cluster))
+    def place_pipelines(self, plan: Plan) -> Sequence[PlacedPipeline]:
+        """The pipelines of `plan` on their devices, before they share the network. Raises InputError as `price`."""
+        return self._place_in_groups(plan, sharding_groups(plan, self.problem.cluster))
 
     def spans(self, plan: Plan, cost: Cost, number: int) -> Iterator[Span]:
-        """The operations and messages of the pipeline `number` of `plan`, which was priced as `cost`, in the order in
-        which they end. Raises as `price`."""
-        return self.network.spans(number, self.placed(plan), cost.pipelines)
+        """The operations and messages of pipeline `number` of `plan`, whose price is `cost`, in the order in which they
+        end. Raises InputError as `price`."""
+        return self.network.spans(number, self.place_pipelines(plan), cost.pipelines)
 
     def rings(self, plan: Plan) -> GradientRings:
-        """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""
+        """The gradient rings of `plan`, inside its sharding groups and between them; remembered for the last plan.
+
+        Raises InputError where its pipelines do not hold the same layers.
+        """
         return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
 
-    def _placed_in(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
+    def _place_in_groups(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
         contexts = plan_context(plan, groups, self.stages)
-        schedule, known = plan.schedule, self._placed
-        placed = [known[own, schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
+        placed = [self._placed[line, plan.schedule, at] for line, at in zip(plan.pipelines, contexts, strict=True)]
         if plan.sharding.stage < 2:
             return placed
-        return in_lockstep(plan, placed, self._rings_in(plan, groups), self.problem.workload, self.framework)
+        return apply_lockstep(plan, placed, self._rings_in(plan, groups), self.problem.workload, self.framework)
 
     def _place(self, key: tuple[Pipeline, Schedule, PipelineContext]) -> PlacedPipeline:
         return place(*key, self.stages)
@@ -150,13 +154,13 @@ class PlanPricer:
         return self._rings[2]
 
     def with_network(self, network: NetworkModel) -> "PlanPricer":
-        """The same pricer over another network model; what is known of stages and pipelines they share."""
+        """The same pricer over another network model; both share what they remember of stages and pipelines."""
         other = copy(self)
         other.network = network
         return other
 
     def forget_plans(self) -> None:
-        """Give back what is remembered of pipelines and plans; layers, routes and memory models stay."""
+        """Free the memory of remembered pipelines and plans; layers, routes and memory models stay."""
         self._placed.clear()
         self.network.forget()
         self.stages.forget_stages()

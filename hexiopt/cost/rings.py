@@ -1,10 +1,10 @@
-"""The rings in which devices synchronise the gradients and weights that they hold together.
+"""The rings in which devices synchronise the gradients and weights of the parameters that they hold in common.
 
 Each group of holders is one all-reduce. It starts when the last backward of its holders' stages has ended, so late
-stages synchronise while early ones still compute. Groups run as rings in the order of machines, over all interfaces at
-their devices, and share them as in `executors/network_load.py`; inside a machine a ring loads the sender's port alone.
-Sharding groups cut a ring: gradients and weights go around inside each group, and devices that hold the same shard in
-each of them all-reduce its gradient once, at the end of the step (hybrid sharding, Zhao et al., arXiv 2304.11277,
+stages synchronise while early ones still compute. A group is a ring in the order of machines over all interfaces at its
+devices; rings share interfaces as in `executors/network_load.py`, and inside a machine load only the sender's port.
+Sharding groups cut a ring: gradients and weights go around inside each group, and the devices that hold the same shard
+in each group all-reduce its gradient once, at the end of the step (hybrid sharding, Zhao et al., arXiv 2304.11277,
 section 3.2.2).
 """
 
@@ -24,47 +24,47 @@ from hexiopt.problem.model import ModelSpec
 
 
 def ring_edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, float]]:
-    """(sender, receiver, share of the data) of one pass around a ring of devices, which stand by machine.
+    """(sender, receiver, share of the data) of one pass around a ring of devices, which are ordered by machine.
 
-    As NCCL does, as many rings as the machines have interfaces at the ring's devices run at once, each with its share
-    of the data, and each leaves and enters machines by interfaces of its own.
+    As in NCCL, as many rings run at once as every machine has interfaces at the ring's devices. Each carries an equal
+    share of the data and leaves and enters machines by its own interfaces.
     """
     machine_of, network = cluster.machine_of, cluster.network
     nic_devices: dict[int, dict[int, int]] = {}  # per machine, a device at each interface
     for device in ring:
         nic_devices.setdefault(int(machine_of[device]), {}).setdefault(network.transmit_interface(device), device)
     count = min(map(len, nic_devices.values()))
-    found = []
+    edges = []
     for a, b in pairwise([*ring, ring[0]]):
         here, there = int(machine_of[a]), int(machine_of[b])
         if here == there or count == 1:
-            found.append((a, b, 1.0))
+            edges.append((a, b, 1.0))
         else:
             lanes = zip(
                 list(nic_devices[here].values())[:count], list(nic_devices[there].values())[:count], strict=True
             )
-            found += [(c, d, 1.0 / count) for c, d in lanes]
-    return found
+            edges += [(c, d, 1.0 / count) for c, d in lanes]
+    return edges
 
 
 class RingTimes:
-    """Seconds per byte of a parameter, and latency, of every group, all groups at once."""
+    """Seconds of a ring pass of every group of holders, where all groups run at once."""
 
     def __init__(self, groups: ParameterHolders, cluster: Cluster) -> None:
         self.groups = groups
         size = cluster.num_devices
         plain = all(machine.num_interfaces == 1 for machine in cluster.machines)
-        each = [
+        edges = [
             (_plain_edges if plain else _edges)(cluster, holders, params)
             for holders, params in zip(groups.holders, groups.params, strict=True)
         ]
-        if not each:
+        if not edges:
             self._per_byte: list[Floats] = []
             self._latency: list[Floats] = []
             return
-        moved = np.concatenate([found.moved for found in each])
+        moved = np.concatenate([part.moved for part in edges])
         codes, where = np.unique(
-            np.concatenate([found.sources * size + found.targets for found in each]), return_inverse=True
+            np.concatenate([part.sources * size + part.targets for part in edges]), return_inverse=True
         )
         volume = np.bincount(where, moved).astype(np.float64)  # parameters from one device to another
         senders, receivers = np.divmod(codes, size)
@@ -74,22 +74,23 @@ class RingTimes:
         latency_per_edge = np.array([latency_s for latency_s, _ in crossings])[where]
         waits = np.zeros(size)  # a device starts its groups one after another
         self._per_byte, latencies, at = [], [], 0
-        for holders, found in zip(groups.holders, each, strict=True):
-            end, n = at + len(found.sources), holders.shape[1]
-            self._per_byte.append(np.maximum.reduceat(per_edge[at:end], found.first))
-            latencies.append(np.maximum.reduceat(latency_per_edge[at:end], found.first) * tree_depth(n))
+        for holders, part in zip(groups.holders, edges, strict=True):
+            end, n = at + len(part.sources), holders.shape[1]
+            self._per_byte.append(np.maximum.reduceat(per_edge[at:end], part.first))
+            latencies.append(np.maximum.reduceat(latency_per_edge[at:end], part.first) * tree_depth(n))
             np.add.at(waits, holders.ravel(), np.repeat(latencies[-1], n))
             at = end
         self._latency = [waits[holders].max(axis=1) for holders in groups.holders]
 
     def ring_pass_s(self, bytes_per_param: float) -> list[Floats]:
-        """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""
+        """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shaped as `groups.params`."""
         return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Edges:
-    """Edges of rings of one length: who sends to whom, how many parameters in a pass, and each ring's first edge."""
+    """Edges of rings of one length: sending and receiving devices and parameters per pass [edges], and the first edge
+    of each ring [rings]."""
 
     sources: Ints
     targets: Ints
@@ -98,7 +99,7 @@ class _Edges:
 
 
 def _plain_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
-    """Where every machine has one interface: each device sends to the next. Each edge carries (n−1)/n of the buffer."""
+    """The edges where every machine has one interface: each device sends (n−1)/n of the buffer to the next."""
     n = holders.shape[1]
     return _Edges(
         holders.ravel(),
@@ -109,23 +110,25 @@ def _plain_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
 
 
 def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
-    """As `ring_edges` has them."""
+    """The edges as of `ring_edges`, each with its share of (n−1)/n of the buffer."""
     share = (holders.shape[1] - 1) / holders.shape[1]
-    each = [ring_edges(cluster, ring) for ring in holders.tolist()]
+    rings = [ring_edges(cluster, ring) for ring in holders.tolist()]
     rows = [
-        (a, b, part * amount * share) for ring, amount in zip(each, params.tolist(), strict=True) for a, b, part in ring
+        (a, b, part * amount * share)
+        for ring, amount in zip(rings, params.tolist(), strict=True)
+        for a, b, part in ring
     ]
     sources, targets, moved = zip(*rows, strict=True)
-    first = np.cumsum([0, *map(len, each)])[:-1]
+    first = np.cumsum([0, *map(len, rings)])[:-1]
     return _Edges(np.array(sources), np.array(targets), np.array(moved), first)
 
 
 @dataclass(frozen=True)
 class GradientRings:
-    """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between groups.
+    """The rings of a plan: inside sharding groups, or over all holders where the plan has none; and between groups.
 
-    `copy_of` [devices]: the number of the parameter copy that each device holds, in the order of the plan.
-    `sharding_group` [devices]: as `sharding_groups` has it.
+    `copy_of` [devices]: the number of the parameter copy that a device holds, in the order of the plan.
+    `sharding_group` [devices]: as of `sharding_groups`.
     """
 
     within_group: RingTimes
@@ -135,18 +138,21 @@ class GradientRings:
 
 
 def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster) -> GradientRings:
-    """The rings of `plan`; `groups` from `sharding_groups`. Raises InputError where its pipelines do not hold the same
-    layers."""
+    """The rings of `plan`; `groups` [devices] as of `sharding_groups`.
+
+    Raises InputError where its pipelines do not hold the same layers.
+    """
     held = Holdings.of(plan.pipelines)
     holders, copies = parameter_holders(held, model), held.copies
-    within, between = (holders, ParameterHolders((), ())) if groups is None else divided(holders, groups)
+    within, between = (holders, ParameterHolders((), ())) if groups is None else split_rings(holders, groups)
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
     return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)
 
 
-def divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
-    """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
+def split_rings(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
+    """Rings inside sharding groups `groups` [devices], and rings between them, of the devices that hold the same part
+    of a shard."""
     within, between = (_Rings({}, {}), _Rings({}, {}))
     for rows, amounts, ends in zip(holders.holders, holders.params, holders.last or holders.params, strict=True):
         for row, params, last in zip(rows.tolist(), amounts.tolist(), ends.tolist(), strict=True):
@@ -159,11 +165,11 @@ def divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[Parameter
             for width, at in zip(widths, ranks.tolist(), strict=True):
                 ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
                 between.add(ring, width * params, width * last)
-    return grouped(*within), grouped(*between)
+    return rings_by_length(*within), rings_by_length(*between)
 
 
 class _Rings(NamedTuple):
-    """By the devices of a ring: its parameters, and those that a backward ends with."""
+    """By the devices of a ring: its parameters, and those whose gradients a backward makes last."""
 
     params: dict[tuple[int, ...], float]
     last: dict[tuple[int, ...], float]
@@ -173,14 +179,14 @@ class _Rings(NamedTuple):
         self.last[ring] = max(self.last.get(ring, 0.0), last)
 
 
-def grouped(
+def rings_by_length(
     params: Mapping[tuple[int, ...], float], last: Mapping[tuple[int, ...], float] | None = None
 ) -> ParameterHolders:
-    """Rings of two devices or more, by their length; `last` of their parameters as in `ParameterHolders`."""
+    """The rings of two devices or more, grouped by length; `last` as in `ParameterHolders`."""
     lengths = sorted({len(ring) for ring in params} - {1})
-    chosen = [[ring for ring in params if len(ring) == n] for n in lengths]
+    rings_of = [[ring for ring in params if len(ring) == n] for n in lengths]
     return ParameterHolders(
-        tuple(np.array(rings, np.int64) for rings in chosen),
-        tuple(np.array([params[ring] for ring in rings]) for rings in chosen),
-        () if last is None else tuple(np.array([last[ring] for ring in rings]) for rings in chosen),
+        tuple(np.array(rings, np.int64) for rings in rings_of),
+        tuple(np.array([params[ring] for ring in rings]) for rings in rings_of),
+        () if last is None else tuple(np.array([last[ring] for ring in rings]) for rings in rings_of),
     )

@@ -16,21 +16,20 @@ from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph
 from hexiopt.simulation.engine import SimulatedLink, Span, StageTimes, Step, link_of
 
-_KEPT = 50_000  # pipelines with the seconds of their messages
+_MEMO_SIZE = 50_000  # pipelines, each with the seconds of its messages
 
 
 class NetworkModel(Protocol):
-    """How the messages of all pipelines of a plan share the network, and when executors end for it."""
+    """How the messages of all pipelines of a plan share the network, and when executors end as a result."""
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
-        """The cost of each pipeline beside the others."""
+        """The costs of pipelines that run beside each other [pipelines]."""
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
-        """The operations and messages of the pipeline `number` of those that it `priced`, in the order in which they
-        end."""
+        """The operations and messages of pipeline `number` of those with costs `priced`, in the order of their ends."""
 
     def forget(self) -> None:
-        """Give back what is remembered of pipelines."""
+        """Free the memory of remembered pipelines."""
 
 
 class FairShares:
@@ -63,7 +62,7 @@ class StaticShares:
     (`solvers/compiled`) estimates plans by."""
 
     def __init__(self) -> None:
-        self._ends = Memo(_ends_s, _KEPT)  # pipelines that are equal but for their devices end alike
+        self._ends = Memo(_ends_s, _MEMO_SIZE)  # pipelines that are equal but for their devices end alike
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
@@ -75,7 +74,7 @@ class StaticShares:
         return _pipeline_costs(placed, times)
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
-        """As of `NetworkModel`: a message always takes as long."""
+        """As of `NetworkModel`; all transfers of a message take equally long."""
         line, cost = placed[number], priced[number]
         links = [
             link_of(number, message, seconds, len(cost.stages))
@@ -115,5 +114,5 @@ def _simulate(placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
 
 
 def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
-    for placed, lane in zip(pipeline.messages, pipeline.lanes.each(), strict=True):
+    for placed, lane in zip(pipeline.messages, pipeline.lanes.by_message(), strict=True):
         yield link_of(p, placed.message, lane.fixed_s, len(pipeline.stages), dict(lane.needs), lane.most)

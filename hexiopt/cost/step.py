@@ -1,4 +1,4 @@
-"""One training step, from the ends of its pipelines: gradient synchronisation, optimiser, gathering of weights."""
+"""One training step from the ends of its pipelines on: gradient synchronisation, optimiser, all-gather of weights."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,8 @@ from hexiopt.problem.problem import Problem
 def step_cost(
     zero_stage: int, pipelines: Sequence[PipelineCost], rings: GradientRings, problem: Problem, framework: Framework
 ) -> Cost:
-    """The cost of a step whose pipelines end as `pipelines` say, its states sharded by ZeRO stage `zero_stage`."""
+    """The cost of a step with the pipelines `pipelines` and the gradient rings `rings`, its states sharded by ZeRO
+    stage `zero_stage`."""
     workload = problem.workload
     pipeline_s = max([pipeline.end_s for pipeline in pipelines])
     executors = [
@@ -32,9 +33,9 @@ def step_cost(
     ready = np.array([end_s for executor, end_s in executors for _ in executor.copies])
     optimizer_s = np.array([copy.optimizer_s for copy in copies])
     within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.states.gradient
-    # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
+    # All-reduced whole, scattered at the end of the step, or scattered before; then groups all-reduce their shards.
     passes = (2, 1, 0, 0)[zero_stage]
-    left = None  # of each copy, seconds beside which sums between groups may run
+    left = None  # [copies]: seconds of compute that sums between groups may still overlap
     if framework.gradient_sums == "by_part":
         last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
         ended = after_sums_by_part(within, copy_of, ready - last_s, ready, gradient_bytes, passes)
@@ -47,7 +48,7 @@ def step_cost(
     synced_s = max(pipeline_s, float(ended.max()))
     finished = ended + optimizer_s
     if zero_stage in (1, 2):
-        forward_s = None  # of each copy, beside which weights may be gathered
+        forward_s = None  # [copies]: seconds of compute that the all-gather of weights may overlap
         if framework.overlaps_weights:
             forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
         finished, _ = after_all_reduce(within, copy_of, finished, workload.element_bytes, 1, forward_s)
@@ -70,11 +71,11 @@ def step_cost(
 def after_sums_by_part(
     sync: RingTimes, copy_of: Ints, began: Floats, ended: Floats, num_bytes: float, passes: int
 ) -> Floats:
-    """When each parameter copy has finished all its ring collectives [copies], which run beside its last backward, from
-    `began` to `ended` [copies], as that makes the gradients.
+    """When each parameter copy has finished all its ring collectives [copies], in seconds from the step's start, where
+    gradients are summed as the last backward, from `began` to `ended` [copies], makes them.
 
-    A ring starts when the last of its members begins that backward, and what the last part of a backward makes goes
-    around when the last of them has ended it. Otherwise as `after_all_reduce`.
+    A ring starts when the last of its members begins that backward; the gradients that the backward makes last go
+    around when the last member has ended it. Otherwise as `after_all_reduce`.
     """
     if not passes or not sync.groups.count:
         return ended
@@ -89,11 +90,12 @@ def after_sums_by_part(
 def after_all_reduce(
     sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, overlap_s: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
-    """When each parameter copy has finished all its ring collectives [copies], and what is left of `overlap_s`.
+    """When each parameter copy has finished all its ring collectives [copies], in seconds from the step's start, and
+    what is left of `overlap_s`.
 
-    A ring starts when its last member is ready; `start` [copies]. It makes `passes` over `num_bytes` a parameter each.
-    `copy_of` [devices] numbers the copy that each device holds. Up to `overlap_s` seconds [copies] of each ring are
-    hidden by compute, except its last bucket.
+    Copies are ready at `start` [copies]; a ring starts when its last member is ready and makes `passes` passes over
+    `num_bytes` per parameter. `copy_of` [devices] numbers the copy that a device holds. Compute hides up to `overlap_s`
+    seconds [copies] of each ring, except its last bucket.
     """
     if not passes or not sync.groups.count:
         return start, overlap_s

@@ -176,7 +176,7 @@ def layer_rows(facts: PlanFacts) -> Iterator[Row]:
                 if (tp_group, number) in seen:
                     continue
                 seen.add((tp_group, number))
-                measured = model.stages.measured(tp_group, number)
+                measured = model.stages.measurement(tp_group, number)
                 name = f"{tp_group.gpu.name}, TP {tp_group.tp}, {number} sequences"
                 if measured is None:
                     yield name, "calculated", "the cluster's profile has no such layers"

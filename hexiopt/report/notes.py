@@ -97,7 +97,7 @@ def _host(facts: PlanFacts) -> list[str]:
     samples = stage.parallelism.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
     loads = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]
     forward_s = max(stages.layer_s(*load, "none")[0] for load in loads)
-    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measured(*load) is not None for load in loads):
+    if forward_s >= SHORTEST_MEASURED_LAYER_S or any(stages.measurement(*load) is not None for load in loads):
         return []
     return [
         f"layers take {milliseconds(forward_s)} ms forward, less than in any run that prices were compared with "

@@ -382,7 +382,7 @@ def _longest_range(
 
     def fits(length: int) -> bool:
         stored = min(length, leaner) * smaller + max(0, length - leaner) * faster
-        room = model.room(limit_bytes, length * chunks, first, last, (policy, other), StateSharding(1, shards))
+        room = model.free_bytes(limit_bytes, length * chunks, first, last, (policy, other), StateSharding(1, shards))
         return all(sum(counts) * stored + ends <= room for counts, ends in moments)
 
     return max(0, _largest_fitting(fits))

@@ -148,7 +148,7 @@ class FsdpTrial:
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(
-                limits.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                limits.min_recompute_layers(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
                 for tp_group in self._tp_groups
             )
             if num_smaller < layers:

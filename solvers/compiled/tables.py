@@ -254,7 +254,7 @@ class _Classes:
                 for q, policy in enumerate(policies):
                     by_policy[row, k, q] = (
                         self._stages.layer_s(group, size, policy)[1],
-                        kept.stored(policy),
+                        kept.layer_bytes(policy),
                         kept.working_set(policy, False),
                         kept.working_set(policy, True),
                     )
@@ -262,7 +262,7 @@ class _Classes:
 
     def _group(self, group: TpGroup, size: int) -> tuple[float, ...]:
         stages = self._stages
-        memory, held = stages.memory_model(group, size), stages.communicators.held
+        memory, held = stages.memory_model(group, size), stages.communicators.total_bytes
         norm = memory.num_params(0, False, True)
         many, workload = 1e12, stages.problem.workload
         vectors = memory.layer_params - memory.whole_params(1, False, False)

@@ -240,7 +240,7 @@ class ExecutorTables:
             rates.append((none_s, *(sum(stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
         counts = range(layer_limit + 1, len(options.times) + 1)
         each = [
-            limits.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
+            limits.min_recompute_layers(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
         ]
         needed = each[0] if len(each) == 1 else list(map(max, *each))

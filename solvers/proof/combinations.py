@@ -200,7 +200,7 @@ class Combinations:
         memory, sharding = pricer.stages.memory_model(group, size), StateSharding(tables.zero_stage, holders)
         for _, policies in self._ordered[group, n, first, last, size]:
             each = policies * n if len(policies) == 1 else policies
-            used = memory.layered(each, first, last, holding(flight), sharding).total
+            used = memory.stage_of_layers(each, first, last, holding(flight), sharding).total
             if used <= group.gpu.usable_memory_bytes:
                 return policies
         return None

@@ -12,7 +12,7 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
 
-_KEPT = 20_000  # sets of pipelines with their times
+_MEMO_SIZE = 20_000  # sets of pipelines with their times
 
 _Set = tuple[tuple[PipelineGraph, LaneShape, tuple[int, ...]], ...]  # pipelines with their `PipelineLanes`
 
@@ -29,7 +29,7 @@ class Clock:
     """The times of pipelines beside each other, remembered for sets that share resources in the same way."""
 
     def __init__(self) -> None:
-        self._times = Memo(_times, _KEPT)
+        self._times = Memo(_times, _MEMO_SIZE)
 
     def times(self, placed: Sequence[PlacedPipeline]) -> list[PipelineTimes]:
         """The times of each pipeline [pipelines]. Raises InputError where operations wait for each other for ever."""
@@ -53,7 +53,7 @@ def _times(key: _Set) -> tuple[PipelineTimes, ...]:
     from hexiopt.cost.clock.events import ends_s  # only here, as numba takes a second to start
 
     folding = fold(
-        [graph for graph, _, _ in key], [PipelineLanes(shape, resources).each() for _, shape, resources in key]
+        [graph for graph, _, _ in key], [PipelineLanes(shape, resources).by_message() for _, shape, resources in key]
     )
     graphs = [key[folding.class_of.index(number)][0] for number in range(len(folding.lanes))]
     programmes, num_queues = _programmes(graphs)
@@ -67,7 +67,7 @@ def _times(key: _Set) -> tuple[PipelineTimes, ...]:
 
 
 def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
-    """The programmes of pipelines after one another, and how many queues they have."""
+    """The programmes of all pipelines, concatenated, and the number of their queues."""
     from hexiopt.cost.clock.events import Programmes
 
     parts: list[list[Any]] = [[] for _ in Programmes._fields]
@@ -75,12 +75,12 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
     for graph in graphs:
         first, blocks, turns = graph.order()
         queues, at, takes, sends = graph.wiring()
-        each = len(at) // len(graph.stages)
+        per_executor = len(at) // len(graph.stages)
         row = (
             first[:-1] + num_blocks,
             blocks + np.array([num_turns, 0, 0]),
             turns,
-            num_operations + each * np.arange(len(graph.stages)),
+            num_operations + per_executor * np.arange(len(graph.stages)),
             np.array([s for chunks in graph.chunk_s for chunk in chunks for s in chunk]),
             at + np.array([num_takes, num_takes, num_sends, num_sends]),
             takes + num_queues,

@@ -1,8 +1,9 @@
-"""The kernel of the clock: operations and messages of some pipelines, event by event, messages by max-min fairness.
+"""The kernel of the clock: operations and messages of a set of pipelines, event by event, messages by max-min fairness.
 
-An executor runs its programme, each operation when the executor is free and all its messages have come. A link sends
-one message after another: a latency first, and then, where it crosses shared resources, at the rate that it gets beside
-the messages that are under way then. `hexiopt/simulation/engine.py` has the same rules, one object for each message.
+An executor runs its programme: each operation begins when the executor is free and all messages that it takes have
+come. A link sends one message after another: each waits a latency, and then, if it crosses shared resources, moves at
+the rate that max-min fairness allots it among the messages in transit. `hexiopt/simulation/engine.py` follows the same
+rules with an object for each message.
 """
 
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ _RING = 8  # messages that may wait on a link at first
 
 
 class Programmes(NamedTuple):
-    """What executors run.
+    """The operations of all executors.
 
     Executor e runs blocks `first[e]` to `first[e + 1]`; block k is `turns[start : start + length]`, `repeats` times:
-    `blocks[k]` has the three. Operation `operation[e] + turn` takes `seconds`, a message from each of the queues
-    `takes[at[0] : at[1]]`, and sends one over each link to each queue `sends[at[2] : at[3]]` [(link, queue)].
+    `blocks[k]` is (start, length, repeats). Operation `operation[e] + turn` takes `seconds`, a message from each of the
+    queues `takes[at[0] : at[1]]`, and sends one over each link to each queue `sends[at[2] : at[3]]` [(link, queue)].
     """
 
     first: Ints
@@ -35,10 +36,10 @@ class Programmes(NamedTuple):
 
 
 class LaneArrays(NamedTuple):
-    """What links are: `receiver` executor, `fixed_s` of each message, and `most` messages a second.
+    """The links: `receiver` executor, `fixed_s` of each message, and at `most` so many messages a second.
 
-    Link k crosses `resources[first[k] : first[k + 1]]`; a message alone needs each for `need_s`, and `flows` messages
-    like it, with their links in other pipelines, cross it at once.
+    Link k crosses `resources[first[k] : first[k + 1]]`. A message alone occupies each for `need_s` seconds, and `flows`
+    equal messages, of its class of pipelines, cross it at once.
     """
 
     receiver: Ints
@@ -77,9 +78,8 @@ class Traffic(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """A binary heap of events: when, and what: executor e ends an operation, or (executors + l) link l's latency ends.
-
-    `size` [1].
+    """A binary heap of events by `time_s`: executor `what` ends an operation, or the latency of link `what` − executors
+    ends. `size` [1].
     """
 
     time_s: Floats
@@ -259,8 +259,8 @@ def _share_near(lanes: LaneArrays, traffic: Traffic, now_s: float) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _begin(programmes: Programmes, place: Ints, came: Ints, agenda: Agenda, e: int, now_s: float) -> None:
-    """Start executor e's next operation if the executor is free and its messages are there. `place[e]`: block, turn
-    and round, and whether it runs."""
+    """Start executor e's next operation if the executor is free and the operation's messages have come. `place[e]` is
+    (block, turn, round, whether an operation runs)."""
     block = place[e, 0]
     if place[e, 3] or block == programmes.first[e + 1]:
         return
@@ -277,7 +277,7 @@ def _begin(programmes: Programmes, place: Ints, came: Ints, agenda: Agenda, e: i
 
 @numba.njit(cache=True, nogil=True)
 def _step(programmes: Programmes, place: Ints, e: int) -> Any:
-    """End executor e's operation, whose number is returned; the next one is up."""
+    """End executor e's operation, whose number is returned, and advance to the next."""
     block, turn = place[e, 0], place[e, 1]
     operation = programmes.operation[e] + programmes.turns[programmes.blocks[block, 0] + turn]
     place[e, 1], place[e, 3] = turn + 1, 0
@@ -292,8 +292,8 @@ def _step(programmes: Programmes, place: Ints, e: int) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
-    """Put a message for `queue` behind those on a link; the ring of messages, larger if it was full. `waiting[link]`:
-    where the first is in its ring, and how many there are."""
+    """Append a message for `queue` to those on a link, and return `ring` [links, messages], enlarged if it was full.
+    `waiting[link]` is (place of the first message in the ring, number of messages)."""
     size = ring.shape[1]
     if waiting[link, 1] == size:
         larger = np.empty((len(ring), 2 * size), np.int64)

@@ -1,9 +1,9 @@
 """Lanes of pipelines, and equal pipelines folded: one of each class stands for all of it.
 
 Classes are refined until all pipelines of a class send the same messages over resources of the same classes, and all
-resources of a class carry the same messages of the same classes of pipelines: an equitable partition (as of McKay,
-Congressus Numerantium 30, 1981). Max-min rates depend on nothing else, so messages of a class go at one rate all the
-time, and the times of one pipeline are those of its whole class.
+resources of a class carry the same messages of the same classes of pipelines: an equitable partition (McKay, Congressus
+Numerantium 30, 1981). Max-min rates depend on nothing else, so messages of a class have equal rates at all times, and
+the times of a pipeline are those of its whole class.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from hexiopt.schedules.recurrence import PipelineGraph
 
 
 class Lane(NamedTuple):
-    """The way of a pipeline's messages over one link: seconds of latency, messages a second by all that nobody else
-    uses, and (resource, seconds for which a message alone needs it)."""
+    """The route of a pipeline's messages over one link: `fixed_s` of each message, `most` messages a second over what
+    no other link uses, and `needs`: (shared resource, seconds for which a message alone occupies it)."""
 
     fixed_s: float
     most: float
@@ -59,8 +59,8 @@ class PipelineLanes(NamedTuple):
                 lanes.append((route.latency_s + port_s, inf, ()))
         return cls(lane_shape(tuple(lanes)), tuple(resources))
 
-    def each(self) -> tuple[Lane, ...]:
-        """The lanes one by one."""
+    def by_message(self) -> tuple[Lane, ...]:
+        """The lane of each message [messages]."""
         crossing = iter(self.resources)
         return tuple(
             [
@@ -71,8 +71,9 @@ class PipelineLanes(NamedTuple):
 
 
 class Folding(NamedTuple):
-    """`class_of` [pipelines], numbered in their order; `lanes` [classes]: those of its pipelines, resources by their
-    classes, each once; `flows` [classes]: to each lane's needs, how many messages like it cross one resource."""
+    """Pipelines in classes: `class_of` [pipelines], numbered in their order; `lanes` [classes][lanes] of a pipeline of
+    the class, whose needs name each class of resources once; `flows` [classes][lanes][needs]: how many equal messages
+    cross a resource at once."""
 
     class_of: list[int]
     lanes: list[tuple[Lane, ...]]
@@ -80,12 +81,13 @@ class Folding(NamedTuple):
 
 
 def fold(graphs: Sequence[PipelineGraph], lanes: Sequence[Sequence[Lane]]) -> Folding:
-    """Fold pipelines of a plan. `graphs` [pipelines] must be the same object where pipelines are equal."""
+    """Fold the pipelines of a plan; `graphs` [pipelines] are the same object where pipelines are equal, `lanes`
+    [pipelines][messages]."""
     pipelines = range(len(graphs))
     colour = _numbers(
         [
-            (id(graph), *[(lane.fixed_s, lane.most, *[s for _, s in lane.needs]) for lane in own])
-            for graph, own in zip(graphs, lanes, strict=True)
+            (id(graph), *[(lane.fixed_s, lane.most, *[s for _, s in lane.needs]) for lane in line])
+            for graph, line in zip(graphs, lanes, strict=True)
         ]
     )
     users: dict[int, list[tuple[int, int, float]]] = {}  # of each resource: pipeline, lane, seconds
@@ -106,14 +108,14 @@ def fold(graphs: Sequence[PipelineGraph], lanes: Sequence[Sequence[Lane]]) -> Fo
     flows_of = {kind: Counter([(colour[p], k, s) for p, k, s in users[resource]]) for resource, kind in kind_of.items()}
     folded, flows = [], []
     for number, p in enumerate([colour.index(number) for number in range(max(colour) + 1)]):
-        needs = [tuple(dict.fromkeys([(kind_of[r], s) for r, s in lane.needs])) for lane in lanes[p]]
-        folded.append(tuple([lane._replace(needs=own) for lane, own in zip(lanes[p], needs, strict=True)]))
-        flows.append(tuple([tuple([flows_of[r][number, k, s] for r, s in own]) for k, own in enumerate(needs)]))
+        needs_of = [tuple(dict.fromkeys([(kind_of[r], s) for r, s in lane.needs])) for lane in lanes[p]]
+        folded.append(tuple([lane._replace(needs=needs) for lane, needs in zip(lanes[p], needs_of, strict=True)]))
+        flows.append(tuple([tuple([flows_of[r][number, k, s] for r, s in needs]) for k, needs in enumerate(needs_of)]))
     return Folding(colour, folded, flows)
 
 
 def _numbers(keys: Sequence[Hashable]) -> list[int]:
-    """Numbers of keys, equal for equal ones, in the order in which they first come."""
+    """Numbers of `keys` [keys] in the order of their first occurrence, equal for equal keys."""
     number: dict[Hashable, int] = {}
     return [number.setdefault(key, len(number)) for key in keys]
 

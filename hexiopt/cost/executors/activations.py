@@ -1,4 +1,4 @@
-"""Bytes of activations, logits and buffers, from what devices hold of a micro-batch."""
+"""Bytes of activations, logits and buffers, from the share of a micro-batch that a device holds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from hexiopt.problem.workload import JOINED, Workload
 
 
 @dataclass(frozen=True)
-class Held(Generic[Amount]):
-    """What a device holds of a micro-batch; numbers, or arrays [devices].
+class MicroBatchShare(Generic[Amount]):
+    """A device's share of a micro-batch; numbers, or arrays [devices].
 
-    `between`: tokens between blocks; `tokens`: those that projections, MLP and head run on, of `positions` of the
-    sequence; `attended`: those that its attention runs on, for `heads` and `kv_heads`, of which `copied_kv_heads` more
-    are made where query heads share them unevenly. `gathered`: 1 where a TP group gathers `tokens` from the `between`
-    of its ranks, else 0. `scores`: (query, key) pairs of a head whose probabilities are kept, where attention is not
-    `fused` (1, else 0). `parted`: 1 where an all-to-all takes heads to other devices, else 0. `travelling`: bytes of
-    buffers for all-to-all and rings.
+    `between`: tokens between blocks; `tokens`: those of projections, MLP and head, at `positions` of the sequence;
+    `attended`: those of attention, for `heads` and `kv_heads`, of which attention makes `copied_kv_heads` more where
+    query heads share them unevenly. `gathered`: 1 where a TP group gathers `tokens` from the `between` of its ranks,
+    else 0. `fused`: 1 where attention is fused, else 0; `scores`: where it is not, the (query, key) pairs of a head
+    whose probabilities are stored. `parted`: 1 where an all-to-all takes heads to other devices, else 0. `travelling`:
+    bytes of buffers for all-to-all and rings.
     """
 
     between: Amount
@@ -40,8 +40,8 @@ class Held(Generic[Amount]):
 
 @dataclass(frozen=True)
 class Activations(Generic[Amount]):
-    """Bytes for one micro-batch: of a layer without recompute beside attention's internals, of these, of a layer's
-    input; of what the final norm, the embedding and the loss keep, of logits; and of buffers."""
+    """Bytes for one micro-batch: what a layer without recompute stores outside attention's internals, these internals,
+    a layer's input; what final norm, embedding (`token_ids`) and loss store; logits; and buffers."""
 
     layer: Amount
     internals: Amount
@@ -53,56 +53,62 @@ class Activations(Generic[Amount]):
     buffers: Amount
 
     @classmethod
-    def of(cls, model: ModelSpec, workload: Workload, shard: Shard, held: Held[Amount]) -> "Activations[Amount]":
-        """Per-token bytes follow Korthikanti et al. (arXiv 2205.05198, section 4), without dropout, with true shapes;
-        `shard` of the weights."""
+    def of(
+        cls, model: ModelSpec, workload: Workload, shard: Shard, share: MicroBatchShare[Amount]
+    ) -> "Activations[Amount]":
+        """The bytes of a device that holds `share` of a micro-batch and `shard` of the weights.
+
+        Per-token bytes follow Korthikanti et al. (arXiv 2205.05198, section 4), without dropout, with true shapes.
+        """
         width, hidden, dim = workload.element_bytes, model.hidden_size, model.head_dim
-        q, kv = held.heads * dim, held.kv_heads * dim
-        # What products in FP8 read is kept in FP8; the head's is not.
+        q, kv = share.heads * dim, share.kv_heads * dim
+        # Inputs of FP8 products are stored in FP8; that of the head is not.
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
         final_norm = c.NORM_STATISTIC_BYTES * (2 if model.layer_norm else 1)
         final_norm += hidden * (width + (width if workload.loss_chunk_tokens is None else 0))
-        # Attention stores queries, keys, values and its output, in FP8 also what the projection reads of it. The output
-        # over other tokens than the device's own is one of attention's internals; its own come back.
-        own_output = (1.0 if quantized else held.parted) * float(read * shard.heads * dim)
-        layer = held.tokens * own_output + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
+        # Attention stores queries, keys, values and its output, with FP8 also the projection's copy of it. After an
+        # all-to-all a device stores its tokens' output; the output for tokens of others is an internal of attention.
+        own_output = (1.0 if quantized else share.parted) * float(read * shard.heads * dim)
+        layer = share.tokens * own_output + share.attended * width * ((2.0 - share.parted) * q + 2.0 * kv)
         for row in model.layer.on(shard).elementwise:
             stored = width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics
-            layer = layer + (held.between if row.divided else held.tokens) * float(stored)
-        # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
+            layer = layer + (share.between if row.divided else share.tokens) * float(stored)
+        # Fused attention stores its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
-        copies = held.attended * width * 2.0 * dim * held.copied_kv_heads
-        log_sum_exp = held.attended * held.heads * c.ACCUMULATOR_BYTES * held.fused
-        internals = copies + held.scores * held.heads * width + log_sum_exp + held.parted * held.attended * width * q
-        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
+        copies = share.attended * width * 2.0 * dim * share.copied_kv_heads
+        log_sum_exp = share.attended * share.heads * c.ACCUMULATOR_BYTES * share.fused
+        internals = (
+            copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * q
+        )
+        # A gathered input and a gathered gradient of a TP group, two boundary messages each way, and the sines and
         # cosines of all positions.
-        buffers = held.tokens * width * 2.0 * hidden * held.gathered + held.between * width * 4.0 * hidden
+        buffers = share.tokens * width * 2.0 * hidden * share.gathered + share.between * width * 4.0 * hidden
         if model.rope:
-            buffers = buffers + held.positions * (width * 2.0 * dim)
-        # The loss keeps probabilities, in FP32; or, in chunks, the gradients of what the head reads and of the head.
-        loss = held.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
-        logits = held.tokens * float(shard.vocab * width)
+            buffers = buffers + share.positions * (width * 2.0 * dim)
+        # The loss stores FP32 probabilities; in chunks, the gradients of the head's input and of the head instead.
+        loss = share.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
+        logits = share.tokens * float(shard.vocab * width)
         if workload.loss_chunk_tokens is not None:
-            chunk = -at_least(-float(workload.loss_chunk_tokens), -held.tokens)
-            loss = (held.between + float(shard.vocab)) * float(hidden * width)
+            chunk = -at_least(-float(workload.loss_chunk_tokens), -share.tokens)
+            loss = (share.between + float(shard.vocab)) * float(hidden * width)
             logits = chunk * float(shard.vocab * (2 * width + c.LOSS_BYTES))
         return cls(
             layer=layer,
             internals=internals,
-            layer_input=held.between * (width * float(hidden)),
-            final_norm=held.between * float(final_norm),
-            # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
-            token_ids=held.tokens * float(c.TOKEN_ID_BYTES + (shard.tp > 1)),
+            layer_input=share.between * (width * float(hidden)),
+            final_norm=share.between * float(final_norm),
+            # The row of the matrix that a token reads, and, where TP divides the matrix, whether the rank holds it.
+            token_ids=share.tokens * float(c.TOKEN_ID_BYTES + (shard.tp > 1)),
             loss=loss,
-            # Until the loss has read them, and then their gradient, of one micro-batch or chunk at a time; of a chunk
-            # also both at once, and the scores between.
+            # Logits until the loss has read them, then their gradient, of a micro-batch or chunk at a time; of a chunk
+            # both at once, with the FP32 scores between them.
             logits=logits,
-            buffers=buffers + held.travelling,
+            buffers=buffers + share.travelling,
         )
 
-    def stored(self, policy: str) -> Amount:
-        """What a layer stores."""
+    def layer_bytes(self, policy: str) -> Amount:
+        """Bytes that a layer stores under a recompute policy."""
         if policy == JOINED:
             return 0.0 * self.layer_input
         if policy == "full":
@@ -110,8 +116,8 @@ class Activations(Generic[Amount]):
         return self.layer + self.internals if policy == "none" else self.layer
 
     def working_set(self, policy: str, last: bool = False, together: int = 1) -> Amount:
-        """What a layer being recomputed, or so many of them `together`, holds beside what is stored; on the last stage
-        the head's backward has let go of what the final norm kept before."""
+        """Bytes that a layer, or so many layers `together`, holds during its recomputation besides what is stored. On
+        the last stage the head's backward has freed what the final norm stored by then."""
         working = 0.0 * self.internals
         if policy == "full":
             working = together * (self.layer + self.internals) - self.layer_input
@@ -120,12 +126,12 @@ class Activations(Generic[Amount]):
         return at_least(0.0, working - self.final_norm) if last else working
 
     def of_range(self, layers: Mapping[str, int], first: bool, last: bool) -> Amount:
-        """Bytes that a range of layers, so many of each policy, stores of one micro-batch; `first` begins with the
-        embedding, `last` ends with the LM head."""
-        found = first * self.token_ids + last * (self.final_norm + self.loss)
+        """Bytes that a layer range, with so many `layers` of each policy, stores for one micro-batch; a `first` range
+        begins with the embedding, a `last` one ends with the LM head."""
+        total = first * self.token_ids + last * (self.final_norm + self.loss)
         for policy, n in layers.items():
-            found = found + n * self.stored(policy)
-        return found
+            total = total + n * self.layer_bytes(policy)
+        return total
 
     def of_stage(
         self,
@@ -135,12 +141,12 @@ class Activations(Generic[Amount]):
         held: Sequence[int],
         together: int = 1,
     ) -> Amount:
-        """All but what the head holds, of layer ranges with so many layers of each policy, of which up to so many are
-        recomputed `together`; `held[c]` micro-batches of range c."""
-        found = 0.0 * self.internals
+        """Bytes of a stage without those of final norm, head and loss: layer ranges with so many layers of each policy,
+        up to so many of them recomputed `together`, that hold `held[c]` micro-batches of range c."""
+        total = 0.0 * self.internals
         for at, (n, layers) in enumerate(zip(held, ranges, strict=True)):
-            found = found + n * self.of_range(layers, first and at == 0, False)
+            total = total + n * self.of_range(layers, first and at == 0, False)
         working = 0.0 * self.internals
         for policy in {policy for layers in ranges for policy in layers}:
             working = at_least(working, self.working_set(policy, last, together))
-        return found + working
+        return total + working

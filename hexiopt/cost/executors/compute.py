@@ -1,7 +1,7 @@
 """Seconds of compute: one layer, the embedding, the LM head, the optimiser, on the busiest rank of a TP group.
 
-FLOPs come from the true shapes (grouped queries, gated MLP, causal half of attention). A GEMM runs at the
-type's efficiency curve, memory-bound work at its HBM bandwidth, no operator faster than its launch.
+FLOPs come from the true shapes (grouped queries, gated MLP, causal half of attention). GEMMs follow the efficiency
+curve of the GPU type, memory-bound operators its HBM bandwidth, and no operator takes less than its launch.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hexiopt.problem.operators import Shard
 from hexiopt.problem.workload import Workload
 
 Floats = NDArray[np.float64]
-# A number, or one for each of many devices.
+# A number, or an array [devices].
 Amount = TypeVar("Amount", float, Floats)
 
 
@@ -29,12 +29,12 @@ def at_least(low: float | Floats, value: Amount) -> Amount:
     """`value`, or `low` where that is more."""
     if isinstance(value, np.ndarray):
         return np.maximum(low, value)
-    assert not isinstance(low, np.ndarray), "a number has one limit"
+    assert not isinstance(low, np.ndarray), "a number has a single limit"
     return max(low, value)
 
 
 class OperatorTimes:
-    """Times operators on one GPU type at one precision, or on many devices (`each`). All times in seconds."""
+    """Seconds of operators on one GPU type at one precision, or on many devices (`of_devices`)."""
 
     # Numbers, or arrays [devices].
     _gemm_s_per_flop: Any
@@ -56,25 +56,25 @@ class OperatorTimes:
         self._launch_s = efficiency.launch_s
 
     @classmethod
-    def each(cls, clocks: "Sequence[OperatorTimes]", which: NDArray[np.int64]) -> "OperatorTimes":
-        """A clock for devices of several types: `clocks[which[d]]` is that of device d. It times arrays alone."""
-        found = object.__new__(cls)
+    def of_devices(cls, clocks: "Sequence[OperatorTimes]", which: NDArray[np.int64]) -> "OperatorTimes":
+        """The clock of devices of several types, `clocks[which[d]]` for device d; it takes arrays [devices]."""
+        joint = object.__new__(cls)
         for name in cls.__annotations__:
-            setattr(found, name, np.array([getattr(clock, name) for clock in clocks])[which])
-        return found
+            setattr(joint, name, np.array([getattr(clock, name) for clock in clocks])[which])
+        return joint
 
     def gemm_s(self, flops: Amount) -> Amount:
-        """One matrix product: F / (peak · e(F)) with e(F) = gemm_max · F / (F + gemm_half_flops)."""
+        """Seconds of one matrix product: F / (peak · e(F)) with e(F) = gemm_max · F / (F + gemm_half_flops)."""
         seconds: Amount = (flops + self._gemm_half_flops) * self._gemm_s_per_flop
         return at_least(self._launch_s, seconds)
 
     def attention_s(self, flops: Amount, kernels: Amount | None = None) -> Amount:
-        """Attention kernels of `flops` together; one where not stated."""
+        """Seconds of attention kernels, `flops` in all; of a single kernel without `kernels`."""
         seconds: Amount = flops * self._attention_s_per_flop
         return at_least(self._launch_s if kernels is None else kernels * self._launch_s, seconds)
 
     def memory_s(self, num_bytes: Amount, kernels: float | Floats = 1) -> Amount:
-        """Memory-bound kernels that move `num_bytes` together."""
+        """Seconds of memory-bound kernels that move `num_bytes` in all."""
         seconds: Amount = num_bytes * self._s_per_byte
         return at_least(kernels * self._launch_s, seconds)
 
@@ -92,15 +92,15 @@ class ComputeTimes:
     attention_backward_s: float = 0.0
     last_product_s: float = 0.0
 
-    def beside(self, more_s: float) -> "ComputeTimes":
-        """The same with `more_s` seconds in the forward and in the backward."""
+    def plus(self, more_s: float) -> "ComputeTimes":
+        """The same with `more_s` more seconds in the forward and in the backward."""
         return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)
 
 
 @dataclass(frozen=True)
 class Blocks(Generic[Amount]):
-    """What attention kernels run over, all heads and sequences counted: (query, key) pairs that the causal mask
-    leaves (a query and its own key count half), pairs with those that it hides, and how many kernels."""
+    """The work of attention kernels over all heads and sequences: (query, key) pairs that the causal mask leaves (a
+    query and the key of its token count half), the `whole` pairs, masked ones included, and the number of kernels."""
 
     causal: Amount
     whole: Amount
@@ -109,8 +109,8 @@ class Blocks(Generic[Amount]):
 
 @dataclass(frozen=True)
 class DenseTimes(Generic[Amount]):
-    """Forward seconds of a layer's operators outside attention: the matrix products before and after it, the
-    element-wise ones, of which `share_before` stand before it, and the MLP's second product (among those after)."""
+    """Forward seconds of a layer's operators outside attention: matrix products before and after it, element-wise
+    operators, of which `share_before` precede it, and the MLP's second product, one of the products after it."""
 
     gemms_before_s: Amount
     gemms_after_s: Amount
@@ -119,18 +119,18 @@ class DenseTimes(Generic[Amount]):
     last_product_s: Amount
 
     def before_s(self, gemm_passes: float = 1.0, memory_passes: float = 1.0) -> Amount:
-        """Seconds of norm, query, key and value projection: forward, or backward by its passes."""
+        """Seconds of norm and query, key and value projection: of the forward, or of a backward by its passes."""
         return gemm_passes * self.gemms_before_s + memory_passes * self.share_before * self.elementwise_s
 
     def after_s(self, gemm_passes: float = 1.0, memory_passes: float = 1.0) -> Amount:
-        """Seconds of output projection, norm, MLP and residuals: forward, or backward by its passes."""
+        """Seconds of output projection, norm, MLP and residuals: of the forward, or of a backward by its passes."""
         return gemm_passes * self.gemms_after_s + memory_passes * (1.0 - self.share_before) * self.elementwise_s
 
 
 def dense_times(
     model: ModelSpec, workload: Workload, clock: OperatorTimes, shard: Shard, tokens: Amount, framework: Framework
 ) -> DenseTimes[Amount]:
-    """A layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
+    """The times of a layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
     divided = shard.tp if framework.sequence_parallel else 1
     gemms_s: tuple[list[Amount], list[Amount]] = ([], [])
     moved, cast = [0.0, 0.0], 0.0
@@ -144,17 +144,17 @@ def dense_times(
     cast_bytes = tokens * cast * framework.cast_bytes.get(workload.precision, 0.0)
     moved_bytes = framework.memory_traffic * (tokens * workload.element_bytes * sum(moved)) + cast_bytes
     elementwise_s = clock.memory_s(moved_bytes, c.LAYER_MEMORY_KERNELS)
-    before_s, after_s = (reduce(add, each) for each in gemms_s)
+    before_s, after_s = (reduce(add, products_s) for products_s in gemms_s)
     return DenseTimes(before_s, after_s, elementwise_s, moved[0] / sum(moved), gemms_s[True][-1])
 
 
 def attention_times(
     clock: OperatorTimes, fused: bool, model: ModelSpec, width: int, pairs: Blocks[Amount], framework: Framework
 ) -> tuple[Amount, Amount]:
-    """Forward and backward seconds of attention over blocks of queries and keys; nothing where there is no block.
+    """Forward and backward seconds of attention over blocks of queries and keys; 0 where there is no block.
 
-    softmax(QK')V is two products, of which fused kernels compute what the causal mask leaves. Elsewhere the scores of
-    whole blocks are materialised.
+    softmax(QK')V is two products. Fused kernels compute only what the causal mask leaves; others materialise the scores
+    of whole blocks, `width` bytes each.
     """
     flops_per_pair = 4.0 * model.head_dim
     if fused:
@@ -181,10 +181,10 @@ def layer_compute(
     framework: Framework | None = None,
     parts: int = 1,
 ) -> ComputeTimes:
-    """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences.
+    """The times of one decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences.
 
-    `parts`: of so many sequences of the workload one is made, whose other parts other devices have; its tokens attend
-    to all of it.
+    With `parts` each sequence of the workload is one of so many parts of a longer sequence, to all of which its tokens
+    attend; other devices hold the other parts.
     """
     framework = framework or default_framework()
     clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(model, tp)
@@ -205,7 +205,7 @@ def layer_compute(
 
 
 def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
-    """The embedding look-up (a gather) and its backward (a scatter-add into the gradient)."""
+    """The times of the embedding look-up (a gather) and of its backward (a scatter-add into the gradient)."""
     clock = OperatorTimes(gpu, workload.precision)
     tokens = micro_batch_size * workload.seq_len
     moved = 2.0 * tokens * model.hidden_size * workload.element_bytes
@@ -217,15 +217,15 @@ def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, m
 
 
 def _projection_s(model: ModelSpec, clock: OperatorTimes, tokens: int) -> float:
-    """The product between hidden states and a narrower embedding, at either end of a model that has one."""
+    """Seconds of the product between hidden states and a narrower embedding, at either end of a model with one."""
     if model.projected_embedding is None:
         return 0.0
     return clock.gemm_s(2.0 * tokens * model.hidden_size * model.projected_embedding)
 
 
 def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
-    """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
-    # The head stays in BF16 beside layers in FP8.
+    """The times of final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
+    # The head runs in BF16 where layers run in FP8.
     clock, shard = OperatorTimes(gpu, outside_products(workload.precision)), largest_shard(model, tp)
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
@@ -241,5 +241,5 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
 
 
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
-    """One optimizer step over `num_params` parameters of a device: memory traffic only."""
+    """Seconds of an optimizer step over `num_params` parameters of a device: memory traffic only."""
     return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)

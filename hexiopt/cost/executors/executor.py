@@ -1,4 +1,4 @@
-"""What one executor takes and holds: a TP group, or the devices of a sequence layout."""
+"""The cost of one executor, a TP group or the devices of a sequence layout: its seconds and bytes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from hexiopt.cost.executors.compute import ComputeTimes
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.problem.model import ModelSpec
 
-ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, by the schedule's kinds of operations
+ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, by kind of operation of the schedule
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCopy:
-    """A copy of a stage's parameters: bytes and parameters on its fullest device, and seconds of its optimiser step."""
+    """A copy of a stage's parameters: bytes and parameters on its fullest device, and seconds of the optimiser step."""
 
     memory: Memory
     limit_bytes: float
@@ -24,24 +24,24 @@ class ParameterCopy:
 
     @property
     def excess_bytes(self) -> float:
-        """Bytes beyond the limit; negative where there is room."""
+        """Bytes beyond the limit, negative below it."""
         return self.memory.total - self.limit_bytes
 
 
 def fullest_of(copies: Sequence[ParameterCopy]) -> ParameterCopy:
-    """The copy with the least room."""
-    return copies[0] if len(copies) == 1 else max(copies, key=lambda one: one.excess_bytes)
+    """The copy whose fullest device has the least memory left."""
+    return copies[0] if len(copies) == 1 else max(copies, key=lambda copy: copy.excess_bytes)
 
 
 class MemoryUse(ABC):
-    """What executors and stages say of memory, by the copy of their parameters that has the least room."""
+    """Memory of executors and stages: that of their fullest parameter copy."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def fullest(self) -> ParameterCopy:
-        """The copy with the least room."""
+        """The copy whose fullest device has the least memory left."""
 
     @property
     def memory(self) -> Memory:
@@ -60,15 +60,15 @@ class MemoryUse(ABC):
 
     @property
     def excess_bytes(self) -> float:
-        """Bytes beyond the limit on the fullest device; negative where there is room."""
+        """Bytes beyond the limit on the fullest device, negative below it."""
         return self.fullest.excess_bytes
 
 
 class Unit(NamedTuple):
     """Equal units of a stage, `repeats` of them, which run one after another: the embedding, layers or the LM head.
 
-    Each takes `forward_s` and `backward_s`, and has `params` parameters on every device, if a TP group cuts all of them
-    into equal parts.
+    A unit takes `forward_s` and `backward_s`, and has `params` parameters on every device, as if a TP group divided all
+    of them equally.
     """
 
     repeats: int
@@ -86,22 +86,22 @@ def units_of(
     first: bool,
     last: bool,
 ) -> tuple[Unit, ...]:
-    """The units of a stage in order: `ends_s` of embedding and head, `layer_s` by the recompute policy of a layer."""
+    """The units of a stage in order; `ends_s` of embedding and head, `layer_s` (forward, backward) of a policy."""
     embedding, head = ends_s
-    found = [Unit(1, embedding.forward_s, embedding.backward_s, model.embedding_params / tp)] if first else []
+    units = [Unit(1, embedding.forward_s, embedding.backward_s, model.embedding_params / tp)] if first else []
     for policy, same in groupby(policies):
-        found.append(Unit(len(list(same)), *layer_s(policy), model.layer_params / tp))
+        units.append(Unit(len(list(same)), *layer_s(policy), model.layer_params / tp))
     if last:
-        # A tied matrix is gathered for both its uses.
-        found.append(Unit(1, head.forward_s, head.backward_s, model.params_of("last", "ends") / tp))
-    return tuple(found)
+        # A tied matrix is gathered for either of its uses.
+        units.append(Unit(1, head.forward_s, head.backward_s, model.params_of("last", "ends") / tp))
+    return tuple(units)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCost(MemoryUse):
-    """Seconds of each layer range for one micro-batch, and the copies of the parameters that the executor holds.
+    """Seconds of each layer range for one micro-batch, and the parameter copies that the executor holds.
 
-    A TP group holds one copy together; each device of a sequence layout holds one of its own. `units` are stated from
+    The devices of a TP group hold one copy together, those of a sequence layout a copy each. `units` are filled from
     ZeRO-2 on, where executors gather and scatter them one by one.
     """
 
@@ -130,5 +130,5 @@ class ExecutorCost(MemoryUse):
         return fullest_of(self.copies)
 
     def with_times(self, forward_s: float, backward_s: float) -> "ExecutorCost":
-        """The same with other seconds, for one layer range."""
+        """The same executor with other seconds, and one layer range."""
         return replace(self, chunk_s=((forward_s, backward_s),))

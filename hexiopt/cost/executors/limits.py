@@ -1,4 +1,4 @@
-"""How many layers fit the memory of a device, and how few must recompute for that: what searches ask of memory."""
+"""The layers that fit the memory of a device, and how few of them must recompute: what searches ask of memory."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class _Query(NamedTuple):
 
 
 class MemoryLimits:
-    """Layers that fit the stages of a model, beside the communicators that are reserved on every device."""
+    """Limits on the layers of stages, beside the communicators that are reserved on every device."""
 
     def __init__(self, stages: StageModel) -> None:
         self._stages = stages
@@ -36,7 +36,7 @@ class MemoryLimits:
         held: InFlight,
         shards: StateSharding,
     ) -> int:
-        """The most layers whose memory fits a device of `tp_group`; `held` in flight."""
+        """The most layers that fit a device of `tp_group` with `held` in flight; negative where not even zero fit."""
         return self._most_layers[_Query(tp_group, first, last, micro_batch_size, policy, held, shards)]
 
     def _count_layers(self, query: _Query) -> int:
@@ -44,7 +44,7 @@ class MemoryLimits:
         memory = self._stages.memory_model(tp_group, micro_batch_size)
         return memory.max_layers(tp_group.gpu.usable_memory_bytes, first, last, policy, held, shards)
 
-    def least_recomputed(
+    def min_recompute_layers(
         self,
         tp_group: TpGroup,
         counts: range,
@@ -56,6 +56,6 @@ class MemoryLimits:
         held: InFlight,
         shards: StateSharding,
     ) -> list[int]:
-        """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
+        """As `MemoryModel.min_recompute_layers`, for the usable memory of a device of `tp_group`."""
         memory, limit_bytes = self._stages.memory_model(tp_group, micro_batch_size), tp_group.gpu.usable_memory_bytes
-        return memory.least_recomputed(limit_bytes, counts, first, last, smaller, faster, held, shards)
+        return memory.min_recompute_layers(limit_bytes, counts, first, last, smaller, faster, held, shards)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.executors.activations import Activations, Held
+from hexiopt.cost.executors.activations import Activations, MicroBatchShare
 from hexiopt.cost.executors.compute import Amount
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
@@ -41,12 +41,12 @@ class Memory:
 
     @cached_property
     def total(self) -> float:
-        """Bytes of all parts."""
+        """All bytes."""
         return self.tensors + self.communicators + self.reserve
 
     @property
     def tensors(self) -> float:
-        """Bytes of all tensors: what is neither held by communicators nor lost to fragmentation."""
+        """Bytes of all tensors: all but communicators and the reserve for fragmentation."""
         return self.states + self.activations + self.logits + self.buffers
 
     @property
@@ -66,8 +66,8 @@ class StateSharding(NamedTuple):
     """How the states of a stage are spread: by which ZeRO stage, and over how many devices.
 
     ZeRO-1 spreads master weights and moments, ZeRO-2 gradients too, ZeRO-3 weights too (Rajbhandari et al., arXiv
-    1910.02054, section 5), which it gathers unit by unit. Of norms and biases ZeRO-2 and 3 spread no more than ZeRO-1
-    does, as DeepSpeed does of what is below `stage3_param_persistence_threshold`. `num_devices` is a mean where
+    1910.02054, section 5), which it gathers unit by unit. Of norms and biases ZeRO-2 and ZeRO-3 spread no more than
+    ZeRO-1, as DeepSpeed with parameters below `stage3_param_persistence_threshold`. `num_devices` is a mean where
     parameters differ in it.
     """
 
@@ -76,7 +76,7 @@ class StateSharding(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Over how many devices master weights and moments are spread."""
+        """The number of devices over which master weights and moments are spread."""
         return self.num_devices if self.stage else 1
 
 
@@ -84,13 +84,13 @@ UNSHARDED = StateSharding()
 
 
 class MemoryModel:
-    """Bytes for one TP degree, micro-batch size and model; stages of any length and position from it.
+    """Bytes of stages of any length and position, for one model, GPU type, TP degree and micro-batch size.
 
-    What our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose attention is fused,
-    `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
-    has all of it, except where heads share key-value heads unevenly or tokens do not divide. `communicator_bytes` are
-    those of any plan (`hexiopt/cost/executors/communicators.py`). Tokens between blocks are divided along the
-    sequence; without sequence parallelism, every rank holds all of them.
+    They are what our runtime allocates (`tests/runtime/test_memory_use.py`), where attention on a processor counts as
+    fused. Each kind of bytes is the most of any rank of the TP group; a single rank has the most of all kinds, unless
+    heads share key-value heads unevenly or tokens do not divide. `communicator_bytes` are those of any plan
+    (`hexiopt/cost/executors/communicators.py`). With sequence parallelism the ranks divide the tokens between blocks;
+    without it every rank holds all of them.
     """
 
     def __init__(
@@ -118,31 +118,31 @@ class MemoryModel:
         between = float(
             micro_batch_size * (ceil(workload.seq_len / tp) if workload.sequence_parallel else workload.seq_len)
         )
-        held = Held(
+        share = MicroBatchShare(
             between=between,
             tokens=float(tokens),
             positions=float(workload.seq_len),
             attended=float(tokens),
             heads=float(shard.heads),
             kv_heads=float(shard.kv_heads),
-            copied_kv_heads=float(_copied_kv_heads(model, tp)),
+            copied_kv_heads=float(_uneven_kv_copies(model, tp)),
             gathered=float(workload.sequence_parallel and tp > 1),
             scores=0.0 if gpu.flash_attention else float(tokens) * workload.seq_len,
             fused=float(gpu.flash_attention),
             parted=0.0,
             travelling=0.0,
         )
-        self.activations = Activations.of(model, workload, shard, held)
-        self._rooms: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(
-            lambda key: self._room_of(*key), 1024
+        self.activations = Activations.of(model, workload, shard, share)
+        self._free_bytes: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(
+            lambda key: self._free_bytes_of(*key), 1024
         )
 
     def layer_activation_bytes(self, policy: str) -> float:
-        """Stored activations of one layer and one micro-batch."""
-        return self.activations.stored(policy)
+        """Bytes of stored activations of one layer and one micro-batch."""
+        return self.activations.layer_bytes(policy)
 
     def recompute_working_set_bytes(self, policy: str, last: bool = False) -> float:
-        """What the layer being recomputed holds beside the stored activations: see `Activations.working_set`."""
+        """Bytes of a layer during its recomputation beside the stored activations: see `Activations.working_set`."""
         return self.activations.working_set(policy, last)
 
     def num_params(self, num_layers: int, first: bool, last: bool) -> float:
@@ -155,7 +155,8 @@ class MemoryModel:
         return params
 
     def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
-        """Over how many devices the states of a stage are spread, `holders` those of each layer."""
+        """The mean number of devices over which the states of a stage are spread; `holders` has that of each layer
+        [layers], or of all."""
         if len(set(holders)) == 1:
             return holders[0]
         sharded = (
@@ -166,11 +167,11 @@ class MemoryModel:
         return self.num_params(len(holders), first, last) / sharded
 
     def whole_params(self, num_layers: int, first: bool, last: bool) -> float:
-        """Parameters of units that a device of a ZeRO-3 stage holds whole beside its shards, at the worst moment: of
-        weights, of the unit that runs and the next one, which is being gathered; of gradients, under ZeRO-2 too, of the
-        unit that runs and the one before it, which is being scattered.
+        """The most parameters, without norms and biases, of units that a device of a ZeRO-3 stage holds whole beside
+        its shards. Weights: those of the unit that runs and of the next one, which is being gathered. Gradients, under
+        ZeRO-2 too: those of the unit that runs and of the one before, which is being scattered.
 
-        Units are layers, the embedding and the LM head, which gathers a tied matrix too; without norms and biases.
+        Units are layers, the embedding and the LM head, which gathers a tied matrix too.
         """
         units = [self.layer_params - self._layer_vector_params] * min(num_layers, 2)
         head = self._head_params_alone - self._final_norm_params
@@ -180,18 +181,18 @@ class MemoryModel:
     def stage(
         self, num_layers: int, first: bool, last: bool, policy: str, held: InFlight, shards: StateSharding = UNSHARDED
     ) -> Memory:
-        """Bytes on the fullest device of a stage with one recompute policy that has `held` in flight.
+        """Bytes on the fullest device of a stage that has `held` in flight, its layers under one recompute policy.
 
-        Its layers are divided among as many ranges as `hexiopt.problem.space.range_lengths` does.
+        `hexiopt.problem.space.range_lengths` divides the layers among the ranges of `held`.
         """
         lengths = range_lengths(num_layers, len(held[0]))
         ranges = [{policy: count} if count or len(lengths) == 1 else {} for count in lengths]
         return self.stage_of_ranges(ranges, first, last, held, shards)
 
-    def layered(
+    def stage_of_layers(
         self, policies: Sequence[str], first: bool, last: bool, held: InFlight, shards: StateSharding = UNSHARDED
     ) -> Memory:
-        """As `stage`, with a policy for each layer."""
+        """As `stage`, with a policy for each layer [layers]."""
         ends = [0, *accumulate(range_lengths(len(policies), len(held[0])))]
         parts = [policies[start:end] for start, end in pairwise(ends)]
         return self.stage_of_ranges(list(map(Counter, parts)), first, last, held, shards, most_together(parts))
@@ -205,23 +206,24 @@ class MemoryModel:
         shards: StateSharding = UNSHARDED,
         together: int = 1,
     ) -> Memory:
-        """As `stage`, of layer ranges with so many layers of each recompute policy, up to so many recomputed
-        `together`."""
+        """As `stage`, with the number of layers of each recompute policy for each layer range, up to so many of them
+        recomputed `together`."""
         final = len(ranges) - 1
         counts = held[0]
         if len(held) > 1:
             stored = [
-                self.activations.of_range(own, first and at == 0, last and at == final) for at, own in enumerate(ranges)
+                self.activations.of_range(layers, first and at == 0, last and at == final)
+                for at, layers in enumerate(ranges)
             ]
             counts = largest(held, stored)
         activations = self.activations.of_stage(ranges, first, last, counts, together)
-        states = self.states(sum([sum(own.values()) for own in ranges]), first, last, shards)
+        states = self.states(sum([sum(layers.values()) for layers in ranges]), first, last, shards)
         return Memory(*states, *transient(self.activations, activations, last, counts[-1], self.communicator_bytes))
 
     def states(
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
     ) -> tuple[float, float, float, float]:
-        """Bytes of weights, gradients, master weights and optimiser."""
+        """Bytes of weights, gradients, master weights and moments on the fullest device."""
         stage, count = shards
         params = weights = gradients = self.num_params(num_layers, first, last)
         if stage >= 2 and count > 1:
@@ -229,12 +231,12 @@ class MemoryModel:
             gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
             if stage == 3:
                 weights = gradients
-        each, spread = self._workload.states, shards.spread
+        sizes, spread = self._workload.states, shards.spread
         return (
-            weights * each.weight,
-            gradients * each.gradient,
-            params * each.master / spread,
-            params * each.moment / spread,
+            weights * sizes.weight,
+            gradients * sizes.gradient,
+            params * sizes.master / spread,
+            params * sizes.moment / spread,
         )
 
     def max_layers(
@@ -246,34 +248,34 @@ class MemoryModel:
         held: InFlight,
         shards: StateSharding = UNSHARDED,
     ) -> int:
-        """The most layers that fit `limit_bytes`, negative where not even none fits."""
-        room = self._rooms[limit_bytes, first, last, (policy,), shards]
-        stored, moments = self.activations.stored(policy), self.moments(held, first, last)
+        """The most layers that fit `limit_bytes`, negative where not even zero fit."""
+        free_bytes = self._free_bytes[limit_bytes, first, last, (policy,), shards]
+        stored, moments = self.activations.layer_bytes(policy), self.moments(held, first, last)
         chunks, close = len(held[0]), _CLOSE * limit_bytes
 
-        def left_bytes(num_layers: int) -> float:
+        def spare_bytes(num_layers: int) -> float:
             lengths = range_lengths(num_layers, chunks)
-            taken: float = max([stored * sum(map(mul, counts, lengths)) + ends for counts, ends in moments])
-            return room(num_layers) - taken
+            used: float = max([stored * sum(map(mul, counts, lengths)) + ends for counts, ends in moments])
+            return free_bytes(num_layers) - used
 
         def fits(num_layers: int) -> bool:
-            left = left_bytes(num_layers)
-            if abs(left) > close:
-                return left > 0
-            # Rounding may put it on either side of the limit; the whole price decides.
+            spare = spare_bytes(num_layers)
+            if abs(spare) > close:
+                return spare > 0
+            # Rounding decides the side of the limit; ask the formula of the price.
             return self.stage(num_layers, first, last, policy, held, shards).total <= limit_bytes
 
-        # From so many layers on, as many more in each range take as much each.
+        # From two layers per range on, bytes grow linearly with as many more in each range.
         few = 2 * chunks
-        layer_bytes = (left_bytes(few) - left_bytes(2 * few)) / few
-        count = max(-1, few + floor(left_bytes(few) / layer_bytes))
+        layer_bytes = (spare_bytes(few) - spare_bytes(2 * few)) / few
+        count = max(-1, few + floor(spare_bytes(few) / layer_bytes))
         while count >= 0 and not fits(count):
             count -= 1
         while fits(count + 1):
             count += 1
         return count
 
-    def least_recomputed(
+    def min_recompute_layers(
         self,
         limit_bytes: float,
         counts: range,
@@ -284,33 +286,33 @@ class MemoryModel:
         held: InFlight,
         shards: StateSharding = UNSHARDED,
     ) -> list[int]:
-        """Per layer count, how many leading layers at least must use `smaller` for the stage to fit `limit_bytes`
-        while the others use `faster` [counts]; at least 1, and count + 1 if no number suffices."""
-        kept = self.activations
-        stored, saved = kept.stored(faster), kept.stored(faster) - kept.stored(smaller)
+        """The fewest leading layers that must use the policy `smaller`, the others `faster`, for a stage of each of
+        `counts` layers to fit `limit_bytes` [counts]: at least 1, and count + 1 where no number suffices."""
+        sizes = self.activations
+        stored, saved = sizes.layer_bytes(faster), sizes.layer_bytes(faster) - sizes.layer_bytes(smaller)
         if saved <= 0 or not counts:
             return [n + 1 for n in counts]
-        room = self._rooms[limit_bytes, first, last, (smaller, faster), shards]
+        free_bytes = self._free_bytes[limit_bytes, first, last, (smaller, faster), shards]
         moments = self.moments(held, first, last)
         in_flight, ends_bytes = (np.array(column, dtype=float) for column in zip(*moments, strict=True))
         lengths = _lengths(counts, in_flight.shape[1])
-        rooms = np.array([[room(n)] for n in counts])
-        # By number of layers and moment: how many micro-batches, each of a layer, must be lean for the stage to fit.
-        missing = (stored * (lengths @ in_flight.T) + ends_bytes - rooms) / saved
+        free = np.array([[free_bytes(n)] for n in counts])
+        # By layer count and moment: activations of one layer and micro-batch that must shrink for the stage to fit.
+        missing = (stored * (lengths @ in_flight.T) + ends_bytes - free) / saved
         if in_flight.size == 1:  # the usual case
             needed = np.minimum(np.ceil(missing / np.maximum(in_flight, _ALMOST_NONE)), lengths + 1)
-            alone: list[int] = np.maximum(1, needed[:, 0]).astype(int).tolist()
-            return alone
-        # By range too: how many there are, and how many of its layers it takes after the ranges before.
+            single: list[int] = np.maximum(1, needed[:, 0]).astype(int).tolist()
+            return single
+        # By range too: the activations in it, and the layers that must shrink after all those of the ranges before.
         there = lengths[:, None, :] * in_flight
         up_to = np.cumsum(there, axis=2)
         left = missing[:, :, None] - (up_to - there)
         layers = np.clip(np.ceil(left / np.maximum(in_flight, _ALMOST_NONE)), 0, lengths[:, None, :]).sum(axis=2)
         needed = layers + (missing > up_to[:, :, -1])
-        found: list[int] = np.maximum(1, needed.max(axis=1)).astype(int).tolist()
-        return found
+        least: list[int] = np.maximum(1, needed.max(axis=1)).astype(int).tolist()
+        return least
 
-    def room(
+    def free_bytes(
         self,
         limit_bytes: float,
         num_layers: int,
@@ -319,61 +321,61 @@ class MemoryModel:
         policies: Sequence[str],
         shards: StateSharding,
     ) -> float:
-        """Bytes left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
-        kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
+        """Bytes of `limit_bytes` that are free for what micro-batches in flight store, under any of `policies`."""
+        sizes, states = self.activations, sum(self.states(num_layers, first, last, shards))
         # What `transient` adds, solved for the activations.
-        left = (limit_bytes * (1 - _ROUNDING) - states - self.communicator_bytes) / (1 + c.FRAGMENTATION)
-        return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
+        free = (limit_bytes * (1 - _ROUNDING) - states - self.communicator_bytes) / (1 + c.FRAGMENTATION)
+        return free - sizes.buffers - last * sizes.logits - max(sizes.working_set(policy, last) for policy in policies)
 
-    def _room_of(
+    def _free_bytes_of(
         self, limit_bytes: float, first: bool, last: bool, policies: tuple[str, ...], shards: StateSharding
     ) -> Callable[[int], float]:
-        """`room` by the number of layers."""
+        """`free_bytes` by the number of layers."""
 
-        def room(num_layers: int) -> float:
-            return self.room(limit_bytes, num_layers, first, last, policies, shards)
+        def free_bytes(num_layers: int) -> float:
+            return self.free_bytes(limit_bytes, num_layers, first, last, policies, shards)
 
         if shards.stage >= 2:
-            return room  # not linear: few layers are whole, or none
-        none = room(0)
-        layer = none - room(1)
-        return lambda num_layers: none - num_layers * layer
+            return free_bytes  # not linear: up to two layers are held whole
+        empty_bytes = free_bytes(0)
+        layer_bytes = empty_bytes - free_bytes(1)
+        return lambda num_layers: empty_bytes - num_layers * layer_bytes
 
     def moments(self, held: InFlight, first: bool, last: bool) -> list[tuple[Counts, float]]:
-        """When a stage may hold most: the micro-batches of each of its layer ranges (`held`), and the bytes that
-        embedding and head store then."""
-        kept = self.activations
-        embedding, head = first * kept.token_ids, last * (kept.final_norm + kept.loss)
+        """The moments of `held` at which a stage may hold most: the micro-batches of each layer range, and the bytes
+        that embedding and head store then."""
+        sizes = self.activations
+        embedding, head = first * sizes.token_ids, last * (sizes.final_norm + sizes.loss)
         return [(counts, counts[0] * embedding + counts[-1] * head) for counts in held]
 
 
 def most_together(ranges: Iterable[Sequence[str]]) -> int:
-    """The most layers that are recomputed together, of ranges with a policy for each layer, or one for all."""
+    """The most layers that are recomputed together, in layer ranges with a policy for each layer or one for all."""
     return max([max(recompute_groups(policies)) for policies in ranges if JOINED in policies], default=1)
 
 
 @lru_cache(maxsize=4096)
 def _lengths(counts: range, chunks: int) -> NDArray[np.float64]:
-    """`range_lengths` of each of `counts`."""
+    """`range_lengths` of each of `counts` [counts, chunks]."""
     return np.array([range_lengths(n, chunks) for n in counts], dtype=float).reshape(len(counts), chunks)
 
 
 def transient(
-    kept: Activations[Amount], activations: Amount, last: bool, held: int, communicators: Amount
+    sizes: Activations[Amount], activations: Amount, last: bool, held: int, communicators: Amount
 ) -> tuple[Amount, Amount, Amount, Amount, Amount]:
-    """Bytes of activations (those of tokens and layers given), logits, buffers, communicators (given) and reserve,
-    where the head of a `last` stage holds `held` micro-batches."""
+    """Bytes of activations, logits, buffers, communicators and reserve, from the `activations` of embedding and layers;
+    the head of a `last` stage holds `held` micro-batches."""
     logits = 0.0 * activations
     if last:
-        activations = activations + held * kept.final_norm
-        logits = held * kept.loss + kept.logits
-    reserve = c.FRAGMENTATION * (activations + logits + kept.buffers)
-    return activations, logits, kept.buffers, communicators, reserve
+        activations = activations + held * sizes.final_norm
+        logits = held * sizes.loss + sizes.logits
+    reserve = c.FRAGMENTATION * (activations + logits + sizes.buffers)
+    return activations, logits, sizes.buffers, communicators, reserve
 
 
-def _copied_kv_heads(model: ModelSpec, tp: int) -> int:
-    """By how many the query heads of a rank exceed the key-value heads that they meet, unless each serves equally many
-    of them: then attention reads them in place."""
+def _uneven_kv_copies(model: ModelSpec, tp: int) -> int:
+    """The number by which a rank's query heads exceed its key-value heads, where these do not serve equally many of
+    them; elsewhere attention reads key-value heads in place, and it is 0. The most of any rank of a TP group."""
     group = model.num_heads // model.num_kv_heads
     low, extra = divmod(model.num_heads, tp)
     most = start = 0

@@ -1,9 +1,9 @@
-"""Who uses which part of the network for how long, and how much of it each gets.
+"""The load of network resources by transfers, and the seconds of transfers that share them.
 
-Between machines a transfer loads every interface, uplink and stated link that it crosses, inside one the ports of its
-devices. Whatever goes at once shares statically: the load of a resource is the sum of the seconds for which all who use
-it need it alone, and a transfer takes as long as the most loaded resource on its route, plus the latency. Messages
-between stages, gradient rings, links of sequence layouts and moves of states all follow this rule.
+Between machines a transfer loads every interface, uplink and listed link that it crosses, inside a machine the ports of
+its devices. Concurrent transfers share statically: the load of a resource is the sum of the seconds for which each of
+its users needs it alone, and a transfer takes as long as the most loaded resource on its route, plus the latency.
+Messages between stages, gradient rings, links of sequence layouts and moves of states all follow this rule.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,17 +22,15 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Users = tuple[tuple[int, int], ...]
 NetworkLoad = dict[int, float]  # resource → seconds (per byte of a message, or in all)
-
-
 Crossing = tuple[float, tuple[tuple[int, float], ...]]  # of a transfer: its latency_s, and (resource, bytes/s)
 
 
 def load_of(
     network: Network, transfers: Iterable[tuple[int, int, float]], *, receivers: bool
 ) -> tuple[NetworkLoad, list[Crossing]]:
-    """Seconds for which (sender, receiver, amount) need each resource together, and what each transfer crosses.
+    """The load of each resource by `transfers` (sender, receiver, amount), and the crossing of each transfer.
 
-    Amounts are bytes, or bytes per unit; the load then is seconds per unit. Inside a machine the port of device d is
+    Amounts are bytes and the load seconds, or bytes and seconds per unit. Inside a machine the port of device d is
     resource −1 − 2d as a sender and, where `receivers` are charged too, −2 − 2d as a receiver.
     """
     load: NetworkLoad = {}
@@ -51,7 +49,7 @@ def load_of(
 
 
 def total_load(parts: Iterable[tuple[int, float]]) -> NetworkLoad:
-    """The load of all parts (resource, seconds) together."""
+    """The sum of the loads `parts` (resource, seconds)."""
     load: NetworkLoad = {}
     for resource, seconds in parts:
         load[resource] = load.get(resource, 0.0) + seconds
@@ -83,7 +81,7 @@ class PlacedMessage(NamedTuple):
     num_bytes: float
 
     def seconds(self, load_s: NetworkLoad) -> float:
-        """Seconds from its start to its end while the resources are loaded with `load_s`, its own part included."""
+        """Seconds from its start to its end where resources have the load `load_s`, the message's part included."""
         _, route, num_bytes = self
         slowest = route.port_s_per_byte * num_bytes
         for resource, _ in route.shared:
@@ -93,7 +91,7 @@ class PlacedMessage(NamedTuple):
 
 
 def executor_loads(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
-    """(network resource, seconds per micro-batch) for which the messages of every executor occupy it.
+    """(network resource, seconds per micro-batch for which the messages of an executor occupy it), for all executors.
 
     Forward and backward messages of an executor alternate, so the slower direction counts.
     """
@@ -106,11 +104,12 @@ def executor_loads(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float]
 
 
 def round_trips_s(messages: Sequence[PlacedMessage], num_stages: int, load_s: NetworkLoad) -> list[float]:
-    """Seconds at each boundary of a pipeline [stages − 1]: the longest message ahead and the longest back, together.
+    """Seconds of the longest message ahead plus the longest back, at each boundary of a pipeline [stages − 1].
 
     `load_s`: the seconds for which all messages need each network resource, those of `messages` included.
     """
-    ahead, back = longest_s([one.message for one in messages], [one.seconds(load_s) for one in messages], num_stages)
+    message_s = [placed.seconds(load_s) for placed in messages]
+    ahead, back = longest_s([placed.message for placed in messages], message_s, num_stages)
     return [a + b for a, b in zip(ahead, back, strict=True)]
 
 
@@ -119,10 +118,11 @@ def round_trips_s(messages: Sequence[PlacedMessage], num_stages: int, load_s: Ne
 
 @dataclass(frozen=True)
 class LinkLoads:
-    """The routes of pairs of devices, as `load_of` has them, receivers included.
+    """The routes of pairs of devices as of `load_of`, receivers charged.
 
-    `resource` [pairs, steps] is a number below `count`; `s_per_byte` [pairs, steps] what a byte loads it with, 0 for a
-    step that is not there; `latency_s` [pairs]. `network` [count] is the resource's number in the network, or -1.
+    Route p crosses `resource` [pairs, steps], numbered from 0, and a byte loads each by `s_per_byte` [pairs, steps],
+    0 for steps beyond its last; `latency_s` [pairs]. `network` [resources] is a resource's number in the network, or -1
+    for a port.
     """
 
     resource: Ints
@@ -132,7 +132,7 @@ class LinkLoads:
 
     @classmethod
     def of(cls, cluster: Cluster, senders: Ints, receivers: Ints) -> "LinkLoads":
-        """The routes from each of `senders` to its one of `receivers`, [pairs] each."""
+        """The routes from `senders` to `receivers` [pairs]."""
         network, machines = cluster.network, cluster.machines
         machine_of = cluster.machine_of
         here, there = machine_of[senders], machine_of[receivers]
@@ -176,27 +176,27 @@ class LinkLoads:
         )
 
     def split(self, users: Mapping[int, int]) -> "LinkLoads":
-        """The same where `users[resource]` users have an equal part each of a resource of the network."""
+        """The same routes where `users[resource]` users each have an equal share of a network resource."""
         if not users:
             return self
         factor = np.array([users.get(number, 1) for number in self.network.tolist()], float)
         return replace(self, s_per_byte=self.s_per_byte * factor[self.resource])
 
     def seconds(self, num_bytes: Floats) -> Floats:
-        """Seconds of messages of `num_bytes` [times, pairs], those of one time at once; 0 where there is no byte."""
-        found = np.zeros(num_bytes.shape)
-        for some, seconds in zip(num_bytes, found, strict=True):
-            load_s = np.bincount(self.resource.ravel(), (some[:, None] * self.s_per_byte).ravel(), len(self.network))
-            np.copyto(seconds, load_s[self.resource].max(axis=1, initial=0.0) + self.latency_s, where=some > 0.0)
-        return found
+        """Seconds of messages of `num_bytes` [times, pairs], those of one time at once; 0 for a message of 0 bytes."""
+        times_s = np.zeros(num_bytes.shape)
+        for amounts, seconds in zip(num_bytes, times_s, strict=True):
+            load_s = np.bincount(self.resource.ravel(), (amounts[:, None] * self.s_per_byte).ravel(), len(self.network))
+            np.copyto(seconds, load_s[self.resource].max(axis=1, initial=0.0) + self.latency_s, where=amounts > 0.0)
+        return times_s
 
 
 class RingLinks:
     """The routes along sub-rings, from each group of a layout to the next.
 
-    All messages of a group carry the same tokens at a turn, of as many heads as their ring has: so a port's load goes
-    with one group's tokens, a resource of the network's with those of the groups whose messages cross it, and many
-    messages take equally long. `kind` [groups · rings] numbers those that do.
+    In a turn all messages of a group carry the same tokens, for as many heads as their ring has. So the load of a port
+    is proportional to the tokens of a single group, that of a network resource to those of the groups whose messages
+    cross it, and many messages take equally long: `kind` [groups · rings] numbers the classes of equal ones.
     """
 
     def __init__(self, loads: LinkLoads, heads: Ints, groups: int) -> None:
@@ -214,7 +214,7 @@ class RingLinks:
         self.network: Ints = loads.network
         _, first = np.unique(kind, return_index=True)
         self._group, self._port_s, self._latency_s = group[first], port_s[first], loads.latency_s[first]
-        # Of what crosses the network: resource by group, its seconds for a byte of every head.
+        # Of network resources: by resource and group, seconds for a byte of every head.
         used, place = np.unique(crossed[shared], return_inverse=True)
         groups_of = np.broadcast_to(group[:, None], shared.shape)[shared]
         codes, where = np.unique(place * groups + groups_of, return_inverse=True)
@@ -224,20 +224,20 @@ class RingLinks:
         self._crossed = np.where(crossed[first] >= 0, np.searchsorted(used, crossed[first]), len(used))
 
     def seconds(self, num_bytes: Floats) -> Floats:
-        """Seconds of each kind of message [times, kinds], where the messages of each group carry `num_bytes` [times,
-        groups] a head; -inf where that is 0."""
-        own = num_bytes[:, self._group]
-        slowest = own * self._port_s
+        """Seconds of each kind of message [times, kinds], where a group's messages carry `num_bytes` [times, groups]
+        per head; -inf where that is 0."""
+        amounts = num_bytes[:, self._group]
+        slowest = amounts * self._port_s
         if len(self._starts):
             load_s = np.add.reduceat(num_bytes[:, self._loading] * self._loads, self._starts, axis=1)
             load_s = np.concatenate([load_s, np.zeros((len(load_s), 1))], axis=1)
             for step in self._crossed.T:
                 np.maximum(slowest, load_s[:, step], out=slowest)
-        return np.where(own > 0.0, slowest + self._latency_s, -np.inf)
+        return np.where(amounts > 0.0, slowest + self._latency_s, -np.inf)
 
 
 class LinkTable:
-    """The links of a cluster, worked out once for each list of pairs. `users` as in `LinkLoads.split`."""
+    """The links of a cluster, memoised by lists of pairs. `users` as of `LinkLoads.split`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -249,7 +249,7 @@ class LinkTable:
         return self._loads[senders.tobytes(), receivers.tobytes(), tuple(sorted(users.items()))]
 
     def rings(self, holders: Ints, heads: Ints, users: Mapping[int, int]) -> RingLinks:
-        """The links of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
+        """The links of rings through the devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
         return self._rings[holders.tobytes(), heads.tobytes(), tuple(sorted(users.items()))]
 
     def _new_loads(self, key: tuple[bytes, bytes, Users]) -> LinkLoads:

@@ -1,18 +1,18 @@
-"""What a stage with a sequence layout takes: seconds of a layer, of embedding and head, and bytes on every device.
+"""The cost of a stage with a sequence layout: seconds of a layer, of embedding and head, and bytes on every device.
 
-Every device holds all weights of the stage's layers and runs norms, projections and MLP on its own tokens. For a
-layer's attention,
-- an all-to-all in its group turns queries, keys and values of its own tokens, all heads, into those of the group's
-  tokens, its own heads; keys and values go to every device that reads their head (`kv_range`);
-- in G steps the keys and values of the G groups come by along the sub-rings, while attention runs over those that are
-  there. What the causal mask hides is not computed, and keys travel on as long as somebody behind needs them. Partial
+Every device holds all weights of the stage's layers and runs norms, projections and MLP on its tokens. For a layer's
+attention,
+- an all-to-all in the device's group turns queries, keys and values of its tokens, for all heads, into those of the
+  group's tokens for its heads; keys and values go to every device that reads their head (`kv_range`);
+- in G steps the keys and values of the G groups pass along the sub-rings, while attention runs over those that have
+  come. What the causal mask hides is not computed, and keys travel as long as a device behind needs them. Partial
   results are merged in FP32 by their log-sum-exp;
 - another all-to-all brings the results back to their tokens.
-The backward mirrors it. Keys and values travel once more, and with each block, one step behind, the gradients of its
-keys and values: every device adds its own in FP32 and sends the sum on in the workload's element type; after G steps
-they are home, where an all-to-all sums what several devices hold of a head. Selective recompute repeats the steps of
-the forward, full recompute the whole layer. Layers do not overlap: one begins when the one before has ended on all
-devices. A layout of one group of one device takes what TP 1 takes.
+The backward mirrors the forward. Keys and values travel once more, and one step behind each block the gradients of its
+keys and values: every device adds its part in FP32 and sends the sum on in the workload's element type; after G steps
+the sums are home, where an all-to-all adds those that several devices hold of a head. Selective recompute repeats the
+steps of the forward, full recompute the whole layer. Layers do not overlap: a layer begins when the one before has
+ended on all devices. A layout of a single group of a single device costs what TP 1 costs.
 """
 
 from collections import Counter
@@ -49,15 +49,14 @@ from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import JOINED
 
-_CELLS = 2**21  # of a table of steps and devices that is worked through at once
+_CELLS = 2**21  # of a table of steps and devices that is computed at once
 
 
 class SequenceStage:
     """Prices one layout at one micro-batch size.
 
-    `sharers`: how many sequence stages of a plan use a resource of the network, where more than this one; each has an
-    equal part of it.
-    Raises InputError where the layout does not fit the problem: see `misfit`.
+    `users`: the number of sequence stages of a plan that use a network resource, for resources that other stages than
+    this one use; each has an equal share. Raises InputError where the layout does not fit the problem: see `misfit`.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class SequenceStage:
         framework: Framework,
         layout: SequenceParallel,
         micro_batch_size: int,
-        sharers: Mapping[int, int] | None = None,
+        users: Mapping[int, int] | None = None,
         links: LinkTable | None = None,
     ) -> None:
         self.problem, self.framework, self.size = problem, framework, micro_batch_size
@@ -74,11 +73,11 @@ class SequenceStage:
         wrong = misfit(layout, problem.workload.seq_len, model.num_heads)
         if wrong is not None:
             raise InputError(f"sequence layout: {wrong}")
-        self.own = members(layout)
-        self._ring_schedule = RingSchedule(self.own, layout.order)
-        self.peers = SequencePeers.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
-        self.kv_heads = kv_heads_of(self.own, model.num_heads, model.num_kv_heads)
-        self._sharers, self._links = sharers or {}, links or LinkTable(problem.cluster)
+        self.members = members(layout)
+        self._ring_schedule = RingSchedule(self.members, layout.order)
+        self.peers = SequencePeers.of(self.members, ring_holders(self.members, model.num_heads, model.num_kv_heads))
+        self.kv_heads = kv_heads_of(self.members, model.num_heads, model.num_kv_heads)
+        self._users, self._links = users or {}, links or LinkTable(problem.cluster)
         self._last_step = self._ring_schedule.last_step()
         self._all_steps = Memo(self._steps_at_once)
         self._layers = Memo(self._time_layer)
@@ -96,26 +95,26 @@ class SequenceStage:
         return max(floor_s, forward_s), max(floor_s + recompute_s, backward_s)
 
     def parts_s(self, policy: str) -> dict[str, Floats]:
-        """Seconds of a layer's forward and backward of each device [devices]: outside attention, in attention, in its
-        group's all-to-alls. What lacks to those of the layer it waits for keys and other devices."""
-        count = len(self.own.device)
-        found = {part: np.zeros(count) for part in ("outside attention", "attention", "all-to-all")}
+        """Seconds of a layer's forward and backward on each device [devices], by part: outside attention, in attention,
+        in the all-to-alls of its group. For the rest of the layer it waits for keys and other devices."""
+        count = len(self.members.device)
+        parts_s = {part: np.zeros(count) for part in ("outside attention", "attention", "all-to-all")}
         for phase in chain(self.forward(), self.backward(policy)):
             if isinstance(phase, Work):
-                found["outside attention"] += phase.seconds
+                parts_s["outside attention"] += phase.seconds
             elif isinstance(phase, RingSteps):
-                found["attention"] += phase.compute_s.sum(axis=0)[phase.device_class]
+                parts_s["attention"] += phase.compute_s.sum(axis=0)[phase.device_class]
             else:
-                slowest = np.zeros(len(self.own.starts))
-                np.maximum.at(slowest, self.own.group[self.peers.senders], phase.message_s)
-                found["all-to-all"] += slowest[self.own.group]
-        return found
+                slowest = np.zeros(len(self.members.starts))
+                np.maximum.at(slowest, self.members.group[self.peers.senders], phase.message_s)
+                parts_s["all-to-all"] += slowest[self.members.group]
+        return parts_s
 
     def _ends_s(self, phases: Iterator[Phase]) -> float:
-        return float(ends_s(self.own, self.peers, phases).max())
+        return float(ends_s(self.members, self.peers, phases).max())
 
     def forward(self, again: bool = False) -> Iterator[Phase]:
-        """The phases of a layer's forward; `again` for recompute."""
+        """The phases of a layer's forward, or of its recompute where `again`."""
         leave_out = again and self.framework.recompute_stops_early
         yield Work(self._dense.before_s())
         yield self._exchanges["qkv"]
@@ -127,7 +126,7 @@ class SequenceStage:
         """The phases of a layer's backward under a recompute policy."""
         passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
         if policy in ("full", JOINED):
-            # Of layers recomputed together, only one may stop early: the last.
+            # Of layers recomputed together only the last may stop early.
             yield from self.forward(again=policy == "full")
         yield Work(self._dense.after_s(*passes))
         yield self._exchanges["out"]
@@ -139,130 +138,132 @@ class SequenceStage:
 
     @cached_property
     def ends_s(self) -> tuple[ComputeTimes, ComputeTimes]:
-        """What the embedding adds to a first stage, and final norm, LM head and loss to a last one: on the slowest."""
+        """The times on the slowest device of the embedding, and of final norm, LM head and loss."""
         model, workload = self.problem.model, self.problem.workload
-        most = [int(self.own.tokens[self._type_of == k].max()) for k in range(len(self._types))]
-        found = []
+        most = [int(self.members.tokens[self._type_of == k].max()) for k in range(len(self._types))]
+        ends = []
         for function in (embedding_compute, head_compute):
-            each = [
+            times = [
                 function(model, replace(workload, seq_len=tokens), gpu, 1, self.size)
                 for gpu, tokens in zip(self._types, most, strict=True)
             ]
-            found.append(ComputeTimes(max(t.forward_s for t in each), max(t.backward_s for t in each)))
-        return found[0], found[1]
+            ends.append(ComputeTimes(max(t.forward_s for t in times), max(t.backward_s for t in times)))
+        return ends[0], ends[1]
 
     def stage_s(self, policies: Sequence[str], first: bool, last: bool) -> tuple[float, float]:
-        """Forward and backward seconds of layers with `policies`, with the embedding (`first`), the head (`last`)."""
+        """Forward and backward seconds of layers with `policies` [layers], of a `first` stage with the embedding, of a
+        `last` one with the head."""
         forward_s = backward_s = 0.0
         for policy, count in Counter(policies).items():
             times = self.layer_s(policy)
             forward_s, backward_s = forward_s + count * times[0], backward_s + count * times[1]
-        for times_s, held in zip(self.ends_s if first or last else (), (first, last), strict=False):
-            if held:
+        for times_s, present in zip(self.ends_s if first or last else (), (first, last), strict=False):
+            if present:
                 forward_s, backward_s = forward_s + times_s.forward_s, backward_s + times_s.backward_s
         return forward_s, backward_s
 
     @cached_property
-    def crossed(self) -> frozenset[int]:
-        """The resources of the network that its messages cross."""
-        found = set(self.exchange_links.network.tolist())
+    def network_resources(self) -> frozenset[int]:
+        """The network resources that its messages cross."""
+        resources = set(self.exchange_links.network.tolist())
         if self._ring_schedule.num_groups > 1:
-            found.update(self.ring_links.network.tolist())
-        return frozenset(found - {-1})
+            resources.update(self.ring_links.network.tolist())
+        return frozenset(resources - {-1})
 
     # ---------------------------------------------------------------- memory
 
     @cached_property
     def alone(self) -> MemoryModel:
-        """Bytes of one device that holds all heads and tokens: its states are those of every device."""
+        """The memory of a single device that holds all heads and tokens, whose states are those of every device."""
         return MemoryModel(self.problem.model, self.problem.workload, self._types[0], 1, self.size)
 
     @cached_property
     def memory(self) -> SequenceMemory:
-        """Bytes on every device."""
+        """The memory of all devices."""
         model, workload = self.problem.model, self.problem.workload
         fused = np.array([float(gpu.flash_attention) for gpu in self._types])[self._type_of]
-        communicators, sizes = Communicators(self.problem.cluster), np.bincount(self.own.group).tolist()
+        communicators, sizes = Communicators(self.problem.cluster), np.bincount(self.members.group).tolist()
         held = [
-            communicators.held(gpu, communicators.layout(gpu, sizes[group], len(sizes)))
+            communicators.total_bytes(gpu, communicators.layout_bytes(gpu, sizes[group], len(sizes)))
             for group, gpu in zip(
-                self.own.group.tolist(), map(self.problem.cluster.gpu_of, self.own.device.tolist()), strict=True
+                self.members.group.tolist(), map(self.problem.cluster.gpu_of, self.members.device.tolist()), strict=True
             )
         ]
         rings, heads = self.peers.rings, self.kv_heads
-        return SequenceMemory(model, workload, self.alone, self.own, rings, heads, fused, np.array(held), self.size)
+        return SequenceMemory(model, workload, self.alone, self.members, rings, heads, fused, np.array(held), self.size)
 
     @cached_property
     def limit_bytes(self) -> Floats:
-        """Usable memory of every device."""
+        """Usable bytes of every device [devices]."""
         return np.array([gpu.usable_memory_bytes for gpu in self._types])[self._type_of]
 
     # ---------------------------------------------------------------- phases
 
     @cached_property
-    def _numbered_types(self) -> tuple[Ints, Ints]:
-        found, numbers = np.unique(self.problem.cluster.type_of[self.own.device], return_inverse=True)
-        return found, numbers
+    def _type_numbers(self) -> tuple[Ints, Ints]:
+        types, numbers = np.unique(self.problem.cluster.type_of[self.members.device], return_inverse=True)
+        return types, numbers
 
     @cached_property
     def _types(self) -> tuple[Gpu, ...]:
         """The GPU types of the devices."""
-        return tuple(self.problem.cluster.types[k] for k in self._numbered_types[0].tolist())
+        return tuple(self.problem.cluster.types[k] for k in self._type_numbers[0].tolist())
 
     @property
     def _type_of(self) -> Ints:
         """The number of each device's type [devices]."""
-        return self._numbered_types[1]
+        return self._type_numbers[1]
 
     def _clock(self, places: Ints) -> OperatorTimes:
-        """The clock of some of the devices."""
+        """The clock of the devices at `places`."""
         clocks = [OperatorTimes(gpu, self.problem.workload.precision) for gpu in self._types]
-        return OperatorTimes.each(clocks, self._type_of[places])
+        return OperatorTimes.of_devices(clocks, self._type_of[places])
 
     @cached_property
     def _dense(self) -> DenseTimes[Floats]:
-        """Operators outside attention."""
-        model, places = self.problem.model, np.arange(len(self.own.device))
-        tokens = self.size * self.own.tokens.astype(float)
+        """Seconds of operators outside attention."""
+        model, places = self.problem.model, np.arange(len(self.members.device))
+        tokens = self.size * self.members.tokens.astype(float)
         clock, shard = self._clock(places), largest_shard(model, 1)
         return dense_times(model, self.problem.workload, clock, shard, tokens, self.framework)
 
     @property
     def _head_bytes(self) -> float:
-        """Of a head of a token position, in all sequences of a micro-batch."""
+        """Bytes of a head of a token position, in all sequences of a micro-batch."""
         return float(self.size * self.problem.model.head_dim * self.problem.workload.element_bytes)
 
     @cached_property
     def exchange_links(self) -> LinkLoads:
         """The links of the all-to-alls."""
-        device = self.own.device
-        return self._links.loads(device[self.peers.senders], device[self.peers.receivers], self._sharers)
+        device = self.members.device
+        return self._links.loads(device[self.peers.senders], device[self.peers.receivers], self._users)
 
     @cached_property
     def ring_links(self) -> RingLinks:
         """The links along the sub-rings."""
         rings = self.peers.rings
-        return self._links.rings(self.own.device[rings.place], rings.kv_heads, self._sharers)
+        return self._links.rings(self.members.device[rings.place], rings.kv_heads, self._users)
 
     @cached_property
     def _exchanges(self) -> dict[str, Exchange]:
-        """All-to-alls that bring queries, keys and values, or results, from the tokens to their heads, and back."""
-        tokens, senders, receivers = self.own.tokens, self.peers.senders, self.peers.receivers
+        """The all-to-alls of queries, keys and values, and of results: from tokens to heads, and back."""
+        tokens, senders, receivers = self.members.tokens, self.peers.senders, self.peers.receivers
         rows = [
-            own[at] * heads[other]
-            for heads in (self.own.heads + 2 * self.kv_heads, self.own.heads)
-            for own, at, other in ((tokens, senders, receivers), (tokens, receivers, senders))
+            held[at] * heads[other]
+            for heads in (self.members.heads + 2 * self.kv_heads, self.members.heads)
+            for held, at, other in ((tokens, senders, receivers), (tokens, receivers, senders))
         ]
-        each = self.exchange_links.seconds(self._head_bytes * np.array(rows, float))
-        return dict(zip(("qkv", "qkv_back", "out", "out_back"), map(Exchange, each), strict=True))
+        message_s = self.exchange_links.seconds(self._head_bytes * np.array(rows, float))
+        return dict(zip(("qkv", "qkv_back", "out", "out_back"), map(Exchange, message_s), strict=True))
 
     @cached_property
     def _classes(self) -> tuple[Ints, Ints]:
-        """Devices that compute alike: an example of each class, and the class of each device."""
-        model, code = self.problem.model, self.own.group
+        """Classes of devices that compute equally long: an example of each [classes], the class of a device
+        [devices]."""
+        model, code = self.problem.model, self.members.group
         for column, most in (
             (self._type_of, len(self._types)),
-            (self.own.heads, model.num_heads + 1),
+            (self.members.heads, model.num_heads + 1),
             (self.kv_heads, model.num_kv_heads + 1),
         ):
             code = code * most + column
@@ -277,7 +278,7 @@ class SequenceStage:
         return self._some_steps(np.arange(self._num_steps(backward)), backward)
 
     def _ring(self, backward: bool) -> Iterator[RingSteps]:
-        """The steps of the rings: in the backward one more, in which the last gradients go home."""
+        """The steps of the rings; the backward has one more, in which the last gradients go home."""
         last, together = self._num_steps(backward), max(1, _CELLS // len(self._classes[0]))
         if together >= last:
             yield self._all_steps[backward]
@@ -287,7 +288,7 @@ class SequenceStage:
 
     def _some_steps(self, steps: Ints, backward: bool) -> RingSteps:
         tokens, source = self._ring_schedule.tokens, self._ring_schedule.source(steps)
-        # A block stays where the last step is that meets queries; its gradients go all the way round, one step behind.
+        # A block stays after the last step that meets queries; its gradients go all the way round, one step behind.
         moved = np.where(steps[:, None] < self._last_step[source], tokens[source], 0)
         if backward:
             moved = moved + np.where(steps[:, None] > 0, tokens[self._ring_schedule.source(steps - 1)], 0)
@@ -297,11 +298,11 @@ class SequenceStage:
         return RingSteps(self._attention_s(steps, backward), message_s, self._classes[1], self.ring_links.kind)
 
     def _attention_s(self, steps: Ints, backward: bool) -> Floats:
-        """Attention at every step, and what sums up its parts [steps, classes of devices]; nothing at the step in which
-        the last gradients go home."""
+        """Seconds of attention at every step, with the sums of its parts [steps, classes]; 0 at the step in which the
+        last gradients go home."""
         model, width, groups = self.problem.model, self.problem.workload.element_bytes, self._ring_schedule.num_groups
         classes = self._classes[0]
-        found = np.zeros((len(steps), len(classes)))
+        total_s = np.zeros((len(steps), len(classes)))
         steps = steps[steps < groups]
         causal, whole, kernels, rows = self._ring_schedule.blocks(steps)
         held = self._ring_schedule.tokens[self._ring_schedule.source(steps)]
@@ -309,16 +310,16 @@ class SequenceStage:
         for fused in set(fused_types.tolist()):
             which = np.flatnonzero(fused_types[self._type_of[classes]] == fused)
             places = classes[which]
-            own, heads, clock = self.own.group[places], self.own.heads[places], self._clock(places)
-            each, some = float(self.size) * heads, kernels[:, own]
-            blocks = Blocks(causal[:, own] * each, whole[:, own] * each, some)
+            group, heads, clock = self.members.group[places], self.members.heads[places], self._clock(places)
+            rows_per_token, launches = float(self.size) * heads, kernels[:, group]
+            blocks = Blocks(causal[:, group] * rows_per_token, whole[:, group] * rows_per_token, launches)
             seconds: Floats = attention_times(clock, fused, model, width, blocks, self.framework)[backward]
             if groups > 1:
-                some, elements = np.minimum(some, 1.0), float(self.size * model.head_dim)
-                moved = rows[:, own] * (elements * (2 * c.ACCUMULATOR_BYTES + width) * heads)
+                runs, elements = np.minimum(launches, 1.0), float(self.size * model.head_dim)
+                moved = rows[:, group] * (elements * (2 * c.ACCUMULATOR_BYTES + width) * heads)
                 if backward:
-                    moved += some * held[:, own] * (elements * 3 * width * 2 * self.kv_heads[places])
-                launches = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS
-                seconds = seconds + clock.memory_s(moved, launches * some)
-            found[: len(steps), which] = seconds
-        return found
+                    moved += runs * held[:, group] * (elements * 3 * width * 2 * self.kv_heads[places])
+                sums = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS
+                seconds = seconds + clock.memory_s(moved, sums * runs)
+            total_s[: len(steps), which] = seconds
+        return total_s

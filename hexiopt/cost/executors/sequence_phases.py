@@ -1,10 +1,10 @@
-"""What the devices of a sequence stage do for a layer, phase after phase, and when they end.
+"""The phases of a layer on the devices of a sequence stage, and when devices end them.
 
-A phase is compute of every device on its own; an all-to-all inside each group, which begins when all of the group are
-ready and keeps them until its last message has come; or steps of the sub-rings. At a step a device computes on the
-keys it has while it sends keys and receives those of its next step, in messages that begin when both ends have begun
-the step (there are two buffers: what comes next lies where what went before lay). The step of a device ends when its
-compute, its sends and its receives have ended.
+A phase is compute, of every device independently; an all-to-all inside each group, which begins when all devices of the
+group are ready and ends for all with its last message; or steps of the sub-rings. In a step a device computes on the
+keys it has while it sends them and receives those of its next step, in messages that begin when both ends have begun
+the step (of two buffers, the one that the last step freed receives). The step of a device ends when its compute, its
+sends and its receives have ended.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RingSteps:
-    """Steps of the rings: seconds of compute [steps, classes of devices], and of the messages from each group to the
-    next [steps, kinds], -inf where none goes; the class of each device, and the kind of each [groups · rings]."""
+    """Steps of the rings: seconds of compute [steps, classes], and of messages from each group to the next [steps,
+    kinds], -inf where there is none; the class of a device [devices], and the kind of a message [groups · rings]."""
 
     compute_s: Floats
     message_s: Floats
@@ -45,27 +45,27 @@ Phase = Work | Exchange | RingSteps
 
 @dataclass(frozen=True)
 class SequencePeers:
-    """Who sends to whom: places among the members [pairs] in all-to-alls, sorted by group; and the sub-rings."""
+    """The pairs that exchange messages: places among the members [pairs] in all-to-alls, sorted by group; sub-rings."""
 
     senders: Ints
     receivers: Ints
     rings: RingHolders
 
     @classmethod
-    def of(cls, own: Members, rings: RingHolders) -> "SequencePeers":
+    def of(cls, members: Members, rings: RingHolders) -> "SequencePeers":
         """All ordered pairs inside the groups, and the rings."""
-        ends = np.append(own.starts[1:], len(own.device))
-        size = (ends - own.starts)[own.group]
+        ends = np.append(members.starts[1:], len(members.device))
+        size = (ends - members.starts)[members.group]
         senders = np.repeat(np.arange(len(size)), size - 1)
         first = np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
-        receivers = own.starts[own.group[senders]] + np.arange(len(senders)) - first
+        receivers = members.starts[members.group[senders]] + np.arange(len(senders)) - first
         return cls(senders, receivers + (receivers >= senders), rings)
 
 
-def ends_s(own: Members, peers: SequencePeers, phases: Iterable[Phase]) -> Floats:
-    """When each device has gone through `phases`, begun together at 0 [devices]."""
-    now = np.zeros(len(own.device))
-    groups = own.group[peers.senders]
+def ends_s(members: Members, peers: SequencePeers, phases: Iterable[Phase]) -> Floats:
+    """Seconds from the start, which all devices share, to the end of `phases` on each device [devices]."""
+    now = np.zeros(len(members.device))
+    groups = members.group[peers.senders]
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
     several = groups[firsts]
     for phase in phases:
@@ -74,11 +74,11 @@ def ends_s(own: Members, peers: SequencePeers, phases: Iterable[Phase]) -> Float
         elif isinstance(phase, RingSteps):
             now = _after_steps(now, peers.rings, phase)
         elif len(several):
-            ready = np.maximum.reduceat(now, own.starts)
+            ready = np.maximum.reduceat(now, members.starts)
             ready[several] += np.maximum.reduceat(phase.message_s, firsts)
-            alone = np.ones(len(own.starts), bool)
+            alone = np.ones(len(members.starts), bool)
             alone[several] = False
-            now = np.where(alone[own.group], now, ready[own.group])
+            now = np.where(alone[members.group], now, ready[members.group])
     return now
 
 

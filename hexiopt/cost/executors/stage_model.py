@@ -1,6 +1,6 @@
-"""Seconds and bytes of a single stage on the devices where it runs, and the route of its messages to the next.
+"""Seconds and bytes of single stages on their devices, and the routes of messages to the next stage.
 
-Everything that repeats is memoised: layers by class of TP groups, routes by their ends.
+Results that recur are memoised: layers by class of TP groups, routes by their ends.
 """
 
 from collections import Counter
@@ -39,15 +39,15 @@ from hexiopt.problem.space import Recompute
 from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.in_flight import InFlight
 
-_KEPT = 50_000  # prices of stages
+_MEMO_SIZE = 50_000  # prices of stages
 
 Contention = tuple[tuple[int, int], ...]
 """Network resources shared by more than one sequence-parallel stage, each with the number of stages that share it."""
 
 
 class StagePlace(NamedTuple):
-    """What the cost of a stage depends on beyond the stage: whether it is the first or the last of its pipeline, what
-    it has in flight, and the ZeRO stage."""
+    """What the cost of a stage depends on besides the stage: whether it is the first or the last of its pipeline, its
+    micro-batches in flight, and the ZeRO stage."""
 
     first: bool
     last: bool
@@ -81,8 +81,8 @@ class _LayoutKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Seconds of one layer for one micro-batch, TP collectives included: of its forward, of its backward, of its
-    forward again where all of it is recomputed, and of attention alone; and what the host takes for a pass."""
+    """Seconds of one layer for one micro-batch, TP collectives included: of its forward, of its backward, of its full
+    recompute, and of attention alone; and the seconds of the host for a pass."""
 
     forward_s: float
     backward_s: float
@@ -92,14 +92,14 @@ class _Layer:
 
 
 def framework_of(problem: Problem, framework: Framework | None = None) -> Framework:
-    """`framework`, our own runtime where none is given, as it executes `problem`: without sequence parallelism where
-    the workload has none."""
+    """`framework`, by default our runtime, as it executes `problem`: without sequence parallelism where the workload
+    has none."""
     framework = framework or default_framework()
     return replace(framework, sequence_parallel=framework.sequence_parallel and problem.workload.sequence_parallel)
 
 
 class StageModel:
-    """Prices single stages of a problem. Raises InputError for a model that is not priced."""
+    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_attention`."""
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, context: ContextParallel | None = None
@@ -116,30 +116,30 @@ class StageModel:
         self._clocks = Memo(self._new_clock)
         self._memory_models = Memo(self._new_memory_model)
         self._sequence_stages = Memo(self._new_sequence_stage, 4096)
-        self._group_costs = Memo(self._price_group, _KEPT)
-        self._layout_costs = Memo(self._price_layout, _KEPT)
+        self._group_costs = Memo(self._price_group, _MEMO_SIZE)
+        self._layout_costs = Memo(self._price_layout, _MEMO_SIZE)
         self._links = LinkTable(cluster)
 
     def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
         """The class of a TP group, whose devices are of one machine."""
         return self.tp_groups.of(devices)
 
-    def measured(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
-        """What the cluster's profile has of the problem's layers in a TP group; our runtime, whose profile it is, has
-        sequence parallelism."""
+    def measurement(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
+        """The times of the problem's layers in a TP group by the cluster's profile; None where it has none, or where
+        several devices lack the sequence parallelism with which our runtime measures profiles."""
         problem = self.problem
         if tp_group.tp > 1 and not problem.workload.sequence_parallel:
             return None
         shape = Shape.of(problem.model, problem.workload)
         gpu = tp_group.gpu
-        found = problem.cluster.profile.times(shape, gpu.type_name, tp_group.tp, micro_batch_size)
-        return found if found is None or gpu.full_speed is None else found.slower(gpu.speed)
+        times = problem.cluster.profile.times(shape, gpu.type_name, tp_group.tp, micro_batch_size)
+        return times if times is None or gpu.full_speed is None else times.slower(gpu.speed)
 
     def _layer(self, tp_group: TpGroup, micro_batch_size: int) -> "_Layer":
         problem, framework, context = self.problem, self.framework, self.context
         model, workload, tp, size = problem.model, problem.workload, tp_group.tp, micro_batch_size
         compute = layer_compute(model, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
-        measured = self.measured(tp_group, micro_batch_size)
+        measured = self.measurement(tp_group, micro_batch_size)
         if measured is not None:
             forward_s, backward_s = measured.layer
             return _Layer(forward_s, backward_s, forward_s, min(compute.attention_s, forward_s))
@@ -148,8 +148,8 @@ class StageModel:
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
         backward_s = compute.backward_s + backward_collectives * collective_s
         if context is not None:
-            exposed_s = context.exposed_s(model, workload, tp, size, compute)
-            forward_s, backward_s = forward_s + exposed_s[0], backward_s + exposed_s[1]
+            extra_s = context.extra_s(model, workload, tp, size, compute)
+            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
         return _Layer(forward_s, backward_s, recompute_s, compute.attention_s, framework.layer_host_s)
 
@@ -160,44 +160,45 @@ class StageModel:
     def _time_layer(self, key: tuple[TpGroup, int, str]) -> tuple[float, float]:
         tp_group, micro_batch_size, policy = key
         times = self._layer(tp_group, micro_batch_size)
-        # Of layers recomputed together the last alone may stop early; in the sum it does not matter which one does.
+        # Of layers recomputed together only the last may stop early; the sum is the same for any of them.
         again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
         host_s = times.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
         return max(times.forward_s, times.host_s), max(times.backward_s + again_s[policy], host_s)
 
     def ends_s(self, tp_group: TpGroup, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
-        """What the embedding adds to a first stage, and final norm, LM head and loss to a last one."""
+        """The times of the embedding on a first stage, and of final norm, LM head and loss on a last one."""
         return self._ends[tp_group, micro_batch_size]
 
     def _time_ends(self, key: tuple[TpGroup, int]) -> tuple[ComputeTimes, ComputeTimes]:
         tp_group, micro_batch_size = key
-        measured = self.measured(tp_group, micro_batch_size)
+        measured = self.measurement(tp_group, micro_batch_size)
         if measured is not None:
             return ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
         model, workload = self.problem.model, self.problem.workload
         # One collective each way: the embedding's sums are scattered, the head's input is gathered. Without sequence
-        # parallelism, sums are all-reduced, of the embedding forward and of the head backward: as long together.
+        # parallelism sums are all-reduced, the embedding's in the forward and the head's in the backward: equally long
+        # in total.
         extra_s = self._collective_s(tp_group, micro_batch_size)
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
-        return embedding.beside(extra_s), head.beside(extra_s)
+        return embedding.plus(extra_s), head.plus(extra_s)
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
-        """Bytes of stages of any length in a TP group."""
+        """The memory of stages of any length in a TP group."""
         return self._memory_models[tp_group.gpu.name, tp_group.tp, micro_batch_size]
 
     def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:
         (name, tp, micro_batch_size), problem = key, self.problem
         gpu = self.tp_groups.gpus[name]
-        reserved = self.communicators.reserved(gpu, tp)
+        reserved = self.communicators.least_bytes(gpu, tp)
         return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved)
 
     def sequence_stage(
         self, layout: SequenceParallel, micro_batch_size: int, contention: Contention = ()
     ) -> SequenceStage:
-        """What a stage with a sequence layout takes, where it shares what it uses of `contention`."""
+        """The price of a stage with a sequence layout, which shares the resources of `contention` that it uses."""
         alone = self._sequence_stages[_LayoutKey(layout, micro_batch_size, ())]
-        shared = tuple([(resource, count) for resource, count in contention if resource in alone.crossed])
+        shared = tuple([(resource, count) for resource, count in contention if resource in alone.network_resources])
         return self._sequence_stages[_LayoutKey(layout, micro_batch_size, shared)] if shared else alone
 
     def _new_sequence_stage(self, key: _LayoutKey) -> SequenceStage:
@@ -207,7 +208,7 @@ class StageModel:
     def stage_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
     ) -> tuple[float, float]:
-        """Forward and backward seconds of a stage for one micro-batch. `recompute` is one policy, or one per layer."""
+        """Forward and backward seconds of a stage for one micro-batch; `recompute` is one policy, or one per layer."""
         forward_s = backward_s = 0.0
         for policy, count in ((recompute[0], num_layers),) if len(recompute) == 1 else Counter(recompute).items():
             layer_s = self.layer_s(tp_group, micro_batch_size, policy)
@@ -228,10 +229,10 @@ class StageModel:
         holders: Sequence[tuple[float, ...]],
         contention: Contention = (),
     ) -> tuple[ExecutorCost, ...]:
-        """What each executor of a stage takes and holds.
+        """The cost of each executor of a stage [executors].
 
-        The states of each copy of its parameters are spread over `holders` devices [copies], one number for all layers
-        or one for each.
+        The states of a parameter copy are spread over `holders` [copies] devices: one number for all layers, or one a
+        layer.
         """
         match stage.parallelism:
             case SequenceParallel() as layout:
@@ -274,10 +275,10 @@ class StageModel:
         num_params = model.num_params(sum(lengths), first, last)
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
-            each = recompute * sum(lengths) if len(recompute) == 1 else recompute
+            layer_policies = recompute * sum(lengths) if len(recompute) == 1 else recompute
             layer_s = partial(self.layer_s, tp_group, samples)
             units = units_of(
-                self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, each, first, last
+                self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, layer_policies, first, last
             )
         return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params, sharding),), units)
 
@@ -288,7 +289,7 @@ class StageModel:
         stage = self.sequence_stage(layout, size, contention)
         spread = {same: StateSharding(zero_stage, stage.alone.mean_holders(same, first, last)) for same in set(holders)}
         memories = {
-            shards: stage.memory.each(stage.memory.stage((policies,), first, last, (count,), shards))
+            shards: stage.memory.per_device(stage.memory.stage((policies,), first, last, (count,), shards))
             for shards in set(spread.values())
         }
         params = stage.alone.num_params(len(policies), first, last)
@@ -314,7 +315,7 @@ class StageModel:
         return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
 
     def forget_stages(self) -> None:
-        """Give back the prices of whole stages; layers, routes and memory models stay."""
+        """Free the memory of the prices of whole stages; layers, routes and memory models stay."""
         self._group_costs.clear()
         self._layout_costs.clear()
 

@@ -23,14 +23,14 @@ class TpGroup:
 
 
 class _Place(NamedTuple):
-    """Where a group is: the first machine of its kind, and the numbers of its devices there."""
+    """The place of a group: the first machine of the kind of its machine, and the numbers of its devices there."""
 
     machine: int
     indices: tuple[int, ...]
 
 
 class _Ring(NamedTuple):
-    """What a class of groups has in common."""
+    """What the groups of a class have in common: GPU type, degree, slowest link."""
 
     gpu: str
     tp: int
@@ -39,7 +39,7 @@ class _Ring(NamedTuple):
 
 
 class TpGroups:
-    """The classes of all groups of a cluster; `gpus` are its types by name."""
+    """The classes of all TP groups of a cluster; `gpus` are its GPU types by name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.gpus = {gpu.name: gpu for gpu in reversed(cluster.types)}
@@ -69,7 +69,7 @@ class TpGroups:
         return TpGroup(self.gpus[ring.gpu], *ring[1:])
 
     def fastest(self, machine: int, degrees: Iterable[int]) -> list[TpGroup]:
-        """For each TP degree, a class at least as fast as any group of that many devices of a machine."""
+        """A class at least as fast as any group of as many devices of machine `machine`, for each of `degrees`."""
         spec = self._cluster.machines[machine]
         pairs = [(i, j) for i in range(spec.num_gpus) for j in range(i)]
         bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))

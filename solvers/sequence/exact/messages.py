@@ -29,7 +29,7 @@ class RingMessage:
 
 
 class SkeletonMessages:
-    """The messages of the skeleton of `variables`; `sharers` as in `SequenceStage`.
+    """The messages of the skeleton of `variables`; `sharers` as the `users` of `SequenceStage`.
 
     `exchange_s` holds, by the names used there, the seconds of the all-to-alls of every group.
     """

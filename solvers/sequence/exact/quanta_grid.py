@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hexiopt.cost.executors.activations import Activations, Held
+from hexiopt.cost.executors.activations import Activations, MicroBatchShare
 from hexiopt.cost.executors.compute import (
     Blocks,
     OperatorTimes,
@@ -98,7 +98,7 @@ class QuantaGrid:
     def _dense(self, gpu: Gpu) -> DenseSeconds:
         """Seconds outside attention of 0 to `resolution` quanta."""
         problem, many = self.problem, np.arange(self.resolution + 1)
-        clock = OperatorTimes.each([OperatorTimes(gpu, problem.workload.precision)], np.zeros_like(many))
+        clock = OperatorTimes.of_devices([OperatorTimes(gpu, problem.workload.precision)], np.zeros_like(many))
         tokens: Floats = self.size * self.quantum * many.astype(float)
         shard = largest_shard(problem.model, 1)
         times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
@@ -173,7 +173,7 @@ class QuantaGrid:
             copied: float = 0,
             travelling: float = 0,
         ) -> tuple[float, float]:
-            amounts = Held(
+            amounts = MicroBatchShare(
                 between=own * quantum,
                 tokens=own * quantum,
                 positions=own * float(self.quantum),

@@ -37,8 +37,8 @@ def fit_memory(v: Variables, need: SkeletonNeeds) -> None:
         g = v.group_of[k]
         parted, ringed = len(v.places[g]) > 1, len(v.places) > 1
         each = grid.bytes_of(gpu, v.skeleton.policy, need.held, parted)
-        inside = communicators.layout(gpu, len(v.places[g]), len(v.places))
-        free_bytes = int(gpu.usable_memory_bytes - states[d] - communicators.held(gpu, inside)) + 1
+        inside = communicators.layout_bytes(gpu, len(v.places[g]), len(v.places))
+        free_bytes = int(gpu.usable_memory_bytes - states[d] - communicators.total_bytes(gpu, inside)) + 1
         for variant in range(2):
             moves = each.travelling[variant]
             own = each.own[variant]

@@ -80,7 +80,7 @@ def test_a_backward_holds_what_counting_says(
         else:
             stored += kept.layer + (kept.internals if group[0] == "none" else 0.0)
             again = max(again, kept.internals if group[0] == "selective" else 0.0)
-    found = memory.layered(policies, False, False, holding(held))
+    found = memory.stage_of_layers(policies, False, False, holding(held))
     assert found.activations == pytest.approx(held * stored + again)
     assert recompute_groups(policies) == list(map(len, groups))
 

@@ -40,6 +40,6 @@ def test_each_phase_is_entered_once(sharding: Sharding) -> None:
     calls = calls_of_a_price(data_parallel(tuple(range(8)), sharding.stage, sharding.groups))
     counts = Counter(calls)
     assert {name: counts[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
-    assert counts["in_lockstep"] == (sharding.stage >= 2)
+    assert counts["apply_lockstep"] == (sharding.stage >= 2)
     if sharding.stage >= 2:  # what executors take was said when they were placed
-        assert not set(OF_STAGES) & set(calls[calls.index("in_lockstep") :])
+        assert not set(OF_STAGES) & set(calls[calls.index("apply_lockstep") :])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.executors.routes import route, shared_tokens
+from hexiopt.cost.executors.routes import route, token_transfers
 from hexiopt.cost.lockstep import backward_s, forward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
@@ -115,7 +115,7 @@ def test_each_token_crosses_once_from_owner_to_owner(data: st.DataObject) -> Non
 
     here, there = ends((0, 1, 2, 3)), ends((4, 5, 6, 7))
     expected = Counter(zip(owners(here), owners(there), strict=True))
-    found = {(a, b): share * seq_len for a, b, share in shared_tokens(here, there)}
+    found = {(a, b): share * seq_len for a, b, share in token_transfers(here, there)}
     assert found == pytest.approx(dict(expected))
     # Everything to machines h and v goes out of machine a's one interface.
     out = TWO.network.transmit_interface(0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.context import state_sharding
 from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding
-from hexiopt.cost.lockstep import backward_s, forward_s, scattered_backward_s
+from hexiopt.cost.lockstep import backward_s, forward_s, scatter_backward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import cluster_from_section
@@ -76,7 +76,7 @@ def test_equal_units_are_the_closed_forms(n: int, c: int, g: int, r: int) -> Non
     assert forward_s([c] * n, [g] * n) == g + (n - 1) * max(c, g) + c
     ends = c if n == 1 else max(c, g) + (n - 2) * max(c, g + r) + max(c, r)
     assert backward_s([c] * n, [g] * n, [r] * n) == g + ends + r
-    assert scattered_backward_s([c] * n, [r] * n) == c + (n - 1) * max(c, r) + r
+    assert scatter_backward_s([c] * n, [r] * n) == c + (n - 1) * max(c, r) + r
 
 
 def test_unequal_units_by_hand() -> None:
@@ -87,7 +87,7 @@ def test_unequal_units_by_hand() -> None:
     assert (
         backward_s([2, 4, 8], [2, 3, 6], [2, 3, 20]) == 6 + max(8, 3) + max(4, 20 + 2) + max(2, 3) + 2
     )  # a large head
-    assert scattered_backward_s([2, 10, 10, 8], [2, 3, 3, 6]) == 8 + max(10, 6) + max(10, 3) + max(2, 3) + 2
+    assert scatter_backward_s([2, 10, 10, 8], [2, 3, 3, 6]) == 8 + max(10, 6) + max(10, 3) + max(2, 3) + 2
 
 
 # ------------------------------------------------------------------ memory

@@ -24,7 +24,7 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     """When replicas end if no message meets another."""
     cost = model.price(plan)
     pipelines = []
-    for placed, priced in zip(model.placed(plan), cost.pipelines, strict=True):
+    for placed, priced in zip(model.place_pipelines(plan), cost.pipelines, strict=True):
         alone = {way.message: way.route.alone_s(way.num_bytes) for way in placed.messages}
         pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
     found: Ends = {}
@@ -38,7 +38,10 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
 def most_ways(model: PlanPricer, plan: Plan) -> int:
     """Of all resources of the network, the most ways of messages over one."""
     over = Counter(
-        resource for placed in model.placed(plan) for way in placed.messages for resource, _ in way.route.shared
+        resource
+        for placed in model.place_pipelines(plan)
+        for way in placed.messages
+        for resource, _ in way.route.shared
     )
     return max(over.values(), default=0)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost import crowded
+from hexiopt.cost import extra_communicators
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors import communicators
 from hexiopt.cost.pricer import PlanPricer
@@ -89,7 +89,10 @@ def test_the_order_of_replicas_changes_nothing(pair: tuple[Problem, Plan], reser
     few communicators."""
     problem, plan = pair
     pipelines = tuple(replace(one, stages=tuple(map(last_first, one.stages))) for one in plan.pipelines)
-    with patch.object(crowded, "RESERVED_GROUPS", reserved), patch.object(communicators, "RESERVED_GROUPS", reserved):
+    with (
+        patch.object(extra_communicators, "RESERVED_GROUPS", reserved),
+        patch.object(communicators, "RESERVED_GROUPS", reserved),
+    ):
         cost, other = (PlanPricer(problem).price(one) for one in (plan, replace(plan, pipelines=pipelines)))
     expected = tuple(mirrored(*both) for both in zip(plan.pipelines, cost.pipelines, strict=True))
     assert_equal(other, replace(cost, pipelines=expected))
@@ -164,5 +167,5 @@ def test_a_crowded_replica_is_priced_wherever_it_stands() -> None:
         held[replicas] = dict(zip((r.devices for r in replicas), (copy.memory for copy in copies), strict=True))
     one, other = held.values()
     assert one == other
-    reserved = communicators.Communicators(cluster).reserved(cluster.gpu_of(16), 1)
+    reserved = communicators.Communicators(cluster).least_bytes(cluster.gpu_of(16), 1)
     assert one[16,].communicators > reserved

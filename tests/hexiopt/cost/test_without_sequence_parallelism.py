@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import MemoryModel
-from hexiopt.cost.executors.routes import route, shared_tokens
+from hexiopt.cost.executors.routes import route, token_transfers
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import write_program
@@ -100,7 +100,7 @@ def test_a_layer_is_priced_as_in_a_framework_without() -> None:
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_every_receiver_takes_a_whole_copy(senders: int, receivers: int) -> None:
     here, there = tuple(range(senders)), tuple(range(8, 8 + receivers))
-    pairs = shared_tokens(here, there, divided=False)
+    pairs = token_transfers(here, there, divided=False)
     assert [(to, share) for _, to, share in pairs] == [(device, 1.0) for device in there]
     loads = [sum(sender == one for one, _, _ in pairs) for sender in here]
     assert max(loads) == ceil(receivers / senders)

@@ -81,7 +81,7 @@ def test_a_stage_holds_what_its_operations_leave(parts: list[int], count: int) -
     pipeline, cost = plan.pipelines[0], pricer.price(plan)
     kept = pricer.stages.memory_model(pricer.tp_group((0,)), 1).activations
     for s, stage in enumerate(pipeline.stages):
-        sizes = [(end - first) * kept.stored("none") for first, end in stage.layers]
+        sizes = [(end - first) * kept.layer_bytes("none") for first, end in stage.layers]
         if s == 0:
             sizes[0] += kept.token_ids
         if s == 1:

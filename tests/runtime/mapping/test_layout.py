@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from hexiopt.cost.crowded import gradient_groups
+from hexiopt.cost.extra_communicators import gradient_groups
 from hexiopt.cost.rings import gradient_rings
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel

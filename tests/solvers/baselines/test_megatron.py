@@ -109,7 +109,7 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
         def needed(length: int) -> float:
             each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
             memory = model.stages.memory_model(tp_group, size)  # noqa: B023
-            return memory.layered(each, at.first, at.last, held, StateSharding(1, 2)).total  # noqa: B023
+            return memory.stage_of_layers(each, at.first, at.last, held, StateSharding(1, 2)).total  # noqa: B023
 
         scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
         room = times.max_layers_by_stage([frozenset([tp_group])] * count, size, "full", 9, 2, chunks, block)[stage]

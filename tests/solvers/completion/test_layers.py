@@ -51,7 +51,9 @@ def stage_time(
     tp_group = pricer.tp_group(groups[s])
     held = in_flight(schedule, StagePosition(s, len(groups), count))
     policies = recompute * n if len(recompute) == 1 else recompute
-    memory = pricer.stages.memory_model(tp_group, size).layered(policies, first, last, held, StateSharding(1, shards))
+    memory = pricer.stages.memory_model(tp_group, size).stage_of_layers(
+        policies, first, last, held, StateSharding(1, shards)
+    )
     if memory.total > tp_group.gpu.usable_memory_bytes:
         return None
     return sum(pricer.stages.stage_s(tp_group, len(policies), first, last, size, policies))

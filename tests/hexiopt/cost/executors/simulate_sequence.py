@@ -39,7 +39,7 @@ def simulate_layer(stage: SequenceStage, phases: Iterable[Phase]) -> tuple[Seque
 class _Simulation:
     def __init__(self, stage: SequenceStage, phases: list[Phase]) -> None:
         self._phases = phases
-        self._group: list[int] = stage.own.group.tolist()
+        self._group: list[int] = stage.members.group.tolist()
         self._size = Counter(self._group)
         self._pairs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # of a group: message, sender, receiver
         for k, (a, b) in enumerate(zip(stage.peers.senders.tolist(), stage.peers.receivers.tolist(), strict=True)):

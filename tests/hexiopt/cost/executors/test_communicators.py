@@ -22,33 +22,33 @@ RANKS = st.lists(st.lists(st.integers(0, 9), min_size=2, unique=True).map(lambda
 def test_groups_by_hand() -> None:
     """NVLink: 24 channels of 12 MiB of buffers, tables of 32. PCIe: 4 channels. GeForce keep buffers in host memory."""
     found = Communicators(INSIDE)
-    assert found.tensor_parallel(A100, 1) == 0
-    assert found.tensor_parallel(A100, 8) == (4 + 32 * 6 + 24 * 12) * MIB
-    assert found.tensor_parallel(V100, 8) == (4 + 16 * 6 + 12 * 12) * MIB
-    assert found.tensor_parallel(A100_PCIE, 2) == (4 + 4 * 6 + 4 * 12) * MIB
-    assert found.tensor_parallel(RTX_4090, 2) == (4 + 4 * 6) * MIB
+    assert found.tp_group_bytes(A100, 1) == 0
+    assert found.tp_group_bytes(A100, 8) == (4 + 32 * 6 + 24 * 12) * MIB
+    assert found.tp_group_bytes(V100, 8) == (4 + 16 * 6 + 12 * 12) * MIB
+    assert found.tp_group_bytes(A100_PCIE, 2) == (4 + 4 * 6 + 4 * 12) * MIB
+    assert found.tp_group_bytes(RTX_4090, 2) == (4 + 4 * 6) * MIB
     # An all-to-all connects a device with the seven others; beside it the ring of all groups.
-    assert found.layout(A100, 8, 1) == (4 + 8 * 6 + 8 * 7 * 12) * MIB
-    assert found.layout(A100, 8, 2) == (4 + 8 * 6 + 8 * 7 * 12 + 4 + 8 * 6 + 8 * 12) * MIB
-    assert found.layout(A100, 1, 2) == (4 + 8 * 6 + 8 * 12) * MIB
+    assert found.layout_bytes(A100, 8, 1) == (4 + 8 * 6 + 8 * 7 * 12) * MIB
+    assert found.layout_bytes(A100, 8, 2) == (4 + 8 * 6 + 8 * 7 * 12 + 4 + 8 * 6 + 8 * 12) * MIB
+    assert found.layout_bytes(A100, 1, 2) == (4 + 8 * 6 + 8 * 12) * MIB
 
 
 def test_every_device_has_room_for_the_groups_of_most_plans() -> None:
     world, sums, pairs = 4 + 6 + 20, 8 * (4 + 2 * (6 + 20)), 8 * (4 + 2 * (6 + 6))
-    assert Communicators(BETWEEN).reserved(A100, 1) == (world + sums + pairs) * MIB
+    assert Communicators(BETWEEN).least_bytes(A100, 1) == (world + sums + pairs) * MIB
     inside = Communicators(INSIDE)
-    assert inside.reserved(A100, 1) == (22 + 8 * (4 + 2 * 18) + pairs) * MIB
-    assert inside.reserved(A100, 4) == inside.reserved(A100, 1) + inside.tensor_parallel(A100, 4)
-    assert Communicators(ALONE).reserved(A100, 1) == 0
-    assert inside.reserved(catalogue()["cpu"], 1) == 0
+    assert inside.least_bytes(A100, 1) == (22 + 8 * (4 + 2 * 18) + pairs) * MIB
+    assert inside.least_bytes(A100, 4) == inside.least_bytes(A100, 1) + inside.tp_group_bytes(A100, 4)
+    assert Communicators(ALONE).least_bytes(A100, 1) == 0
+    assert inside.least_bytes(catalogue()["cpu"], 1) == 0
 
 
 def test_groups_beyond_the_reserved_ones_are_counted() -> None:
     found = Communicators(BETWEEN)
-    reserved = found.reserved(A100, 1)
-    assert found.held(A100, 0.0, RESERVED_GROUPS, RESERVED_GROUPS) == reserved
-    assert found.held(A100, 0.0, RESERVED_GROUPS + 1) == reserved + (4 + 2 * (6 + 20)) * MIB
-    assert found.held(A100, 0.0, 0, RESERVED_GROUPS + 3) == reserved + 3 * (4 + 2 * (6 + 6)) * MIB
+    reserved = found.least_bytes(A100, 1)
+    assert found.total_bytes(A100, 0.0, RESERVED_GROUPS, RESERVED_GROUPS) == reserved
+    assert found.total_bytes(A100, 0.0, RESERVED_GROUPS + 1) == reserved + (4 + 2 * (6 + 20)) * MIB
+    assert found.total_bytes(A100, 0.0, 0, RESERVED_GROUPS + 3) == reserved + 3 * (4 + 2 * (6 + 6)) * MIB
 
 
 def test_channels_are_shared() -> None:
@@ -79,4 +79,4 @@ def test_what_a_device_holds_is_within_what_is_counted(num_groups: int) -> None:
     channels = Channels.of((), [(0, k) for k in range(1, num_groups + 1)], ()).groups.values()
     own = sum(4 + each * (6 + 20) for each in channels) * MIB
     world, pairs = (4 + 6 + 20) * MIB, 8 * (4 + 2 * (6 + 6)) * MIB
-    assert own <= found.held(A100, 0.0, num_groups) - world - pairs
+    assert own <= found.total_bytes(A100, 0.0, num_groups) - world - pairs

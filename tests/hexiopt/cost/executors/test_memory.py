@@ -313,11 +313,11 @@ def test_least_lean_is_the_fewest_that_fit(  # type: ignore[no-untyped-def]
     memory, (faster, smaller) = MemoryModel(model, workload, gpu, tp, size), pair
 
     def needed(n: int, k: int) -> float:
-        return memory.layered((smaller,) * k + (faster,) * (n - k), first, last, held, shards).total
+        return memory.stage_of_layers((smaller,) * k + (faster,) * (n - k), first, last, held, shards).total
 
     limit = needed(layers, min(num_smaller, layers)) + nudge
     counts = range(max(1, layers - 1), layers + 2)
-    found = memory.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
+    found = memory.min_recompute_layers(limit, counts, first, last, smaller, faster, held, shards)
     saves = memory.layer_activation_bytes(faster) > memory.layer_activation_bytes(smaller)
     for n, said in zip(counts, found, strict=True):
         fitting = (k for k in range(1, n) if needed(n, k) <= limit)

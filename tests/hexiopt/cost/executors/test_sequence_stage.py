@@ -82,7 +82,7 @@ def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int
     for policy, first, last in product(RECOMPUTE_POLICIES, (False, True), (False, True)):
         times = stage.stage_s((policy,) * layers, first, last)
         assert times == pytest.approx(model.stage_s(tp_group, layers, first, last, size, policy), rel=1e-12)
-        (memory,) = stage.memory.each(stage.memory.stage(((policy,) * layers,), first, last, (held,), shards))
+        (memory,) = stage.memory.per_device(stage.memory.stage(((policy,) * layers,), first, last, (held,), shards))
         expected = model.stages.memory_model(tp_group, size).stage(layers, first, last, policy, holding(held), shards)
         for part in MEMORY_PARTS:
             assert getattr(memory, part) == pytest.approx(getattr(expected, part), rel=1e-12), part
@@ -99,7 +99,7 @@ def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, Seque
         for event in events:
             for place in {event.place, event.receiver} if event.kind == "ring" else {event.place}:
                 ended[place] = max(ended[place], event.end_s)
-        assert ended == pytest.approx(ends_s(stage.own, stage.peers, phases), rel=1e-9)
+        assert ended == pytest.approx(ends_s(stage.members, stage.peers, phases), rel=1e-9)
     host_s = stage.framework.layer_host_s * (2 if policy == "full" else 1)
     assert stage.layer_s(policy)[1] == pytest.approx(max(host_s, *(event.end_s for event in events)), rel=1e-9)
 
@@ -238,7 +238,7 @@ def test_equal_shards_of_equal_devices_end_together(shape: tuple[int, int], kv_h
     )
     stage = PlanPricer(problem).stages.sequence_stage(SequenceParallel(groups, "zigzag"), 1)
     for phases in (stage.forward(), stage.backward("none")):
-        ended = ends_s(stage.own, stage.peers, phases)
+        ended = ends_s(stage.members, stage.peers, phases)
         assert ended == pytest.approx(np.full(len(ended), ended[0]), rel=1e-9)
 
 
@@ -266,7 +266,7 @@ def test_memory_counts_own_tokens_and_own_heads(
     stage = PlanPricer(problem).stages.sequence_stage(layout, size)
 
     def memory(layers: int) -> tuple[Memory, ...]:
-        return stage.memory.each(stage.memory.stage(((policy,) * layers,), False, False, (held,)))
+        return stage.memory.per_device(stage.memory.stage(((policy,) * layers,), False, False, (held,)))
 
     statistics = 4 * (2 if model.norm_bias else 1)
     ranges = [held_ for group in layout.groups for held_ in head_ranges(group.heads)]

@@ -49,7 +49,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
             held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
             spread = StateSharding(zero, choice.pipelines)
             memories = (model.stages.memory_model(tp_group, 1) for tp_group in tp_groups)
-            return max(memory.layered(chunk, *ends, held, spread).total for memory in memories)
+            return max(memory.stage_of_layers(chunk, *ends, held, spread).total for memory in memories)
 
         for split in planner.splits(order, choice):
             found += 1

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from hexiopt.cost.crowded import gradient_groups, message_pairs
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
+from hexiopt.cost.extra_communicators import gradient_groups, message_pairs
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
@@ -43,7 +43,7 @@ def test_a_device_in_many_groups_holds_more(pricer: PlanPricer) -> None:
     cost = pricer.price(own)
     held = [copy.memory.communicators for line in cost.pipelines for stage in line.stages for copy in stage.copies]
     found, gpu = Communicators(CLUSTER), CLUSTER.gpu_of(0)
-    assert held == [found.held(gpu, 0.0, RESERVED_GROUPS + 2), *[found.reserved(gpu, 1)] * 10]
+    assert held == [found.total_bytes(gpu, 0.0, RESERVED_GROUPS + 2), *[found.least_bytes(gpu, 1)] * 10]
     # Pipelines that are given with the price of before, or without, come to the same.
     assert pricer.price(own, pricer.pipelines(own)) == pricer.price(own, cost.pipelines) == cost
 
@@ -82,5 +82,5 @@ def test_pairs_beyond_the_reserved_ones_are_counted(pricer: PlanPricer) -> None:
     own = Plan((pipeline([8, 16, 24], [(8,), tuple(range(8)), (9,)]),), ONE_F_ONE_B, Sharding(0))
     stages = pricer.price(own).pipelines[0].stages
     found, gpu = Communicators(CLUSTER), CLUSTER.gpu_of(0)
-    assert stages[0].memory.communicators == found.held(gpu, 0.0, 0, 16)
-    assert stages[1].memory.communicators == found.reserved(gpu, 8)
+    assert stages[0].memory.communicators == found.total_bytes(gpu, 0.0, 0, 16)
+    assert stages[1].memory.communicators == found.least_bytes(gpu, 8)
