@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hexiopt.schedules.recurrence import pipeline_graph
+from hexiopt.cost.clock.clock import Clock
+from hexiopt.cost.clock.folding import PipelineLanes
+from hexiopt.cost.place import PlacedPipeline
+from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
 
 
@@ -25,6 +28,13 @@ class ExecutorLink:
     seconds: float
 
 
+def graph_ends_s(graph: PipelineGraph, message_s: Sequence[float]) -> tuple[float, ...]:
+    """When each executor of a pipeline ends its last operation, if the messages on each link take `message_s`."""
+    lanes = PipelineLanes.fixed(message_s)
+    placed = PlacedPipeline(graph.schedule, graph.num_micro_batches, (), (), (), lanes, graph)
+    return Clock().times([placed])[0].executor_end_s
+
+
 def chain_ends_s(
     schedule: Schedule,
     forward_s: Sequence[float],
@@ -42,7 +52,7 @@ def chain_ends_s(
     links = (*((False, s, s + 1) for s in range(last)), *((True, s + 1, s) for s in range(last)))
     chunk_s = tuple([((f, b),) for f, b in zip(forward_s, backward_s, strict=True)])
     graph = pipeline_graph(schedule, last + 1, num_micro_batches, tuple(range(last + 1)), chunk_s, links)
-    return graph.ends_s([*send_forward_s, *send_backward_s])
+    return graph_ends_s(graph, [*send_forward_s, *send_backward_s])
 
 
 def executor_ends_s(
@@ -64,4 +74,4 @@ def executor_ends_s(
         tuple([executor.chunk_s for executor in executors]),
         tuple([(link.backward, link.sender, link.receiver) for link in links]),
     )
-    return graph.ends_s([link.seconds for link in links])
+    return graph_ends_s(graph, [link.seconds for link in links])

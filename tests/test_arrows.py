@@ -38,7 +38,7 @@ NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 FURTHER = {
     **{path: {"numba"} for path in ("hexiopt/bounds/box_stages.py", "hexiopt/bounds/kernel.py")},
-    **{path: {"numba"} for path in ("hexiopt/cost/clock/events.py", "hexiopt/schedules/kernel.py")},
+    "hexiopt/cost/clock/events.py": {"numba"},
     "hexiopt/frame.py": {"pandas"},
     "hexiopt/files/hub.py": {"huggingface_hub"},
     "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},

@@ -16,7 +16,6 @@ from solvers.compiled.kernels import forget_stale
 
 SOURCES = (
     "hexiopt/cost/clock/events.py",
-    "hexiopt/schedules/kernel.py",
     "hexiopt/bounds/box_stages.py",
     "hexiopt/bounds/kernel.py",
     "solvers/compiled/batches.py",

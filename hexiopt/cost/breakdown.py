@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hexiopt.cost.clock.clock import Clock
+from hexiopt.cost.clock.folding import PipelineLanes
 from hexiopt.cost.context import contentions
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import ComputeTimes
@@ -70,7 +72,9 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     number = max(range(len(priced.executor_end_s)), key=priced.executor_end_s.__getitem__)
     s, r = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))][number]
     busy = busy_time(model, plan, cost, p, s, r)
-    silent_s = model.place_pipelines(plan)[p].graph.ends_s([0.0] * len(priced.messages))[number]
+    placed = model.place_pipelines(plan)[p]
+    silent = replace(placed, lanes=PipelineLanes.fixed([0.0] * len(placed.messages)))
+    silent_s = Clock().times([silent])[0].executor_end_s[number]
     optimizer_s = cost.optimizer_s
     if plan.sharding.gathers_weights:
         copies = (copy for line in cost.pipelines for stage in line.stages for copy in stage.copies)

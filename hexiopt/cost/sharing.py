@@ -1,22 +1,16 @@
 """How the messages of all pipelines of a plan share the network, and when executors end for it.
 
-The price shares it as it is used: a message has a part of its resources for as long as it is under way, beside those
-that are under way with it (`FairShares`). Searches also need an estimate that knows each pipeline by itself: there all
-messages of a step share all the time (`StaticShares`).
+A message has a part of its resources for as long as it is under way, beside those that are under way with it.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from hexiopt.cost.clock.clock import Clock, PipelineTimes
+from hexiopt.cost.clock.clock import Clock
 from hexiopt.cost.cost import PipelineCost, StageCost
-from hexiopt.cost.executors.network_load import executor_loads, total_load
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
-from hexiopt.schedules.recurrence import PipelineGraph
 from hexiopt.simulation.engine import SimulatedLink, Span, StageTimes, Step, link_of
-
-_MEMO_SIZE = 50_000  # pipelines, each with the seconds of its messages
 
 
 class NetworkModel(Protocol):
@@ -45,7 +39,12 @@ class FairShares:
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        return _pipeline_costs(placed, self._clock.times(placed))
+        return tuple(
+            [
+                PipelineCost(line.stages, line.plain_messages, message_s, ends_s, max(ends_s))
+                for line, (ends_s, message_s) in zip(placed, self._clock.times(placed), strict=True)
+            ]
+        )
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
@@ -57,59 +56,15 @@ class FairShares:
         self._spans.clear()
 
 
-class StaticShares:
-    """A network whose resources are shared all the time by all messages that ever use them: what the compiled search
-    (`solvers/compiled`) estimates plans by."""
-
-    def __init__(self) -> None:
-        self._ends = Memo(_ends_s, _MEMO_SIZE)  # pipelines that are equal but for their devices end alike
-
-    def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
-        """As of `NetworkModel`."""
-        load_s = total_load([item for line in placed for item in executor_loads(line.messages)])
-        times = []
-        for line in placed:
-            message_s = tuple([message.seconds(load_s) for message in line.messages])
-            times.append(PipelineTimes(self._ends[line.graph, message_s], message_s))
-        return _pipeline_costs(placed, times)
-
-    def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
-        """As of `NetworkModel`; all transfers of a message take equally long."""
-        line, cost = placed[number], priced[number]
-        links = [
-            link_of(number, message, seconds, len(cost.stages))
-            for message, seconds in zip(cost.messages, cost.message_s, strict=True)
-        ]
-        return Step({number: (line.num_micro_batches, _stage_times(cost.stages))}, line.schedule, links).spans()
-
-    def forget(self) -> None:
-        """As of `NetworkModel`."""
-        self._ends.clear()
-
-
-def _pipeline_costs(placed: Sequence[PlacedPipeline], times: Sequence[PipelineTimes]) -> tuple[PipelineCost, ...]:
-    return tuple(
-        [
-            PipelineCost(line.stages, line.plain_messages, message_s, ends_s, max(ends_s))
-            for line, (ends_s, message_s) in zip(placed, times, strict=True)
-        ]
-    )
-
-
-def _stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
+def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
     """What the executors of each stage take, as the simulation asks for it."""
     return [tuple([executor.chunk_s for executor in stage.executors]) for stage in stages]
-
-
-def _ends_s(key: tuple[PipelineGraph, tuple[float, ...]]) -> tuple[float, ...]:
-    graph, message_s = key
-    return graph.ends_s(message_s)
 
 
 def _simulate(placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
     """All spans of pipelines that share the network, in the order in which they end."""
     links = [link for p, line in enumerate(placed) for link in _links(p, line)]
-    running = {p: (line.num_micro_batches, _stage_times(line.stages)) for p, line in enumerate(placed)}
+    running = {p: (line.num_micro_batches, stage_times(line.stages)) for p, line in enumerate(placed)}
     return tuple(Step(running, placed[0].schedule, links).spans())
 
 

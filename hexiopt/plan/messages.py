@@ -97,3 +97,8 @@ def longest_s(
         if seconds > longest[boundary]:
             longest[boundary] = seconds
     return tuple(ahead[: num_stages - 1]), tuple(back[: num_stages - 1])
+
+
+def round_trips_s(messages: Sequence[Message], message_s: Sequence[float], num_stages: int) -> list[float]:
+    """Seconds of the longest message ahead plus the longest back, at each boundary of a pipeline [stages − 1]."""
+    return [ahead + back for ahead, back in zip(*longest_s(messages, message_s, num_stages), strict=True)]

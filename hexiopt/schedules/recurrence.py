@@ -5,13 +5,8 @@ all its messages have come. Executors that exchange samples have a link in each 
 operation ends and the messages before it on the link are through; receives are posted early, so an executor computes
 while messages travel. Layer range c of stage s is virtual stage c · p + s of p stages, so that with several ranges the
 last stage sends to the first as well. `hexiopt/simulation/engine.py` replays the same rules event by event.
-
-The steady part of a schedule is a max-plus linear system, which sooner or later moves by the same times over and over
-(Baccelli et al., "Synchronization and Linearity", theorem 3.109). Such periods are skipped (`kernel.py`), so that a
-pipeline of a million micro-batches takes hardly longer than one of a hundred.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan
@@ -47,18 +42,6 @@ class PipelineGraph:
     def with_times(self, chunk_s: tuple[tuple[tuple[float, ...], ...], ...]) -> "PipelineGraph":
         """The same pipeline whose executors take `chunk_s`."""
         return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
-
-    def ends_s(self, message_s: Sequence[float]) -> tuple[float, ...]:
-        """When each executor ends its last operation [executors], if the messages on each link take `message_s`.
-
-        Seconds from the step's start. The pipeline must not break the schedule's rule. Raises InputError where
-        operations wait for each other for ever.
-        """
-        from hexiopt.schedules.kernel import ends_s  # only here, as numba takes a second to start
-
-        seconds = [s for chunks in self.chunk_s for chunk in chunks for s in chunk]
-        ends = ends_s(np.array([*seconds, *message_s]), self._order, self._wiring).tolist()
-        return tuple(refuse_deadlock(self.schedule, ends))
 
     @property
     def _order(self) -> Ints:

@@ -7,10 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.executors.network_load import PlacedMessage, executor_loads, round_trips_s, total_load
 from hexiopt.cost.executors.routes import place_messages
 from hexiopt.memo import Memo
-from hexiopt.plan.messages import messages_of
+from hexiopt.plan.messages import messages_of, round_trips_s
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.space import layer_ranges
 from hexiopt.schedules.schedule import Schedule
@@ -90,8 +89,7 @@ class _Traffic:
     works: tuple[Works, ...]  # of each stage in all of them
     examples: tuple[int, ...]  # rows that differ
     example_of: tuple[int, ...]  # of each row, which of them stands for it
-    messages: tuple[tuple[PlacedMessage, ...], ...] = ()  # of the examples
-    load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
+    trips_s: tuple[tuple[float, ...], ...]  # round trips of each row
 
 
 class PipelineTimer:
@@ -110,19 +108,11 @@ class PipelineTimer:
         ] = Memo(lambda key: self._time(*key), _KEPT)
 
     def trips_s(self, partition: Partition) -> list[RoundTrips]:
-        """Seconds of the round trips in every pipeline group while the messages of all groups share the network."""
-        each = [
-            self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1]
+        """Seconds of the round trips in every pipeline group, of messages that meet no others."""
+        return [
+            self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1].trips_s
             for pipeline_group in partition.pipeline_groups
         ]
-        if self._stages is None:
-            return [tuple(map(self._alone_s, own.placed_pipelines)) for own in each]
-        load_s = total_load(item for own in each for item in own.load)
-        found = []
-        for own in each:
-            trips = [tuple(round_trips_s(messages, len(own.placed_pipelines[0]), load_s)) for messages in own.messages]
-            found.append(tuple([trips[k] for k in own.example_of]))
-        return found
 
     def chunks(self, pipeline_group: PipelineGroup, partition: Partition) -> int:
         """Layer ranges per stage of a pipeline group: as many as the partition asks for, or as many as possible."""
@@ -218,24 +208,21 @@ class PipelineTimer:
         example_of = tuple([numbers.setdefault(self._places(placed), len(numbers)) for placed in placed_pipelines])
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._stages is None:
-            return _Traffic(placed_pipelines, works, examples, example_of)
+            return _Traffic(placed_pipelines, works, examples, example_of, tuple(map(self._alone_s, placed_pipelines)))
         sample_bytes = self._stages.routes.message_bytes(1)
-        found = tuple(
-            place_messages(
+        trips = []
+        for k in examples:
+            messages = place_messages(
                 messages_of(tuple([executor.samples for executor in placed_pipelines[k]]), wraps),
                 [executor.groups for executor in placed_pipelines[k]],
                 self._stages.routes.between,
                 sample_bytes,
             )
-            for k in examples
-        )
-        counts = map(example_of.count, range(len(examples)))
-        load = total_load(
-            (resource, count * seconds)
-            for own, count in zip(found, counts, strict=True)
-            for resource, seconds in executor_loads(own)
-        )
-        return _Traffic(placed_pipelines, works, examples, example_of, found, tuple(load.items()))
+            alone_s = [route.alone_s(num_bytes) for _, route, num_bytes in messages]
+            trips.append(
+                tuple(round_trips_s([message for message, _, _ in messages], alone_s, len(placed_pipelines[k])))
+            )
+        return _Traffic(placed_pipelines, works, examples, example_of, tuple([trips[k] for k in example_of]))
 
     def _places(self, placed: PlacedPipeline) -> Hashable:
         """A key, equal for pipelines with equally fast stages and equal routes; other pricers may distinguish all

@@ -15,7 +15,6 @@ from hexiopt import bounds
 from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
-from hexiopt.cost.sharing import StaticShares
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.plan import Plan
 from hexiopt.solving import Pricer, solver
@@ -24,6 +23,7 @@ from hexiopt.solving.result import OPTIMALITY_TOLERANCE, Status
 from hexiopt.testing import check_pricer
 from solvers.core import search
 from solvers.registry import names
+from tests.alone import Alone
 from tests.conftest import STRESS
 from tests.slow import slow_but
 
@@ -229,7 +229,7 @@ STRANGERS: dict[str, Callable[[hx.Problem], Any]] = {
     "a wrapper": Foreign,
     "a subclass": Subclass,
     "an object with another price": patched,
-    "another network": lambda problem: PlanPricer(problem, network=StaticShares()),
+    "another network": lambda problem: PlanPricer(problem, network=Alone()),
     "another framework": executed_by(gradient_sums="beside"),
     "a framework that gathers early": executed_by(overlaps_weights=True),
     "a framework that could be bounded": executed_by(gradient_sums="after"),

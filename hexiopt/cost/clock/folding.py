@@ -59,6 +59,11 @@ class PipelineLanes(NamedTuple):
                 lanes.append((route.latency_s + port_s, inf, ()))
         return cls(lane_shape(tuple(lanes)), tuple(resources))
 
+    @classmethod
+    def fixed(cls, message_s: Iterable[float]) -> "PipelineLanes":
+        """Lanes over which messages take `message_s` [messages], whatever else goes."""
+        return cls(lane_shape(tuple([(seconds, inf, ()) for seconds in message_s])), ())
+
     def by_message(self) -> tuple[Lane, ...]:
         """The lane of each message [messages]."""
         crossing = iter(self.resources)

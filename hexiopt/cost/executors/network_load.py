@@ -6,7 +6,7 @@ its users needs it alone, and a transfer takes as long as the most loaded resour
 Messages between stages, gradient rings, links of sequence layouts and moves of states all follow this rule.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.memo import Memo
-from hexiopt.plan.messages import Message, longest_s
+from hexiopt.plan.messages import Message
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.network import Network
 
@@ -101,16 +101,6 @@ def executor_loads(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float]
             both = load_s.setdefault((message.stage, message.sender, resource), [0.0, 0.0])
             both[message.backward] += s_per_byte * num_bytes
     return tuple([(resource, max(both)) for (_, _, resource), both in load_s.items()])
-
-
-def round_trips_s(messages: Sequence[PlacedMessage], num_stages: int, load_s: NetworkLoad) -> list[float]:
-    """Seconds of the longest message ahead plus the longest back, at each boundary of a pipeline [stages − 1].
-
-    `load_s`: the seconds for which all messages need each network resource, those of `messages` included.
-    """
-    message_s = [placed.seconds(load_s) for placed in messages]
-    ahead, back = longest_s([placed.message for placed in messages], message_s, num_stages)
-    return [a + b for a, b in zip(ahead, back, strict=True)]
 
 
 # ------------------------------------------------------------------ many transfers at once

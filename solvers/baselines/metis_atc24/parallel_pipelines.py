@@ -5,9 +5,9 @@ They have the same replicas, layers and gradients; the plan space bounds the mic
 
 from collections.abc import Callable, Sequence
 
-from hexiopt.cost.executors.network_load import Route, executor_loads, round_trips_s, total_load
+from hexiopt.cost.executors.network_load import Route, executor_loads, total_load
 from hexiopt.cost.executors.routes import place_messages
-from hexiopt.plan.messages import messages
+from hexiopt.plan.messages import messages, round_trips_s
 from hexiopt.plan.parallelism import Replica, TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
@@ -80,5 +80,8 @@ def boundaries_s(
         for pipeline, executors in zip(pipelines, layouts, strict=True)
     ]
     load = total_load(item for of_pipeline in sent for item in executor_loads(of_pipeline))
-    each = [round_trips_s(of_pipeline, len(pipelines[0].stages), load) for of_pipeline in sent]
+    each = [
+        round_trips_s([one.message for one in placed], [one.seconds(load) for one in placed], len(pipelines[0].stages))
+        for placed in sent
+    ]
     return [max(trips) for trips in zip(*each, strict=True)]

@@ -11,7 +11,6 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import StaticShares
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.numbers import coefficients as c
@@ -23,6 +22,7 @@ from hexiopt.reading import Section
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
+from tests.alone import Alone
 from tests.models import TINY
 from tests.strategies import format_plans, plans, problems, problems_with_plans, roomy_problems_with_plans
 
@@ -95,9 +95,9 @@ def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data
 
 @given(pair=problems_with_plans(max_batch=20))
 def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, Plan]) -> None:
-    """Under static shares: where messages share the network as they go, a later one may meet fewer."""
+    """While messages go alone: where they share the network, one that starts later may meet fewer."""
     problem, plan = pair
-    model = PlanPricer(problem, network=StaticShares())
+    model = PlanPricer(problem, network=Alone())
 
     def with_policy(policy: str) -> Plan:
         return replace(

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import StaticShares
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
+from tests.alone import Alone
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 from tests.solvers import problems
-from tests.spans import all_spans
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 Ends = dict[tuple[int, int, int], float]
@@ -22,17 +21,12 @@ Ends = dict[tuple[int, int, int], float]
 
 def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     """When replicas end if no message meets another."""
-    cost = model.price(plan)
-    pipelines = []
-    for placed, priced in zip(model.place_pipelines(plan), cost.pipelines, strict=True):
-        alone = {way.message: way.route.alone_s(way.num_bytes) for way in placed.messages}
-        pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
-    found: Ends = {}
-    for span in all_spans(model.with_network(StaticShares()), plan, replace(cost, pipelines=tuple(pipelines))):
-        if not span.is_message:
-            at = span.pipeline, span.stage, span.executor
-            found[at] = max(found.get(at, 0.0), span.end_s)
-    return found
+    return {
+        (p, s, r): end_s
+        for p, pipeline in enumerate(model.with_network(Alone()).price(plan).pipelines)
+        for s, ends in enumerate(pipeline.replica_end_s)
+        for r, end_s in enumerate(ends)
+    }
 
 
 def most_ways(model: PlanPricer, plan: Plan) -> int:
@@ -47,11 +41,11 @@ def most_ways(model: PlanPricer, plan: Plan) -> int:
 
 
 @given(pair=problems_with_plans(max_batch=20) | roomy_problems_with_plans())
-def test_no_earlier_than_alone_and_as_estimated_where_nothing_is_shared(pair: tuple[Problem, Plan]) -> None:
+def test_no_earlier_than_alone_and_as_alone_where_nothing_is_shared(pair: tuple[Problem, Plan]) -> None:
     """And as the event simulation says, to the last digit."""
     problem, plan = pair
     model = PlanPricer(problem)
-    cost, estimate = model.price(plan), model.with_network(StaticShares()).price(plan)
+    cost, estimate = model.price(plan), model.with_network(Alone()).price(plan)
     for (p, s, r), end_s in ends_alone(model, plan).items():
         assert cost.pipelines[p].replica_end_s[s][r] >= end_s * (1 - 1e-9)
     if most_ways(model, plan) <= 1:
@@ -88,12 +82,13 @@ def side_by_side(first: int, second: int) -> tuple[PlanPricer, Plan]:
 
 def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     model, plan = side_by_side(4, 4)
-    cost, estimate = model.price(plan), model.with_network(StaticShares()).price(plan)
-    assert cost.pipeline_s == pytest.approx(estimate.pipeline_s, rel=1e-9)
+    (pipeline, _), latency_s = model.price(plan).pipelines, model.problem.cluster.network.pair_latency(0, 2)
+    alone_s = [message.route.alone_s(message.num_bytes) for message in model.place_pipelines(plan)[0].messages]
+    assert pipeline.message_s == pytest.approx([2 * seconds - latency_s for seconds in alone_s])
 
     model, plan = side_by_side(1, 6)
-    cost, estimate = model.price(plan), model.with_network(StaticShares()).price(plan)
-    message_s = estimate.pipelines[0].send_forward_s[0]
+    cost = model.price(plan)
+    message_s = cost.pipelines[0].send_forward_s[0]
     layers_s = [stage.forward_s for stage in cost.pipelines[0].stages]
     assert message_s < layers_s[0], "the first message is there before the second one leaves"
     ends = {
@@ -103,7 +98,6 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
         for r, end in enumerate(stage_ends)
     }
     assert ends == pytest.approx(ends_alone(model, plan), rel=1e-9)
-    assert cost.pipeline_s < estimate.pipeline_s
     facts = PlanFacts(model.problem, plan, cost, pricer=model)
     drawn = {(s.pipeline, s.stage, s.executor): s.end_s for p in (0, 1) for s in facts.spans(p) if not s.is_message}
     assert drawn == ends
@@ -116,5 +110,5 @@ def test_sequence_layouts_end_when_the_event_simulation_says() -> None:
     cost = model.price(plan)
     ends = {(s.stage, s.executor): s.end_s for s in model.spans(plan, cost, 0) if not s.is_message}
     assert tuple(ends[at] for at in sorted(ends)) == cost.pipelines[0].executor_end_s
-    estimate = model.with_network(StaticShares()).price(plan)
+    estimate = model.with_network(Alone()).price(plan)
     assert cost.step_time_s == pytest.approx(estimate.step_time_s), "no message meets another"
