@@ -36,6 +36,7 @@ class BusyTime:
     all_to_all_s: float = 0.0  # of a sequence layout
     sequence_waiting_s: float = 0.0  # for keys and for other devices of a sequence layout
     lockstep_s: float = 0.0  # from ZeRO-2 on: gathers, scatters and slower holders
+    quantization_s: float = 0.0  # of messages
 
     @property
     def compute_s(self) -> float:
@@ -60,8 +61,8 @@ class Breakdown(NamedTuple):
 def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     """Where the step of `plan` goes, which `model` has priced as `cost`.
 
-    Messages are by how much the executor would end earlier if none took time, the bubble what it then still waits. The
-    optimizer is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage shards weights, is
+    Messages are by how much the executor would end earlier if none took time, and its seconds of quantising them; the
+    bubble is what it then still waits. The optimizer is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage shards weights, is
     their all-gather.
     """
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
@@ -80,7 +81,7 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
         "TP collectives": count * busy.tensor_parallel_s,
         "sequence collectives and waiting": count * (busy.all_to_all_s + busy.sequence_waiting_s),
         "gathers, scatters and slower holders": count * busy.lockstep_s,
-        "messages": cost.pipeline_s - silent_s,
+        "messages": cost.pipeline_s - silent_s + count * busy.quantization_s,
         "bubble": silent_s - count * busy.total_s,
         "gradient sync": cost.gradient_sync_s,
         "optimizer": optimizer_s,
@@ -94,6 +95,7 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
     within, given = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
     stages, size, ends = model.stages, within.micro_batch_size, (stage == 0, stage == len(within.stages) - 1)
     policies = list(chain.from_iterable(given.policies()))
+    priced = cost.pipelines[pipeline].stages[stage].executors[executor]
     match given.parallelism:
         case SequenceParallel() as layout:
             times = stages.sequence_stage(layout, size, contentions(plan, stages)[pipeline])
@@ -101,9 +103,9 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
         case groups:
             tp_group = stages.tp_group(groups.executors[executor])
             busy = _of_group(stages, tp_group, groups.samples(size)[executor], policies, ends)
+    busy = replace(busy, quantization_s=2 * priced.quantization_s)
     if plan.sharding.stage < 2:
         return busy
-    priced = cost.pipelines[pipeline].stages[stage].executors[executor]
     return replace(busy, lockstep_s=priced.forward_s + priced.backward_s - busy.total_s)
 
 
@@ -135,7 +137,7 @@ def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, 
     spent_s = {part: sum(n * float(each[policy][part][device]) for policy, n in counts.items()) for part in plain_s}
     computed_s = spent_s["outside attention"] + spent_s["attention"]
     embedding_s, head_s = _ends_s(times.ends_s, ends)
-    whole_s = sum(times.stage_s(policies, *ends))
+    whole_s = sum(times.stage_s(policies, *ends)) - 2 * (2 - sum(ends)) * times.quantization_s
     return BusyTime(
         plain_s["outside attention"],
         plain_s["attention"],

@@ -7,6 +7,7 @@ from typing import Generic
 from hexiopt.cost.executors.compute import Amount, at_least
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import QUANTIZED_BYTES
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.operators import Shard
 from hexiopt.problem.workload import JOINED, Workload
@@ -75,9 +76,12 @@ class Activations(Generic[Amount]):
         copies = held.attended * width * 2.0 * dim * held.copied_kv_heads
         log_sum_exp = held.attended * held.heads * c.ACCUMULATOR_BYTES * held.fused
         internals = copies + held.scores * held.heads * width + log_sum_exp + held.parted * held.attended * width * q
-        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
-        # cosines of all positions.
-        buffers = held.tokens * width * 2.0 * hidden * held.gathered + held.between * width * 4.0 * hidden
+        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way, of which a
+        # gradient is dequantised beside them; sines and cosines of all positions.
+        message_bytes = 4.0 * workload.message_bytes(hidden)
+        if workload.message_precision != TRAINING:
+            message_bytes += width * hidden
+        buffers = held.tokens * width * 2.0 * hidden * held.gathered + held.between * message_bytes
         if model.rope:
             buffers = buffers + held.positions * (width * 2.0 * dim)
         # The loss keeps probabilities, in FP32; or, in chunks, the gradients of what the head reads and of the head.

@@ -36,6 +36,7 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.network_load import LinkLoads, LinkTable, RingLinks
+from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, RingSteps, SequencePeers, Work, ends_s
 from hexiopt.errors import InputError
@@ -160,7 +161,15 @@ class SequenceStage:
         for times_s, held in zip(self.ends_s if first or last else (), (first, last), strict=False):
             if held:
                 forward_s, backward_s = forward_s + times_s.forward_s, backward_s + times_s.backward_s
-        return forward_s, backward_s
+        message_s = (2 - first - last) * self.quantization_s
+        return forward_s + message_s, backward_s + message_s
+
+    @cached_property
+    def quantization_s(self) -> float:
+        """Seconds in which the slowest device quantises its part of a message, or dequantises it."""
+        tokens = self.size * self.own.tokens.astype(float)
+        clock = self._clock(np.arange(len(self.own.device)))
+        return float(quantization_s(clock, self.problem.model, self.problem.workload, tokens).max())
 
     @cached_property
     def crossed(self) -> frozenset[int]:
