@@ -62,8 +62,8 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     """Where the step of `plan` goes, which `model` has priced as `cost`.
 
     Messages are by how much the executor would end earlier if none took time, and its seconds of quantising them; the
-    bubble is what it then still waits. The optimizer is that of the slowest device; what the step's end takes beyond it, where a ZeRO stage shards weights, is
-    their all-gather.
+    bubble is what it then still waits. The optimizer is that of the slowest device; what the step's end takes beyond
+    it, where a ZeRO stage shards weights, is their all-gather.
     """
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
     priced, count = cost.pipelines[p], plan.pipelines[p].num_micro_batches
