@@ -35,12 +35,14 @@ def test_a_plan_comes_back_from_the_files_of_another_trainer(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", [name for name in TRAINERS if name != EXECUTOR])
 def test_no_other_trainer_sends_8_bits(name: str) -> None:
     """A plan is refused where it has messages, a search before it begins."""
-    problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 512, "fp16", message_precision="fp8"))
+    problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", message_precision="fp8"))
     last = problem.model.num_layers
     plan = Plan((Pipeline((Stage.of((0, 1), 0, 16), Stage.of((2, 3), 16, last)), 4),))
     with pytest.raises(hx.InputError, match=r"^export.format: .*; plan with workload.message_precision=training$"):
         write_program(problem, plan, TRAINERS[name])
-    with pytest.raises(hx.InputError, match=r"^workload.message_precision: fp8 does not go with space.preset.*training"):
+    with pytest.raises(
+        hx.InputError, match=r"^workload.message_precision: fp8 does not go with space.preset.*training"
+    ):
         restrict(problem, TRAINERS[name])
     alone = Plan((Pipeline((Stage.of((0, 1), 0, last),), 4),))
     try:
