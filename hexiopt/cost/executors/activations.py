@@ -76,11 +76,11 @@ class Activations(Generic[Amount]):
         copies = held.attended * width * 2.0 * dim * held.copied_kv_heads
         log_sum_exp = held.attended * held.heads * c.ACCUMULATOR_BYTES * held.fused
         internals = copies + held.scores * held.heads * width + log_sum_exp + held.parted * held.attended * width * q
-        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way, of which a
-        # gradient is dequantised beside them; sines and cosines of all positions.
+        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way, in 8 bits
+        # beside what one is made of and what another becomes; sines and cosines of all positions.
         message_bytes = 4.0 * workload.message_bytes(hidden)
         if workload.message_precision != TRAINING:
-            message_bytes += width * hidden
+            message_bytes += 2.0 * width * hidden
         buffers = held.tokens * width * 2.0 * hidden * held.gathered + held.between * message_bytes
         if model.rope:
             buffers = buffers + held.positions * (width * 2.0 * dim)

@@ -59,7 +59,7 @@ def test_messages_alone_change(pair: tuple[Problem, Plan]) -> None:
 
 def test_stages_by_hand() -> None:
     """Each rank converts its part of every message, once at either end, twice in the middle: it reads one form and
-    writes the other. Of buffers there are four messages, and a gradient as it is computed."""
+    writes the other. Of buffers there are four messages, and two as they are computed."""
     stages = (Stage.of((0, 1), 0, 2, "full"), Stage.of((2,), 2, 4, "full"), Stage.of((3,), 4, 6, "full"))
     plan, hidden = Plan((Pipeline(stages, 1, 8),)), PROBLEM.model.hidden_size
     whole, small = (PlanPricer(with_messages(PROBLEM, precision)) for precision in (TRAINING, FP8))
@@ -70,7 +70,7 @@ def test_stages_by_hand() -> None:
         once_s = tokens * (wide + narrow) / (gpu.hbm_bytes_per_s * gpu.efficiency.memory_max)
         assert after.forward_s - before.forward_s == pytest.approx(times * once_s)
         assert after.backward_s - before.backward_s == pytest.approx(times * once_s)
-        assert before.memory.buffers - after.memory.buffers == tokens * (4 * wide - 4 * narrow - wide)
+        assert before.memory.buffers - after.memory.buffers == tokens * (4 * wide - 4 * narrow - 2 * wide)
 
 
 def test_layer_ranges_convert_each_of_their_messages() -> None:
