@@ -122,9 +122,8 @@ class StageMessages:
         for piece, part, work in coming.parts:
             work.wait()
             if self._is_quantized:
-                own = whole[piece.tokens, piece.samples]
-                dequantize(part, own)
-                part = own
+                sent, part = part, whole[piece.tokens, piece.samples]
+                dequantize(sent, part)
             if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
                 whole[piece.tokens, piece.samples] = part
         return whole

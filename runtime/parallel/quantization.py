@@ -21,16 +21,16 @@ def quantize(values_tbh: Tensor) -> Tensor:
     """
     tokens, samples, hidden = values_tbh.shape
     sent = values_tbh.new_empty(tokens * samples * quantized_bytes(hidden), dtype=torch.uint8)
-    for some, scales, codes in _blocks(values_tbh, sent):
-        scales.copy_(some.abs().amax(-1, keepdim=True).float().div_(_LARGEST).clamp_min_(_SMALLEST_SCALE))
-        codes.copy_(some / scales)
+    for values, scales, codes in _blocks(values_tbh, sent):
+        scales.copy_(values.abs().amax(-1, keepdim=True).float().div_(_LARGEST).clamp_min_(_SMALLEST_SCALE))
+        codes.copy_(values / scales)
     return sent
 
 
 def dequantize(sent: Tensor, values_tbh: Tensor) -> None:
     """Write what `quantize` has made of values of the same shape into `values_tbh`."""
-    for some, scales, codes in _blocks(values_tbh, sent):
-        some.copy_(codes.float() * scales)
+    for values, scales, codes in _blocks(values_tbh, sent):
+        values.copy_(codes.float() * scales)
 
 
 def _blocks(values_tbh: Tensor, sent: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -46,12 +46,10 @@ def _blocks(values_tbh: Tensor, sent: Tensor) -> Iterator[tuple[Tensor, Tensor, 
         run = slice(t, t + step)
         for first, end, size in ((0, even, BLOCK), (even, of_row, hidden - even * BLOCK)):
             if first < end:
-                own, shape = (
-                    slice(first * BLOCK, first * BLOCK + (end - first) * size),
-                    (-1, samples, end - first, size),
-                )
+                start, shape = first * BLOCK, (-1, samples, end - first, size)
+                stop = start + (end - first) * size
                 yield (
-                    values_tbh[run, :, own].view(shape),
+                    values_tbh[run, :, start:stop].view(shape),
                     scales[run, :, first:end],
-                    codes[run, :, own].view(shape),
+                    codes[run, :, start:stop].view(shape),
                 )

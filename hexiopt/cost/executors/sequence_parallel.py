@@ -44,6 +44,7 @@ from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.model import largest_shard
@@ -166,7 +167,10 @@ class SequenceStage:
 
     @cached_property
     def quantization_s(self) -> float:
-        """Seconds in which the slowest device quantises its part of a message, or dequantises it."""
+        """Seconds in which the slowest device quantises its part of a message, or dequantises it; 0 where messages keep
+        the precision of training."""
+        if self.problem.workload.message_precision == TRAINING:
+            return 0.0
         tokens = self.size * self.own.tokens.astype(float)
         clock = self._clock(np.arange(len(self.own.device)))
         return float(quantization_s(clock, self.problem.model, self.problem.workload, tokens).max())

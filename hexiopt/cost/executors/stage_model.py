@@ -225,7 +225,8 @@ class StageModel:
         return forward_s + message_s, backward_s + message_s
 
     def quantization_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
-        """Seconds in which a TP group quantises a message of a micro-batch, or dequantises one."""
+        """Seconds in which a TP group quantises a message of a micro-batch, or dequantises one; 0 where messages keep
+        the precision of training."""
         if self.problem.workload.message_precision == TRAINING:
             return 0.0
         return self._quantization[tp_group.gpu.name, tp_group.tp, micro_batch_size]

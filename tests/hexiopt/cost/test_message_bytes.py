@@ -44,17 +44,17 @@ def test_messages_alone_change(pair: tuple[Problem, Plan]) -> None:
     workload, hidden = small.problem.workload, problem.model.hidden_size
     factor = workload.message_bytes(hidden) / (workload.element_bytes * hidden)
     for before, after in zip(whole.placed(plan), small.placed(plan), strict=True):
-        wide_bytes, narrow_bytes = ([one.num_bytes for one in own.messages] for own in (before, after))
+        wide_bytes, narrow_bytes = ([message.num_bytes for message in line.messages] for line in (before, after))
         assert [factor * num_bytes for num_bytes in wide_bytes] == pytest.approx(narrow_bytes, rel=1e-12)
         for wide, narrow in zip(before.stages, after.stages, strict=True):
-            for own, other in zip(wide.executors, narrow.executors, strict=True):
-                assert own.quantization_s == 0.0
-                assert (other.quantization_s > 0.0) == (len(before.stages) > 1)
-                assert other.forward_s == pytest.approx(own.forward_s + other.quantization_s, rel=1e-12)
-                assert other.backward_s == pytest.approx(own.backward_s + other.quantization_s, rel=1e-12)
-                for kept, less in zip(own.copies, other.copies, strict=True):
+            for plain, rounding in zip(wide.executors, narrow.executors, strict=True):
+                assert plain.quantization_s == 0.0
+                assert (rounding.quantization_s > 0.0) == (len(before.stages) > 1)
+                assert rounding.forward_s == pytest.approx(plain.forward_s + rounding.quantization_s, rel=1e-12)
+                assert rounding.backward_s == pytest.approx(plain.backward_s + rounding.quantization_s, rel=1e-12)
+                for whole_copy, small_copy in zip(plain.copies, rounding.copies, strict=True):
                     for part in set(MEMORY_PARTS) - {"buffers", "reserve"}:
-                        assert getattr(kept.memory, part) == getattr(less.memory, part)
+                        assert getattr(whole_copy.memory, part) == getattr(small_copy.memory, part)
 
 
 def test_stages_by_hand() -> None:
@@ -75,7 +75,7 @@ def test_stages_by_hand() -> None:
 
 def test_layer_ranges_convert_each_of_their_messages() -> None:
     ranges = (((0, 2), (3, 5)), ((2, 3), (5, 6)))
-    stages = tuple(Stage(TensorParallel((s,)), own) for s, own in enumerate(ranges))
+    stages = tuple(Stage(TensorParallel((s,)), layers) for s, layers in enumerate(ranges))
     plan = Plan((Pipeline(stages, 8),), INTERLEAVED)
     model = PlanPricer(with_messages(PROBLEM, FP8))
     once_s = model.stages.quantization_s(model.tp_group((0,)), 1)
@@ -87,8 +87,8 @@ def test_a_breakdown_counts_conversion_among_messages() -> None:
     plan = Plan((Pipeline((Stage.of((0, 1), 0, 3, "full"), Stage.of((2, 3), 3, 6)), 1, 8),))
     model = PlanPricer(with_messages(PROBLEM, FP8))
     cost = model.price(plan)
-    found = breakdown(model, plan, cost)
+    parts_of_step = breakdown(model, plan, cost)
     (pipeline,) = cost.pipelines
     (ahead,), (back,) = pipeline.send_forward_s, pipeline.send_backward_s
-    converted_s = 2 * pipeline.stages[found.stage].executors[0].quantization_s
-    assert found.parts["messages"] == pytest.approx(ahead + back + converted_s)
+    converted_s = 2 * pipeline.stages[parts_of_step.stage].executors[0].quantization_s
+    assert parts_of_step.parts["messages"] == pytest.approx(ahead + back + converted_s)

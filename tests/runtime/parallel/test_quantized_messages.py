@@ -42,9 +42,9 @@ ERROR = 2**-3 / sqrt(12) / sqrt(1.5 / log(2))
 
 def after(values: Tensor) -> Tensor:
     """What a receiver has of values [t, B, H]."""
-    found = torch.full_like(values, torch.nan)
-    dequantize(quantize(values), found)
-    return found
+    received = torch.full_like(values, torch.nan)
+    dequantize(quantize(values), received)
+    return received
 
 
 def values_of(hidden: int, dtype: torch.dtype, seed: int = 0, shape: tuple[int, int] = (3, 2)) -> Tensor:
@@ -62,15 +62,15 @@ def values_of(hidden: int, dtype: torch.dtype, seed: int = 0, shape: tuple[int, 
 def test_errors_are_those_of_e4m3(hidden: int, dtype: torch.dtype) -> None:
     """Half a unit of three bits of mantissa, or of the least exponent; the largest value of a block stays."""
     values = values_of(hidden, dtype)
-    sent, found = quantize(values), after(values)
+    sent, received = quantize(values), after(values)
     assert sent.dtype == torch.uint8
     assert sent.numel() == 6 * quantized_bytes(hidden)
-    for block, own in zip(values.split(BLOCK, -1), found.split(BLOCK, -1), strict=True):
+    for block, near in zip(values.split(BLOCK, -1), received.split(BLOCK, -1), strict=True):
         largest = block.abs().amax(-1, keepdim=True)
         bound = torch.maximum(block.abs().double() / 2**4, largest.double() / 448 * 2**-10)
-        assert ((own - block).abs() <= bound * (1 + 1e-5) + block.abs() * torch.finfo(dtype).eps).all()
+        assert ((near - block).abs() <= bound * (1 + 1e-5) + block.abs() * torch.finfo(dtype).eps).all()
         top = block.abs() == largest
-        torch.testing.assert_close(own[top], block[top], rtol=1e-6 + torch.finfo(dtype).eps, atol=0.0)
+        torch.testing.assert_close(near[top], block[top], rtol=1e-6 + torch.finfo(dtype).eps, atol=0.0)
 
 
 def test_the_error_of_normal_values_is_a_fortieth() -> None:
@@ -86,30 +86,30 @@ def test_special_values(hidden: int, dtype: torch.dtype) -> None:
     values = torch.zeros(2, 2, hidden, dtype=dtype)
     assert after(values).equal(values)
     values[0, 0, 3], values[1, 0, 5] = torch.finfo(torch.float32).tiny / 2, -torch.finfo(dtype).max
-    found = after(values)
-    assert found[0, 0].abs().max() <= torch.finfo(torch.float32).tiny
-    assert found.isfinite().all() == (dtype != torch.float64)  # beyond FP32 it is infinite
-    assert found[:, 1].equal(values[:, 1])
+    received = after(values)
+    assert received[0, 0].abs().max() <= torch.finfo(torch.float32).tiny
+    assert received.isfinite().all() == (dtype != torch.float64)  # beyond FP32 it is infinite
+    assert received[:, 1].equal(values[:, 1])
     for bad in (torch.inf, -torch.inf, torch.nan):
         values = torch.ones(2, 2, hidden, dtype=dtype)
         values[1, 0, 1] = bad
-        found = after(values)
-        assert found[1, 0, :BLOCK].isnan().all()
-        found[1, 0, :BLOCK] = 1.0
-        assert found.equal(torch.ones_like(found))
+        received = after(values)
+        assert received[1, 0, :BLOCK].isnan().all()
+        received[1, 0, :BLOCK] = 1.0
+        assert received.equal(torch.ones_like(received))
 
 
 @pytest.mark.parametrize("hidden", WIDTHS)
 def test_any_cut_of_tokens_and_samples_carries_the_same(hidden: int) -> None:
     """So that a split of a message over ranks changes nothing; also where conversion goes in several runs of tokens."""
     values = values_of(hidden, torch.bfloat16, shape=(7, 3))
-    found = after(values)
+    received = after(values)
     scattered, at_once = torch.tensor([5, 0, 3]), quantize(values)
     for tokens, samples in ((slice(0, 2), slice(0, 3)), (slice(2, 7), slice(1, 2)), (scattered, slice(2))):
-        assert after(values[tokens, samples]).equal(found[tokens, samples])
+        assert after(values[tokens, samples]).equal(received[tokens, samples])
     with patch("runtime.parallel.quantization._VALUES", 2 * 3 * hidden):
         assert quantize(values).equal(at_once)
-        assert after(values).equal(found)
+        assert after(values).equal(received)
 
 
 # ------------------------------------------------------------------ what plans send
@@ -141,10 +141,10 @@ def sent_bytes(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], int]:
         executor = trainee.layout.executor_of[rank]
         return (executor.pipeline, executor.stage, executor.replica), total
 
-    found: Counter[tuple[int, int, int]] = Counter()
+    totals: Counter[tuple[int, int, int]] = Counter()
     for executor, total in run_ranks(len(plan.devices()), work):
-        found[executor] += total
-    return {executor: total for executor, total in found.items() if total}
+        totals[executor] += total
+    return {executor: total for executor, total in totals.items() if total}
 
 
 def equal_heads(plan: Plan) -> Plan:
@@ -194,10 +194,10 @@ class Rounded(torch.autograd.Function):
 
 
 def _rounded(values_tbh: Tensor, samples: list[slice]) -> Tensor:
-    found = values_tbh.clone()
+    rounded_tbh = values_tbh.clone()
     for some in samples:
-        found[:, some] = after(values_tbh[:, some])
-    return found
+        rounded_tbh[:, some] = after(values_tbh[:, some])
+    return rounded_tbh
 
 
 def rounded_where(plan: Plan) -> AbstractContextManager[Any]:
@@ -241,6 +241,6 @@ def test_gradients_are_off_by_what_e4m3_rounds() -> None:
     plan = Plan((Pipeline((Stage.of((0,), 0, 2), Stage.of((1,), 2, 4)), 2, 2),))
     exact, near = (train(plan, model, 4, 0, 16, message_precision=precision) for precision in MESSAGE_PRECISIONS)
     for (buckets, _), (others, _) in zip(exact, near, strict=True):
-        for (_, expected, _), (_, found, _) in zip(buckets, others, strict=True):
-            error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+        for (_, expected, _), (_, rounded, _) in zip(buckets, others, strict=True):
+            error = float(np.linalg.norm(rounded - expected) / np.linalg.norm(expected))
             assert 0.5 * ERROR < error < 1.5 * ERROR
