@@ -157,6 +157,7 @@ def workloads(max_batch: int = 60) -> st.SearchStrategy[Workload]:
         gradient_bytes=st.sampled_from((2, 4)),
         loss_chunk_tokens=st.sampled_from((None, None, 1, 300)),
         sequence_parallel=st.sampled_from((True, True, False)),
+        message_precision=st.sampled_from(("training", "training", "fp8")),
     )
 
 

@@ -13,6 +13,7 @@ from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.numbers.gpus import PRECISIONS
+from hexiopt.numbers.messages import MESSAGE_PRECISIONS
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.schedules.registry import schedule_names
@@ -74,6 +75,7 @@ _MEANINGS = {
 _CHOICES = {
     **CHOICES,
     "workload.precision": PRECISIONS,
+    "workload.message_precision": MESSAGE_PRECISIONS,
     "workload.recompute": (AUTO, *RECOMPUTE_POLICIES),
     "workload.schedule": (AUTO, *schedule_names()),
     "workload.optimizer_sharding": (AUTO, *map(str, SHARDING_STAGES)),

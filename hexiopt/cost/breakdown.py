@@ -38,6 +38,7 @@ class BusyTime:
     all_to_all_s: float = 0.0  # of a sequence layout
     sequence_waiting_s: float = 0.0  # for keys and for other devices of a sequence layout
     lockstep_s: float = 0.0  # from ZeRO-2 on: gathers, scatters and slower holders
+    quantization_s: float = 0.0  # of messages
 
     @property
     def compute_s(self) -> float:
@@ -63,9 +64,9 @@ class Breakdown(NamedTuple):
 def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     """Where the step time of `plan` goes, whose price by `model` is `cost`.
 
-    Messages count for the seconds by which the executor would end earlier if none took time; the bubble is what it
-    still waits then. The optimizer is that of the slowest device; where a ZeRO stage shards weights, the rest of the
-    step's end is their all-gather. Raises InputError as `PlanPricer.price`.
+    Messages count for the seconds by which the executor would end earlier if none took time, and for its seconds of
+    quantising them; the bubble is what it still waits then. The optimizer is that of the slowest device; where a ZeRO
+    stage shards weights, the rest of the step's end is their all-gather. Raises InputError as `PlanPricer.price`.
     """
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
     priced, count = cost.pipelines[p], plan.pipelines[p].num_micro_batches
@@ -85,7 +86,7 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
         "TP collectives": count * busy.tensor_parallel_s,
         "sequence collectives and waiting": count * (busy.all_to_all_s + busy.sequence_waiting_s),
         "gathers, scatters and slower holders": count * busy.lockstep_s,
-        "messages": cost.pipeline_s - silent_s,
+        "messages": cost.pipeline_s - silent_s + count * busy.quantization_s,
         "bubble": silent_s - count * busy.total_s,
         "gradient sync": cost.gradient_sync_s,
         "optimizer": optimizer_s,
@@ -99,6 +100,7 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
     line, part = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
     stages, size, ends = model.stages, line.micro_batch_size, (stage == 0, stage == len(line.stages) - 1)
     policies = list(chain.from_iterable(part.policies()))
+    priced = cost.pipelines[pipeline].stages[stage].executors[executor]
     match part.parallelism:
         case SequenceParallel() as layout:
             times = stages.sequence_stage(layout, size, contentions(plan, stages)[pipeline])
@@ -106,9 +108,9 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
         case groups:
             tp_group = stages.tp_group(groups.executors[executor])
             busy = _of_group(stages, tp_group, groups.samples(size)[executor], policies, ends)
+    busy = replace(busy, quantization_s=2 * priced.quantization_s)
     if plan.sharding.stage < 2:
         return busy
-    priced = cost.pipelines[pipeline].stages[stage].executors[executor]
     return replace(busy, lockstep_s=priced.forward_s + priced.backward_s - busy.total_s)
 
 
@@ -140,7 +142,7 @@ def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, 
     spent_s = {part: sum(n * float(parts_s[policy][part][device]) for policy, n in counts.items()) for part in plain_s}
     computed_s = spent_s["outside attention"] + spent_s["attention"]
     embedding_s, head_s = _ends_s(times.ends_s, ends)
-    whole_s = sum(times.stage_s(policies, *ends))
+    whole_s = sum(times.stage_s(policies, *ends)) - 2 * (2 - sum(ends)) * times.quantization_s
     return BusyTime(
         plain_s["outside attention"],
         plain_s["attention"],

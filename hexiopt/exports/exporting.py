@@ -11,6 +11,7 @@ from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -63,6 +64,12 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     if plan.joins_layers and not trainer.recomputes_together:
         raise InputError(
             f"export.format: {trainer.name} recomputes each layer by itself; recompute without joined layers"
+        )
+    precision = problem.workload.message_precision
+    if precision not in trainer.message_precisions and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        raise InputError(
+            f"export.format: {trainer.name} cannot send messages between stages in {precision}; plan with "
+            f"workload.message_precision={TRAINING}"
         )
     return trainer.write(problem, plan)
 

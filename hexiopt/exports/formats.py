@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 from hexiopt.errors import InputError, blame
 from hexiopt.exports.rank_table import RankRow
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -163,7 +164,8 @@ class Trainer(ABC):
 
     `target` is the program with the versions that the format is for; `expresses` says in a few words which plans the
     format can state. `schedules` are the schedules that the program runs, the preferred one first, each with the
-    program's word for it, if any; `precisions` are those that its files can state.
+    program's word for it, if any; `precisions` are those that its files can state, `message_precisions` those in which
+    it sends between stages.
     """
 
     name: ClassVar[str]
@@ -171,6 +173,7 @@ class Trainer(ABC):
     expresses: ClassVar[str]
     schedules: ClassVar[Mapping[Schedule, str]] = {}
     precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
+    message_precisions: ClassVar[tuple[str, ...]] = (TRAINING,)
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = EVEN
     """The preset without its schedules: see `preset`."""
     can_read: ClassVar[bool] = True
@@ -199,7 +202,8 @@ class Trainer(ABC):
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         """The values of keys of `space`, `constraints` and `workload` under which every plan is expressible; the first
         value of a key is set by default."""
-        return {**self.choices, "workload.schedule": tuple(map(str, self.schedules))}
+        workload = {"schedule": tuple(map(str, self.schedules)), "message_precision": self.message_precisions}
+        return {**self.choices, **{f"workload.{key}": values for key, values in workload.items()}}
 
     def runs_tp(self, problem: Problem, tp: int) -> bool:
         """Whether a TP degree suits the model, and the trainer runs the workload's sequence parallelism."""

@@ -65,13 +65,16 @@ def workload_from_section(section: Section) -> Workload:
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """All fields that are not None, as `workload_from_section` reads them.
 
-    `sequence_parallel` is written only where it is False, so that other problems keep the hash that they have in files
-    written before that switch existed.
+    Sequence parallelism and the precision of messages are written only where they differ from the default, so that
+    other problems keep the hash that they have in files written before these fields existed.
     """
-    values = {field.name: getattr(workload, field.name) for field in fields(workload)}
-    if workload.sequence_parallel:
-        del values["sequence_parallel"]
-    return {name: value for name, value in values.items() if value is not None}
+    values = {field.name: (getattr(workload, field.name), field.default) for field in fields(workload)}
+    later = ("sequence_parallel", "message_precision")
+    return {
+        name: value
+        for name, (value, default) in values.items()
+        if value is not None and (name not in later or value != default)
+    }
 
 
 def space_from_sections(space: Section, constraints: Section) -> Space:

@@ -6,6 +6,7 @@ from functools import cached_property
 from hexiopt.checks import flag_in, whole_in, word_in
 from hexiopt.errors import FieldError
 from hexiopt.numbers.gpus import PRECISIONS
+from hexiopt.numbers.messages import MESSAGE_PRECISIONS, TRAINING, quantized_bytes
 from hexiopt.numbers.optimizers import OPTIMIZERS, StateBytes
 from hexiopt.schedules.registry import schedule_by_name, schedule_names
 from hexiopt.value import Value
@@ -38,6 +39,8 @@ class Workload(Value):
     logits the loss holds at once, computing their gradients in the forward; None: a whole micro-batch, whose
     probabilities are kept. With `sequence_parallel`, TP groups divide norms and residuals along the sequence
     (Korthikanti et al., arXiv 2205.05198); without, every rank of a group holds and computes all of them.
+    `message_precision` is that of hidden states and their gradients between stages: `training` sends them as they are
+    computed, `fp8` in 8 bits, which changes the numerics (`hexiopt/numbers/messages.py`).
     Raises InputError where a value breaks its rule.
     """
 
@@ -50,6 +53,7 @@ class Workload(Value):
     gradient_bytes: int = 2
     loss_chunk_tokens: int | None = None
     sequence_parallel: bool = True
+    message_precision: str = TRAINING
 
     def __post_init__(self) -> None:
         for name, (least, most) in _WHOLE.items():
@@ -60,6 +64,7 @@ class Workload(Value):
             raise FieldError("workload: gradient_bytes", 3, "is not a width; choose 2 or 4")
         flag_in(self.sequence_parallel, "workload: sequence_parallel")
         word_in(self.precision, "workload: precision", PRECISIONS)
+        word_in(self.message_precision, "workload: message_precision", MESSAGE_PRECISIONS)
         word_in(self.recompute, "workload: recompute", (AUTO, *RECOMPUTE_POLICIES))
         schedule = word_in(self.schedule, "workload: schedule", (AUTO, *schedule_names()))
         sharding: object = self.optimizer_sharding
@@ -75,6 +80,12 @@ class Workload(Value):
     def element_bytes(self) -> int:
         """Bytes of a weight or an activation element."""
         return 4 if self.precision in ("tf32", "fp32") else 2
+
+    def message_bytes(self, hidden_size: int) -> int:
+        """Bytes of a token's hidden state, or of its gradient, in a message between stages."""
+        if self.message_precision == TRAINING:
+            return hidden_size * self.element_bytes
+        return quantized_bytes(hidden_size)
 
     @cached_property
     def states(self) -> StateBytes:

@@ -119,6 +119,7 @@ def _time_parts(facts: PlanFacts, p: int, s: int, e: int) -> list[tuple[str, flo
         ("LM head and loss", busy.head_s),
         ("waiting for keys and other devices", busy.sequence_waiting_s),
         ("gathers, scatters and slower holders", busy.lockstep_s),
+        ("quantisation of messages", busy.quantization_s),
     ]
     return sorted((part for part in parts if part[1] > 1e-9 * busy.total_s), key=lambda part: -part[1])
 
@@ -228,6 +229,8 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     workload = problem.workload
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
+    message_bytes = workload.message_bytes(problem.model.hidden_size)
+    yield "message_precision", f"{workload.message_precision}, {message_bytes:,} B per token", "workload"
     states = workload.states
     state_bytes = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
     yield "per parameter", state_bytes, f"weight, gradient, master, {states.moments}: mixed precision"

@@ -7,6 +7,7 @@ from rich.console import Console, ConsoleOptions, Group, JustifyMethod, Renderab
 from rich.table import Table
 from rich.text import Text
 
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import MemoryUse, PlanFacts, StageFacts, is_full, largest_parts, memory_of_limit
 from hexiopt.report.notes import plan_notes
@@ -268,8 +269,11 @@ def bound_in_words(space: str, bound_s: float, gap: float) -> str:
 def choices(facts: PlanFacts) -> Pairs:
     """The workload, and the choices made once for the plan."""
     workload, plan = facts.problem.workload, facts.plan
+    precision = workload.precision
+    if workload.message_precision != TRAINING:
+        precision += f", messages {workload.message_precision}"
     return [
-        ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {workload.precision}"),
+        ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {precision}"),
         ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(facts.num_stages, 'stage')}"),
         ("devices", f"{facts.used_devices} used"),
         ("schedule", plan.schedule.name),

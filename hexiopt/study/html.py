@@ -16,6 +16,8 @@ from hexiopt.problem.workload import Workload
 from hexiopt.report.style import gib, rate
 from hexiopt.study.solution import PlacedPlan, PlanCost, Solution
 
+_CHOICES = ("message_precision", "recompute", "schedule", "optimizer_sharding")  # of a workload
+
 
 def to_html(value: object) -> str | None:
     """The HTML of a value; None for other classes, of which a notebook shows the text."""
@@ -80,7 +82,7 @@ def _problem(problem: Problem) -> str:
     facts = [
         ("batch", f"{work.global_batch:,} × {work.seq_len:,} tokens"),
         ("precision", work.precision),
-        *((name.replace("_", " "), getattr(work, name)) for name in ("recompute", "schedule", "optimizer_sharding")),
+        *((name.replace("_", " "), getattr(work, name)) for name in _CHOICES),
         *_fields(problem.space),
     ]
     return _cluster(problem.cluster) + _model(problem.model) + _facts("Workload and plan space", facts)

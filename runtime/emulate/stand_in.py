@@ -2,11 +2,12 @@
 
 A *stand-in* of the model, narrower by one divisor in every width and in the length of sequences, is really trained,
 by the plan's own layers, heads, micro-batches and messages. Its hidden states and its gradients are both smaller by the
-square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other. Computing is
-paced: an operation ends when the time that the cost model predicts for it, multiplied by the *dilation*, is over. So
-what is compared with the prediction is schedule, overlap, communication and sharing, not the compute times themselves.
-A stage's last backward is paced part by part, a layer a part, and its gradients are really summed beside that, as when
-training; under ZeRO-2 and 3 all units are paced one by one, and really gathered and scattered.
+square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other (messages in
+8 bits have a scale a token at least, and are 3 % larger at a width of 64). Computing is paced: an operation ends when
+the time that the cost model predicts for it, multiplied by the *dilation*, is over. So what is compared with the
+prediction is schedule, overlap, communication and sharing, not the compute times themselves. A stage's last backward is
+paced part by part, a layer a part, and its gradients are really summed beside that, as when training; under ZeRO-2 and
+3 all units are paced one by one, and really gathered and scattered.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
+"""Hidden states and their gradients between the stages of a pipeline, from rank to rank, in 8 bits where wanted."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hexiopt.numbers.messages import TRAINING, quantized_bytes
 from hexiopt.plan.token_layout import common, merge_runs
 from runtime.mapping.actions import boundary_of
 from runtime.mapping.layout import MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import Action
 from runtime.mapping.parts import Range
 from runtime.network import Outbox, ProcessGroups
+from runtime.parallel.quantization import dequantize, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +26,18 @@ class _Piece:
     peer: int
     tokens: slice | Tensor  # rows: one run of them, or their numbers
     samples: slice
+    num_bytes: int  # where it is quantised
 
 
 @dataclass(slots=True)
 class _Coming:
-    whole: Tensor
+    whole: Tensor | None  # not before the parts have come where they are quantised
     parts: list[tuple[_Piece, Tensor, dist.Work]]  # and where it comes in: in the whole itself, or aside
 
 
 class StageMessages:
-    """What one rank sends and receives, action by action. `hidden` is the width of a hidden state; with `latency_s`,
-    messages leave that much later, by the rank to which they go."""
+    """What one rank sends and receives, action by action. `hidden` is the width of a hidden state, `precision` one of
+    `hexiopt/numbers/messages.py`; with `latency_s`, messages leave that much later, by the rank to which they go."""
 
     def __init__(
         self,
@@ -46,11 +49,13 @@ class StageMessages:
         like: Tensor,
         groups: ProcessGroups,
         latency_s: Sequence[float] | None = None,
+        precision: str = TRAINING,
     ) -> None:
         own_tokens = executor.tokens(seq_len)[executor.ranks.index(rank)]
         num_tokens = sum(end - first for first, end in own_tokens)
         self._shape = (num_tokens, executor.num_samples, hidden)
         self.like = like
+        self._is_quantized = precision != TRAINING
         self._groups, self._outbox = groups, Outbox()
         self._latency_s = latency_s
         self._timers: list[Timer] = []
@@ -62,10 +67,13 @@ class StageMessages:
         self._pieces: dict[int, list[_Piece]] = {}  # by the virtual stage before the boundary
 
         def piece(route: MessageRoute) -> _Piece:
+            first, end = route.samples
+            rows = (end - first) * sum(end - first for first, end in route.tokens)
             return _Piece(
                 route.receiver if route.sender == rank else route.sender,
                 _rows(own_tokens, route.tokens, like.device),
-                slice(route.samples[0] - executor.samples[0], route.samples[1] - executor.samples[0]),
+                slice(first - executor.samples[0], end - executor.samples[0]),
+                rows * quantized_bytes(hidden),
             )
 
         for chunk in executor.chunks:
@@ -77,7 +85,8 @@ class StageMessages:
         """Send a layer range's hidden states to the next one, or the gradient of its input to the one before."""
         boundary, _ = boundary_of(action)
         for piece in self._pieces[boundary]:
-            part = whole_tbh[piece.tokens, piece.samples].contiguous()
+            part = whole_tbh[piece.tokens, piece.samples]
+            part = quantize(part) if self._is_quantized else part.contiguous()
             if self._latency_s is None:
                 self._outbox.put(self._groups.send(part, piece.peer), part)
             else:
@@ -94,11 +103,14 @@ class StageMessages:
     def expect(self, action: Action) -> None:
         """Post the receives of a layer range's input, or of the gradient of its hidden states."""
         boundary, _ = boundary_of(action)
-        whole, parts = self.like.new_empty(self._shape), []
+        whole, parts = None if self._is_quantized else self.like.new_empty(self._shape), []
         for piece in self._pieces[boundary]:
-            part = whole[piece.tokens, piece.samples]  # a copy where rows do not follow each other
-            if not part.is_contiguous():
-                part = torch.empty_like(part, memory_format=torch.contiguous_format)
+            if whole is None:
+                part = self.like.new_empty(piece.num_bytes, dtype=torch.uint8)
+            else:
+                part = whole[piece.tokens, piece.samples]  # a copy where rows do not follow each other
+                if not part.is_contiguous():
+                    part = torch.empty_like(part, memory_format=torch.contiguous_format)
             parts.append((piece, part, self._groups.receive(part, piece.peer)))
         self._coming[action] = _Coming(whole, parts)
         self._count()
@@ -106,17 +118,22 @@ class StageMessages:
     def receive(self, action: Action) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
         coming = self._coming.pop(action)
+        whole = self.like.new_empty(self._shape) if coming.whole is None else coming.whole
         for piece, part, work in coming.parts:
             work.wait()
-            if part.untyped_storage().data_ptr() != coming.whole.untyped_storage().data_ptr():
-                coming.whole[piece.tokens, piece.samples] = part
-        return coming.whole
+            if self._is_quantized:
+                sent, part = part, whole[piece.tokens, piece.samples]
+                dequantize(sent, part)
+            if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+                whole[piece.tokens, piece.samples] = part
+        return whole
 
     def _count(self) -> None:
         """What messages hold now, each storage once."""
         held = self._outbox.tensors()
         for coming in self._coming.values():
-            held += [coming.whole, *(part for _, part, _ in coming.parts)]
+            held += [part for _, part, _ in coming.parts]
+            held += [] if coming.whole is None else [coming.whole]
         storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
         self.most_bytes = max(self.most_bytes, sum(storages.values()))
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -43,7 +44,8 @@ class Trainee:
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
     over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
-    `loss_chunk_tokens` at once (None: of all). Layers may be compiled, all of a rank together.
+    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`
+    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Trainee:
         pace: Pace | None = None,
         times: StepTimes | None = None,
         loss_chunk_tokens: int | None = None,
+        message_precision: str = TRAINING,
         is_compiled: bool = False,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
@@ -103,7 +106,15 @@ class Trainee:
         self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
         latency_s = None if pace is None else pace.latency_s
         self._messages = messages = StageMessages(
-            line, executor, rank, seq_len, model.hidden_size, like(dtype, device), groups, latency_s
+            line,
+            executor,
+            rank,
+            seq_len,
+            model.hidden_size,
+            like(dtype, device),
+            groups,
+            latency_s,
+            message_precision,
         )
         if pace is None:
             agreed = _of_rank_0(times or StepTimes.even(self.layout, plan.schedule), device)
@@ -151,6 +162,7 @@ class Trainee:
             pace=pace,
             times=times,
             loss_chunk_tokens=workload.loss_chunk_tokens,
+            message_precision=workload.message_precision,
             is_compiled=is_compiled,
         )
 

@@ -72,7 +72,7 @@ class GridEstimates:
         self.pricer = pricer
         self.problem: Problem = pricer.problem
         workload, model = self.problem.workload, our_model(pricer, self.problem)
-        self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
+        self.sequence_bytes = float(workload.seq_len * workload.message_bytes(self.problem.model.hidden_size))
         self._sums_early = model is not None and model.framework.gradient_sums != "after"
         self._seconds: Memo[tuple[Any, ...], float] = Memo(lambda key: self._slowest_s(*key))
         self.max_layers: Memo[tuple[Any, ...], int] = Memo(lambda key: self._max_layers(*key))

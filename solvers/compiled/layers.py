@@ -129,7 +129,8 @@ def fill_options(
     """Least seconds, forward and backward, of 1, 2, ... layers of a stage, into `seconds[start:]`; how many fit.
 
     `room` as of `room_bytes`, `at` as there, `only` as of `choose_policies`."""
-    count, first, last, ends_s = at[0], at[1], at[2], 0.0
+    count, first, last = at[0], at[1], at[2]
+    ends_s = 2 * (2 - first - last) * cost.quantization_s
     if first:
         ends_s += cost.embedding_forward_s + cost.embedding_backward_s
     if last:
@@ -268,10 +269,11 @@ def set_seconds(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
     """Forward and backward seconds of a stage from its layers, as the last split left its options in `seconds`."""
     stage = stages[p, s]
     cost = costs[stage.group, pipeline.size]
-    forward_s = stage.layers * cost.forward_s
-    if s == 0:
+    first, last = s == 0, s == pipeline.num_stages - 1
+    forward_s = stage.layers * cost.forward_s + (2 - first - last) * cost.quantization_s
+    if first:
         forward_s += cost.embedding_forward_s
-    if s == pipeline.num_stages - 1:
+    if last:
         forward_s += cost.head_forward_s
     stage.forward_s = forward_s
     stage.backward_s = seconds[columns[s].offset + stage.layers - 1] - forward_s

@@ -98,6 +98,7 @@ COST = np.dtype(
         ("embedding_backward_s", "f8"),
         ("head_forward_s", "f8"),
         ("head_backward_s", "f8"),
+        ("quantization_s", "f8"),  # of a message, at either of its ends
         ("token_bytes", "f8"),  # a micro-batch in flight keeps so many for the embedding
         ("head_bytes", "f8"),  # and for final norm and loss
         ("logits_bytes", "f8"),
@@ -291,6 +292,7 @@ class _Classes:
             embedding.backward_s,
             head.forward_s,
             head.backward_s,
+            stages.quantization_s(group, size),
             kept.token_ids,
             kept.final_norm + kept.loss,
             kept.logits,

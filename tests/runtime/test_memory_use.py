@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hexiopt.cost.executors.memory import Memory
+from hexiopt.numbers.messages import MESSAGE_PRECISIONS
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
@@ -74,6 +75,23 @@ def test_every_policy_and_schedule_at_every_position(schedule: Schedule, policy:
         deep = replace(LLAMA, num_layers=8)
         plan = even_plan(deep, schedule, policy, stages=4, batches=8, chunks=chunks)
         check_all(compared(plan, deep, Workload(8, SEQ_LEN)))
+
+
+@pytest.mark.parametrize("policy", slow_but(("none",), RECOMPUTE_POLICIES))
+def test_messages_in_8_bits_save_what_is_predicted(policy: str) -> None:
+    """Next to nothing: what is quantised, or has been, stands beside them for a moment. How many messages are on their
+    way at the worst one differs from run to run."""
+    plan, size = even_plan(LLAMA, policy=policy, stages=4, batches=5, size=4), 4
+    message_bytes = size * SEQ_LEN * LLAMA.hidden_size * 2
+    whole, small = (
+        compared(plan, LLAMA, Workload(5 * size, SEQ_LEN, message_precision=precision))
+        for precision in MESSAGE_PRECISIONS
+    )
+    check_all(small)
+    for before, after in zip(whole, small, strict=True):
+        assert after.measured.buffers < after.predicted.buffers
+        saved = before.peak_bytes - after.peak_bytes
+        assert abs(before.predicted.tensors - after.predicted.tensors - saved) < message_bytes
 
 
 @pytest.mark.slow

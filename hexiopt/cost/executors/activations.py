@@ -7,6 +7,7 @@ from typing import Generic
 from hexiopt.cost.executors.compute import Amount, at_least
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import QUANTIZED_BYTES
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.operators import Shard
 from hexiopt.problem.workload import JOINED, Workload
@@ -81,9 +82,12 @@ class Activations(Generic[Amount]):
         internals = (
             copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * q
         )
-        # A gathered input and a gathered gradient of a TP group, two boundary messages each way, and the sines and
-        # cosines of all positions.
-        buffers = share.tokens * width * 2.0 * hidden * share.gathered + share.between * width * 4.0 * hidden
+        # A gathered input and a gathered gradient of a TP group, and two boundary messages each way, in 8 bits beside
+        # what is converted; and the sines and cosines of all positions.
+        message_bytes = 4.0 * workload.message_bytes(hidden)
+        if workload.message_precision != TRAINING:
+            message_bytes += 2.0 * width * hidden
+        buffers = share.tokens * width * 2.0 * hidden * share.gathered + share.between * message_bytes
         if model.rope:
             buffers = buffers + share.positions * (width * 2.0 * dim)
         # The loss stores FP32 probabilities; in chunks, the gradients of the head's input and of the head instead.

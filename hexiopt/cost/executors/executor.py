@@ -102,12 +102,14 @@ class ExecutorCost(MemoryUse):
     """Seconds of each layer range for one micro-batch, and the parameter copies that the executor holds.
 
     The devices of a TP group hold one copy together, those of a sequence layout a copy each. `units` are filled from
-    ZeRO-2 on, where executors gather and scatter them one by one.
+    ZeRO-2 on, where executors gather and scatter them one by one. Of the seconds of a forward, and of those of a
+    backward, `quantization_s` go to the quantisation of messages.
     """
 
     chunk_s: tuple[ChunkTimes, ...]
     copies: tuple[ParameterCopy, ...]
     units: tuple[Unit, ...] = ()
+    quantization_s: float = 0.0
 
     @property
     def forward_s(self) -> float:
@@ -130,5 +132,6 @@ class ExecutorCost(MemoryUse):
         return fullest_of(self.copies)
 
     def with_times(self, forward_s: float, backward_s: float) -> "ExecutorCost":
-        """The same executor with other seconds, and one layer range."""
-        return replace(self, chunk_s=((forward_s, backward_s),))
+        """The same executor with other seconds of its units, and one layer range."""
+        more_s = self.quantization_s
+        return replace(self, chunk_s=((forward_s + more_s, backward_s + more_s),))

@@ -115,11 +115,8 @@ class MemoryModel:
         self.layer_params, self._layer_vector_params = float(params["layer"]), float(vectors["layer"])
         self.embedding_params, self._head_params_alone = float(params["first"] + tied), float(params["last"] + tied)
         self._head_params_beside_embedding, self._final_norm_params = float(params["last"]), float(vectors["last"])
-        between = float(
-            micro_batch_size * (ceil(workload.seq_len / tp) if workload.sequence_parallel else workload.seq_len)
-        )
         share = MicroBatchShare(
-            between=between,
+            between=float(micro_batch_size * tokens_between(workload, tp)),
             tokens=float(tokens),
             positions=float(workload.seq_len),
             attended=float(tokens),
@@ -347,6 +344,11 @@ class MemoryModel:
         sizes = self.activations
         embedding, head = first * sizes.token_ids, last * (sizes.final_norm + sizes.loss)
         return [(counts, counts[0] * embedding + counts[-1] * head) for counts in held]
+
+
+def tokens_between(workload: Workload, tp: int) -> int:
+    """Tokens of a sequence that the fullest rank of a TP group has between blocks."""
+    return ceil(workload.seq_len / tp) if workload.sequence_parallel else workload.seq_len
 
 
 def most_together(ranges: Iterable[Sequence[str]]) -> int:

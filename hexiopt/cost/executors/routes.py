@@ -109,4 +109,4 @@ class Routes:
     def message_bytes(self, micro_batch_size: int) -> float:
         """Bytes of a message between stages: the hidden states of one micro-batch."""
         workload = self._problem.workload
-        return float(micro_batch_size * workload.seq_len * self._problem.model.hidden_size * workload.element_bytes)
+        return float(micro_batch_size * workload.seq_len * workload.message_bytes(self._problem.model.hidden_size))

@@ -36,6 +36,7 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.network_load import LinkLoads, LinkTable, RingLinks
+from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, RingSteps, SequencePeers, Work, ends_s
 from hexiopt.errors import InputError
@@ -43,6 +44,7 @@ from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.model import largest_shard
@@ -160,7 +162,18 @@ class SequenceStage:
         for times_s, present in zip(self.ends_s if first or last else (), (first, last), strict=False):
             if present:
                 forward_s, backward_s = forward_s + times_s.forward_s, backward_s + times_s.backward_s
-        return forward_s, backward_s
+        message_s = (2 - first - last) * self.quantization_s
+        return forward_s + message_s, backward_s + message_s
+
+    @cached_property
+    def quantization_s(self) -> float:
+        """Seconds in which the slowest device quantises its part of a message, or dequantises it; 0 where messages keep
+        the precision of training."""
+        if self.problem.workload.message_precision == TRAINING:
+            return 0.0
+        tokens = self.size * self.members.tokens.astype(float)
+        clock = self._clock(np.arange(len(self.members.device)))
+        return float(quantization_s(clock, self.problem.model, self.problem.workload, tokens).max())
 
     @cached_property
     def network_resources(self) -> frozenset[int]:

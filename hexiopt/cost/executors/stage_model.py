@@ -21,8 +21,9 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
-from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together
+from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
+from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
@@ -31,6 +32,7 @@ from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu
+from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
@@ -114,6 +116,7 @@ class StageModel:
         self._layers = Memo(self._time_layer)
         self._ends = Memo(self._time_ends)
         self._clocks = Memo(self._new_clock)
+        self._quantization = Memo(self._time_quantization)
         self._memory_models = Memo(self._new_memory_model)
         self._sequence_stages = Memo(self._new_sequence_stage, 4096)
         self._group_costs = Memo(self._price_group, _MEMO_SIZE)
@@ -219,7 +222,20 @@ class StageModel:
                 forward_s, backward_s = forward_s + embedding.forward_s, backward_s + embedding.backward_s
             if last:
                 forward_s, backward_s = forward_s + head.forward_s, backward_s + head.backward_s
-        return forward_s, backward_s
+        message_s = (2 - first - last) * self.quantization_s(tp_group, micro_batch_size)
+        return forward_s + message_s, backward_s + message_s
+
+    def quantization_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
+        """Seconds in which a TP group quantises a message of a micro-batch, or dequantises one; 0 where messages keep
+        the precision of training."""
+        if self.problem.workload.message_precision == TRAINING:
+            return 0.0
+        return self._quantization[tp_group.gpu.name, tp_group.tp, micro_batch_size]
+
+    def _time_quantization(self, key: tuple[str, int, int]) -> float:
+        (gpu, tp, micro_batch_size), problem = key, self.problem
+        tokens = micro_batch_size * tokens_between(problem.workload, tp)
+        return quantization_s(self._clocks[gpu], problem.model, problem.workload, float(tokens))
 
     def executors(
         self,
@@ -280,7 +296,9 @@ class StageModel:
             units = units_of(
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, layer_policies, first, last
             )
-        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params, sharding),), units)
+        message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
+        copies = (self._copy(memory, tp_group.gpu, num_params, sharding),)
+        return ExecutorCost(tuple(chunk_s), copies, units, message_s)
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
         layout, policies, size, place, holders, contention = key
@@ -303,7 +321,8 @@ class StageModel:
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
-        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units)
+        message_s = (2 - first - last) * stage.quantization_s
+        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s)
 
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
@@ -320,7 +339,9 @@ class StageModel:
         self._layout_costs.clear()
 
     def _collective_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
-        gathered, copies = self.routes.message_bytes(micro_batch_size), self.framework.tp_copies
+        model, workload = self.problem.model, self.problem.workload
+        gathered = float(micro_batch_size * workload.seq_len * model.hidden_size * workload.element_bytes)
+        copies = self.framework.tp_copies
         collective_s = ring_collective_s(gathered, tp_group.tp, tp_group.bandwidth, tp_group.latency_s)
         if copies and tp_group.tp > 1:
             collective_s += self._clocks[tp_group.gpu.name].memory_s(2 * copies * gathered)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexiopt.exports.formats import Program, Trainer
+from hexiopt.numbers.messages import MESSAGE_PRECISIONS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -16,6 +17,7 @@ class HexiOptFormat(Trainer):
     expresses = "every plan of models that train"
     can_read = False
     recomputes_together = True
+    message_precisions = MESSAGE_PRECISIONS
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         return {}

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import hexiopt as hx
+from hexiopt.exports.exporting import write_program
 from hexiopt.exports.presets import restrict
-from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -29,6 +30,28 @@ def test_a_plan_comes_back_from_the_files_of_another_trainer(tmp_path: Path) -> 
     assert again.pipelines == plan.pipelines
     assert again.cost.step_time_s == pytest.approx(plan.cost.step_time_s)
     assert again.solver["name"] == "megatron (imported)"
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINERS if name != EXECUTOR])
+def test_no_other_trainer_sends_8_bits(name: str) -> None:
+    """A plan is refused where it has messages, a search before it begins."""
+    problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", message_precision="fp8"))
+    last = problem.model.num_layers
+    plan = Plan((Pipeline((Stage.of((0, 1), 0, 16), Stage.of((2, 3), 16, last)), 4),))
+    with pytest.raises(hx.InputError, match=r"^export.format: .*; plan with workload.message_precision=training$"):
+        write_program(problem, plan, TRAINERS[name])
+    with pytest.raises(
+        hx.InputError, match=r"^workload.message_precision: fp8 does not go with space.preset.*training"
+    ):
+        restrict(problem, TRAINERS[name])
+    assert restrict(problem, TRAINERS[EXECUTOR]) == problem
+    assert write_program(problem, plan, TRAINERS[EXECUTOR]).command
+
+
+def test_a_plan_without_messages_may_have_any_precision_of_them() -> None:
+    problem = Problem(GPUS, TINY, Workload(4, 512, message_precision="fp8"))
+    alone = Plan((Pipeline((Stage.of((0, 1), 0, TINY.num_layers),), 4),))
+    assert write_program(problem, alone, TRAINERS["megatron"]).files
 
 
 def test_what_cannot_be_is_one_line_and_writes_nothing(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def test_defaults() -> None:
 @given(workloads())
 def test_round_trip(workload: Workload) -> None:
     data = workload_to_dict(workload)
-    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True}  # by files written before there were any
+    # By files written before there were any.
+    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True, "message_precision": "training"}
     stated = {field.name for field in fields(Workload) if getattr(workload, field.name) != left_out.get(field.name, ())}
     assert set(data) == stated
     assert read(data) == workload
@@ -75,6 +76,8 @@ def test_sharding_is_a_stage_or_auto(stated: Any) -> None:
         ("seq_len", float("nan"), "not finite"),
         ("precision", "fp4", "did you mean|known"),
         ("precision", 16, "not text"),
+        ("message_precision", "fp4", "not known; .*fp8"),
+        ("message_precision", None, "null"),
         ("recompute", "some", "known"),
         ("schedule", "1f1", "did you mean 1f1b"),
         ("optimizer_sharding", 4, "not known"),

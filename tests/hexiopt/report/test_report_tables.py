@@ -11,6 +11,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.cluster_file import read_cluster
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.compared.comparison import comparison_table, restricted_bounds
+from hexiopt.report.explanation import stage_rows, workload_rows
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.notes import notes, plan_notes, solver_notes
@@ -157,6 +158,18 @@ def test_summary(mixed: Case) -> None:
     assert "unused: m3080ti:7" in text
     assert "metis, seed 3" in text
     assert f"(gap {1 - 1.0 / cost.step_time_s:.1%})" in text
+
+
+def test_the_precision_of_messages_is_shown(mixed: Case) -> None:
+    """By `explain` and on the page always, in the summary where it is not that of training."""
+    problem, plan, _ = mixed
+    for precision, words in (("training", "training, 8,192 B per token"), ("fp8", "fp8, 4,224 B per token")):
+        asked = replace(problem, workload=problem.workload.replace(message_precision=precision))
+        facts = PlanFacts(asked, plan, PlanPricer(asked).price(plan))
+        assert ("messages fp8" in printed(summary_table(facts))) == (precision == "fp8")
+        assert ("message_precision", words, "workload") in list(workload_rows(asked, plan))
+        assert precision in report_html(facts).partition("message precision")[2][:40]
+        assert any("quantisation" in time for _, time, _ in stage_rows(facts)) == (precision == "fp8")
 
 
 def test_a_bound_of_part_of_the_space_is_shown_with_that_part(mixed: Case) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -56,12 +57,18 @@ def trainee(
 
 
 def train(
-    plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN, run: RunRanks = run_ranks
+    plan: Plan,
+    model: ModelSpec,
+    batch: int,
+    steps: int,
+    seq_len: int = SEQ_LEN,
+    run: RunRanks = run_ranks,
+    **more: Any,
 ) -> list[Any]:
     """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, seq_len=seq_len)
+        own = trainee(plan, model, batch, seq_len=seq_len, **more)
 
         def sequences(step: int) -> Any:
             generator = torch.Generator().manual_seed(step % 2)
@@ -76,11 +83,18 @@ def train(
 
 
 def equal_one_process(
-    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN, run: RunRanks = run_ranks
+    case: tuple[Plan, ModelSpec, int],
+    steps: int = 20,
+    seq_len: int = SEQ_LEN,
+    run: RunRanks = run_ranks,
+    alone: AbstractContextManager[Any] | None = None,
+    **more: Any,
 ) -> tuple[float, float]:
-    """Returns the largest relative errors of a gradient and of a loss."""
+    """Returns the largest relative errors of a gradient and of a loss. The one process trains within `alone`, the
+    trainees of the plan get what is in `more`."""
     plan, model, batch = case
-    ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run)
+    with alone or nullcontext():
+        ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run)
     of_gradients = of_losses = 0.0
     of_name = {}
     for parts, flat, _ in reference:
@@ -89,7 +103,7 @@ def equal_one_process(
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps, seq_len, run):
+    for gradients, losses in train(plan, model, batch, steps, seq_len, run, **more):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)

@@ -99,6 +99,12 @@ def test_candidates_cost_what_the_pricer_says(number: int) -> None:
     assert check(drawn_problem(number), number)
 
 
+@pytest.mark.parametrize("number", range(0, 10, 3))
+def test_so_they_do_with_messages_in_8_bits(number: int) -> None:
+    problem = drawn_problem(number)
+    assert check(replace(problem, workload=replace(problem.workload, message_precision="fp8")), number)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(10, 60))
 def test_many_candidates_cost_what_the_pricer_says(number: int) -> None:

@@ -248,6 +248,12 @@ def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monke
     assert agrees(random_problem(seed), Budget(600.0))
 
 
+@pytest.mark.parametrize("seed", [3, 5, 7])
+def test_proofs_with_messages_in_8_bits_do_too(seed: int) -> None:
+    problem = random_problem(seed)
+    assert agrees(replace(problem, workload=replace(problem.workload, message_precision="fp8")))
+
+
 @pytest.mark.slow
 def test_proofs_equal_looking_at_all_plans_of_many_problems() -> None:
     seeds = range(8, 208, 1 if STRESS else 5)
