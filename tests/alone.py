@@ -25,7 +25,7 @@ class Alone(FairShares):
 
 def _fixed(line: PlacedPipeline) -> PlacedPipeline:
     alone_s = [message.route.alone_s(message.num_bytes) for message in line.messages]
-    return replace(line, lanes=PipelineLanes.fixed(alone_s))
+    return replace(line, lanes=PipelineLanes.constant(alone_s))
 
 
 def network_s(pricer: PlanPricer, plan: Plan) -> float:

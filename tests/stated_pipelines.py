@@ -30,7 +30,7 @@ class ExecutorLink:
 
 def graph_ends_s(graph: PipelineGraph, message_s: Sequence[float]) -> tuple[float, ...]:
     """When each executor of a pipeline ends its last operation, if the messages on each link take `message_s`."""
-    lanes = PipelineLanes.fixed(message_s)
+    lanes = PipelineLanes.constant(message_s)
     placed = PlacedPipeline(graph.schedule, graph.num_micro_batches, (), (), (), lanes, graph)
     return Clock().times([placed])[0].executor_end_s
 

@@ -74,7 +74,7 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     s, r = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))][number]
     busy = busy_time(model, plan, cost, p, s, r)
     placed = model.place_pipelines(plan)[p]
-    silent = replace(placed, lanes=PipelineLanes.fixed([0.0] * len(placed.messages)))
+    silent = replace(placed, lanes=PipelineLanes.constant([0.0] * len(placed.messages)))
     silent_s = Clock().times([silent])[0].executor_end_s[number]
     optimizer_s = cost.optimizer_s
     if plan.sharding.gathers_weights:

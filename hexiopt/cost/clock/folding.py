@@ -60,7 +60,7 @@ class PipelineLanes(NamedTuple):
         return cls(lane_shape(tuple(lanes)), tuple(resources))
 
     @classmethod
-    def fixed(cls, message_s: Iterable[float]) -> "PipelineLanes":
+    def constant(cls, message_s: Iterable[float]) -> "PipelineLanes":
         """Lanes over which messages take `message_s` [messages], whatever else goes."""
         return cls(lane_shape(tuple([(seconds, inf, ()) for seconds in message_s])), ())
 

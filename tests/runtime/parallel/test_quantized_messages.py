@@ -169,7 +169,7 @@ def test_an_executor_sends_what_is_priced_to_the_byte(with_layouts: bool, seed: 
     workload = Workload(batch, SEQUENCE_LEN, "fp32", message_precision=precision)
     problem = Problem(cluster(("a", "fast", max(plan.devices()) + 1)), model, workload)
     priced: Counter[tuple[int, int, int]] = Counter()
-    for p, line in enumerate(PlanPricer(problem).placed(plan)):
+    for p, line in enumerate(PlanPricer(problem).place_pipelines(plan)):
         for message, _, num_bytes in line.messages:
             end = 0 if message.backward else len(line.stages) - 1  # has a layer range from which nothing goes on
             times = line.num_micro_batches * (plan.pipelines[p].num_chunks - (message.stage == end))
