@@ -275,7 +275,6 @@ UNREACHED = {  # modules of hexiopt, or parts of it, that only the command line 
     "hexiopt.report.explanation": "explain",
     "hexiopt.report.trace": "plan: timeline.json",
     "hexiopt.report.page": "plan: report.html",
-    "hexiopt.cost.clock": "explain and emulate",
     "hexiopt.cost.fair_network": "explain and emulate",
     "hexiopt.study.replan.replanned": "replan",
     "hexiopt.testing": "tests of other packages",

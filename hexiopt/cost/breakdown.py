@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hexiopt.cost.clock.clock import Clock
 from hexiopt.cost.context import contentions
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import ComputeTimes
@@ -69,7 +70,8 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     number = max(range(len(priced.executor_end_s)), key=priced.executor_end_s.__getitem__)
     s, r = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))][number]
     busy = busy_time(model, plan, cost, p, s, r)
-    silent_s = model.placed(plan)[p].graph.ends_s([0.0] * len(priced.messages))[number]
+    graph, silent = model.placed(plan)[p].graph, [0.0] * len(priced.messages)
+    silent_s = (Clock().alone(graph, silent).ends_s if graph.split else graph.ends_s(silent))[number]
     optimizer_s = cost.optimizer_s
     if plan.sharding.gathers_weights:
         copies = (copy for one in cost.pipelines for at in one.stages for copy in at.copies)

@@ -12,7 +12,7 @@ from hexiopt.cost.clock.clock import Clock, lanes_of
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import pipeline_costs, shared_message_s, stage_times
+from hexiopt.cost.sharing import StageOrders, pipeline_costs, shared_message_s, stage_orders, stage_times
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import Plan
 from hexiopt.simulation.engine import SimulatedLink, Span, Step, link_of
@@ -32,11 +32,15 @@ class FairShares:
 
     def __init__(self) -> None:
         self._clock = Clock()
-        self._spans = Memo(_simulate, 1)
+        self._spans = Memo(self._simulate, 1)
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
-        return pipeline_costs(placed, shared_message_s(placed), self._clock.ends_s(placed))
+        return pipeline_costs(placed, shared_message_s(placed), self._clock.runs(placed))
+
+    def orders(self, placed: Sequence[PlacedPipeline]) -> list[StageOrders]:
+        """As of `NetworkModel`."""
+        return stage_orders(placed, self._clock.runs(placed))
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
@@ -47,14 +51,14 @@ class FairShares:
         self._clock.forget()
         self._spans.clear()
 
+    def _simulate(self, placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
+        """All spans of pipelines that share the network, in the order in which they end."""
+        schedule, links = placed[0].schedule, [link for p, line in enumerate(placed) for link in links_of(p, line)]
+        running = {p: (line.num_micro_batches, stage_times(line)) for p, line in enumerate(placed)}
+        orders = dict(enumerate(self.orders(placed))) if schedule.splits else None
+        return tuple(Step(running, schedule, links, orders).spans())
 
-def _simulate(placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
-    """All spans of pipelines that share the network, in the order in which they end."""
-    links = [link for p, line in enumerate(placed) for link in _links(p, line)]
-    running = {p: (line.num_micro_batches, stage_times(line.stages)) for p, line in enumerate(placed)}
-    return tuple(Step(running, placed[0].schedule, links).spans())
 
-
-def _links(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
+def links_of(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
     for placed, lane in zip(pipeline.messages, lanes_of(pipeline), strict=True):
         yield link_of(p, placed.message, lane.fixed_s, len(pipeline.stages), dict(lane.needs), lane.most)

@@ -7,12 +7,14 @@ from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.network_load import PlacedMessage, executor_loads
 from hexiopt.cost.executors.routes import place_messages
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.cost.splits import with_late_weights
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.plan import Pipeline, unpriced
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.split import LateWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
     )
     sharding, contention = context
     in_flight, last = stages_in_flight(schedule, len(own), batches, chunks), len(own) - 1
-    costs, executor_stages, chunk_s = [], [], []
+    costs, executor_stages, chunk_s, split = [], [], [], list[LateWeights]()
     num_layers = stages.problem.model.num_layers
     for s, stage in enumerate(own):
         for begin, end in stage.layers:
@@ -61,6 +63,9 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         holders = sharding.holders(s, len(stage.parallelism.parameter_copies))
         at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
         executors = stages.executors(stage, size, at, holders, contention)
+        if schedule.splits:
+            executors, late = zip(*with_late_weights(stage, size, at, executors, stages), strict=True)
+            split += late
         costs.append(StageCost(executors))
         for executor in executors:
             executor_stages.append(s)
@@ -76,5 +81,5 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         placed,
         messages,
         executor_loads(placed),
-        pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links),
+        pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links, tuple(split)),
     )

@@ -20,7 +20,7 @@ from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.lockstep import in_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
-from hexiopt.cost.sharing import NetworkModel, StaticShares
+from hexiopt.cost.sharing import NetworkModel, StageOrders, StaticShares
 from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
@@ -126,6 +126,11 @@ class PlanPricer:
         """The operations and messages of the pipeline `number` of `plan`, which was priced as `cost`, in the order in
         which they end. Raises as `price`."""
         return self.network.spans(number, self.placed(plan), cost.pipelines)
+
+    def orders(self, plan: Plan) -> list[StageOrders]:
+        """What the executors of each stage of `plan` run, in the order in which they are priced [pipelines][stages].
+        Raises as `price`."""
+        return self.network.orders(self.placed(plan))
 
     def rings(self, plan: Plan) -> GradientRings:
         """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""

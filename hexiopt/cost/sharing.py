@@ -4,14 +4,22 @@ for it."""
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from hexiopt.cost.cost import PipelineCost, StageCost
+from hexiopt.cost.clock.clock import Clock, Run
+from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.executors.network_load import total_load
 from hexiopt.cost.place import PlacedPipeline
+from hexiopt.cost.splits import with_late_bytes
 from hexiopt.memo import Memo
+from hexiopt.schedules.operation import Operation, Turn
 from hexiopt.schedules.recurrence import PipelineGraph
+from hexiopt.schedules.schedule import operations, positions
+from hexiopt.schedules.split import numbered
 from hexiopt.simulation.engine import Span, StageTimes, Step, link_of
 
 _KEPT = 50_000  # pipelines with the seconds of their messages
+
+
+StageOrders = tuple[tuple[Operation, ...], ...]  # of each stage of a pipeline
 
 
 class NetworkModel(Protocol):
@@ -24,6 +32,9 @@ class NetworkModel(Protocol):
         """The operations and messages of the pipeline `number` of those that it `priced`, in the order in which they
         end."""
 
+    def orders(self, placed: Sequence[PlacedPipeline]) -> list[StageOrders]:
+        """What the executors of each stage run, in the order in which they were priced [pipelines][stages]."""
+
     def forget(self) -> None:
         """Give back what is remembered of pipelines."""
 
@@ -33,12 +44,22 @@ class StaticShares:
 
     def __init__(self) -> None:
         self._ends = Memo(_ends_s, _KEPT)  # pipelines that are equal but for their devices end alike
+        self._clock = Clock()  # of split backwards
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
         message_s = shared_message_s(placed)
-        ends_s = [self._ends[line.graph, seconds] for line, seconds in zip(placed, message_s, strict=True)]
-        return pipeline_costs(placed, message_s, ends_s)
+        runs = [self._run(line.graph, seconds) for line, seconds in zip(placed, message_s, strict=True)]
+        return pipeline_costs(placed, message_s, runs)
+
+    def _run(self, graph: PipelineGraph, message_s: tuple[float, ...]) -> Run:
+        return self._clock.alone(graph, message_s) if graph.split else Run(self._ends[graph, message_s])
+
+    def orders(self, placed: Sequence[PlacedPipeline]) -> list[StageOrders]:
+        """As of `NetworkModel`."""
+        message_s = shared_message_s(placed)
+        runs = [self._run(line.graph, seconds) for line, seconds in zip(placed, message_s, strict=True)]
+        return stage_orders(placed, runs)
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`: a message always takes as long."""
@@ -47,11 +68,14 @@ class StaticShares:
             link_of(number, message, seconds, len(cost.stages))
             for message, seconds in zip(cost.messages, cost.message_s, strict=True)
         ]
-        return Step({number: (line.num_micro_batches, stage_times(cost.stages))}, line.schedule, links).spans()
+        pipelines = {number: (line.num_micro_batches, stage_times(line))}
+        orders = {number: self.orders(placed)[number]} if line.schedule.splits else None
+        return Step(pipelines, line.schedule, links, orders).spans()
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._ends.clear()
+        self._clock.forget()
 
 
 def shared_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]]:
@@ -61,21 +85,35 @@ def shared_message_s(placed: Sequence[PlacedPipeline]) -> list[tuple[float, ...]
 
 
 def pipeline_costs(
-    placed: Sequence[PlacedPipeline], message_s: Sequence[tuple[float, ...]], ends_s: Sequence[tuple[float, ...]]
+    placed: Sequence[PlacedPipeline], message_s: Sequence[tuple[float, ...]], runs: Sequence[Run]
 ) -> tuple[PipelineCost, ...]:
-    """The costs of pipelines from seconds of their messages [pipelines][messages] and ends of their executors
-    [pipelines][executors]."""
-    return tuple(
-        [
-            PipelineCost(line.stages, line.plain_messages, seconds, ends, max(ends))
-            for line, seconds, ends in zip(placed, message_s, ends_s, strict=True)
-        ]
-    )
+    """The costs of pipelines from seconds of their messages [pipelines][messages] and their steps."""
+    costs = []
+    for line, seconds, (ends_s, orders) in zip(placed, message_s, runs, strict=True):
+        stages = with_late_bytes(line.stages, line.graph.split, orders) if orders else line.stages
+        costs.append(PipelineCost(stages, line.plain_messages, seconds, ends_s, max(ends_s)))
+    return tuple(costs)
 
 
-def stage_times(stages: Sequence[StageCost]) -> list[StageTimes]:
-    """What the executors of each stage take, as the simulation asks for it."""
-    return [tuple([executor.chunk_s for executor in stage.executors]) for stage in stages]
+def stage_orders(placed: Sequence[PlacedPipeline], runs: Sequence[Run]) -> list[StageOrders]:
+    """What the executors of each stage run, in order [pipelines][stages]."""
+    found = []
+    for line, run in zip(placed, runs, strict=True):
+        graph, chunks = line.graph, len(line.graph.chunk_s[0])
+        if run.orders:
+            firsts = [graph.stages.index(stage) for stage in range(graph.num_stages)]
+            turns = [Turn(kind, chunk) for chunk in range(chunks) for kind in line.schedule.kinds]
+            own = [numbered([turns[k] if k >= 0 else None for k in run.orders[e]], graph.split[e]) for e in firsts]
+        else:
+            own = [operations(line.schedule, at) for at in positions(graph.num_stages, line.num_micro_batches, chunks)]
+        found.append(tuple(map(tuple, own)))
+    return found
+
+
+def stage_times(line: PlacedPipeline) -> list[StageTimes]:
+    """What the executors of each stage of a pipeline take, as the simulation asks for it."""
+    each = iter(line.graph.operation_s())
+    return [tuple([next(each) for _ in stage.executors]) for stage in line.stages]
 
 
 def _ends_s(key: tuple[PipelineGraph, tuple[float, ...]]) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShar
 from runtime.model.attention import Attention
 from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
 from runtime.model.loss import chunked_cross_entropy, cross_entropy
-from runtime.model.tensor_parallel import RankTpGroup
+from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
 
@@ -151,6 +151,19 @@ class DecoderChunk:
             Layers(numbers, calls[policy], policy, weights, run)
             for numbers, policy in zip(chunk.groups, policies, strict=True)
         ]
+
+    def late_products(self, count: int) -> LateProducts:
+        """What takes the gradients of the weights of its last `count` layers."""
+        numbers = range(self.chunk.layers[1] - count, self.chunk.layers[1])
+        prefixes = {number: f"model.layers.{number}." for number in numbers}
+        return LateProducts(
+            {
+                id(weight): number
+                for number, prefix in prefixes.items()
+                for name, weight in self._weights.items()
+                if name.startswith(prefix)
+            }
+        )
 
     def parts(
         self, labels_tb: Tensor | None, num_tokens: int, borders: Tensor | None = None, num_samples: int = 1

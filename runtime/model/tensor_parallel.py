@@ -7,8 +7,11 @@ again. Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so 
 memory. Parts may be unequal; then they travel padded to the longest.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
+from runtime.memory import counted
 from runtime.model.functions import applied
 
 
@@ -110,6 +114,44 @@ def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
     return ended
 
 
+class LateProducts:
+    """What a backward puts off: for each of some layers, what computes the gradients of its weights. `layer_of` has the
+    layer of each weight, by its identity; other weights get theirs at once."""
+
+    def __init__(self, layer_of: Mapping[int, int]) -> None:
+        self._layer_of = layer_of
+        self._todo: dict[int, list[Callable[[], None]]] = defaultdict(list)
+
+    def takes(self, weight: Tensor) -> bool:
+        """Whether the gradient of a weight is put off."""
+        return id(weight) in self._layer_of
+
+    def put(self, weight: Tensor, compute: Callable[[], None]) -> None:
+        """Put off what computes the gradient of a weight, and of others of its layer."""
+        self._todo[self._layer_of[id(weight)]].append(compute)
+
+    def run(self, layer: int) -> None:
+        """Compute the gradients of a layer's weights, in the order in which they were put off: added to those that they
+        have."""
+        with torch.no_grad():
+            for compute in self._todo.pop(layer):
+                compute()
+
+
+_late: LateProducts | None = None
+
+
+@contextmanager
+def putting_off(late: LateProducts) -> Iterator[None]:
+    """Backwards in here put gradients of weights off."""
+    global _late
+    _late = late
+    try:
+        yield
+    finally:
+        _late = None
+
+
 class _Products(torch.autograd.Function):
     """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it.
 
@@ -124,6 +166,7 @@ class _Products(torch.autograd.Function):
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.tp = None if tp is None or tp.group is None else tp
         ctx.biased = [bias is not None for bias in biases]
+        ctx.weights = weights
         ctx.save_for_backward(x, *weights)
         whole = x if ctx.tp is None else gathered(x, ctx.tp)
         return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
@@ -131,18 +174,36 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
+        late = _late if _late is not None and _late.takes(ctx.weights[0]) else None
         # What travels does so beside the products that do not need it.
-        gathering = None if ctx.tp is None else _gathering(x, ctx.tp)
+        gathering = None if ctx.tp is None or late is not None else _gathering(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]
         of_x = flat[0].mm(weights[0])
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             of_x.addmm_(grad, weight)
         of_x = of_x.view(*grads[0].shape[:2], of_x.shape[-1])
         scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
-        whole = (x if gathering is None else gathering()).flatten(0, 1)
-        of_weights = [grad.t().mm(whole) for grad in flat]
+        of_weights: list[Tensor | None] = [None] * len(weights)
+        if late is not None:
+            late.put(ctx.weights[0], partial(_add_products, x, ctx.tp, flat, ctx.weights, counted(x, *flat)))
+        else:
+            whole = (x if gathering is None else gathering()).flatten(0, 1)
+            of_weights = [grad.t().mm(whole) for grad in flat]
         of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
         return of_x if scattering is None else scattering(), None, *of_weights, *of_biases
+
+
+def _add_products(
+    x: Tensor, tp: RankTpGroup | None, grads: Sequence[Tensor], weights: Sequence[Tensor], held: Sequence[Any]
+) -> None:
+    """Add to the gradients of `weights` what the gradients of their products with one input, [tokens, rows], make.
+    `held` counts what that needs."""
+    whole = (x if tp is None else gathered(x, tp)).flatten(0, 1)
+    for grad, weight in zip(grads, weights, strict=True):
+        if weight.grad is None:
+            weight.grad = grad.t().mm(whole)
+        else:
+            weight.grad.addmm_(grad.t(), whole)
 
 
 class _Scatter(torch.autograd.Function):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hexiopt.cost.executors.compute import ComputeTimes
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.split import Footprint
 
 ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, by the schedule's kinds of operations
 
@@ -97,17 +98,22 @@ def units_of(
     return tuple(found)
 
 
+NOT_SPLIT = Footprint((), 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorCost(MemoryUse):
     """Seconds of each layer range for one micro-batch, and the copies of the parameters that the executor holds.
 
     A TP group holds one copy together; each device of a sequence layout holds one of its own. `units` are stated from
-    ZeRO-2 on, where executors gather and scatter them one by one.
+    ZeRO-2 on, where executors gather and scatter them one by one;
+    `footprint` has bytes, and is stated where backwards may be split.
     """
 
     chunk_s: tuple[ChunkTimes, ...]
     copies: tuple[ParameterCopy, ...]
     units: tuple[Unit, ...] = ()
+    footprint: Footprint = NOT_SPLIT
 
     @property
     def forward_s(self) -> float:
@@ -121,8 +127,10 @@ class ExecutorCost(MemoryUse):
 
     @property
     def last_backward_s(self) -> float:
-        """Seconds of the backward that the executor ends with: that of its first layer range."""
-        return self.chunk_s[0][1]
+        """Seconds of the backward that the executor ends with, of its first layer range; of its weight gradients where
+        they come last."""
+        _, backward_s, *late_s = self.chunk_s[0]
+        return max(late_s, default=0.0) or backward_s
 
     @property
     def fullest(self) -> ParameterCopy:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from hexiopt.cost.clock.clock import Clock
+from hexiopt.cost.clock.clock import Clock, Run
 from hexiopt.cost.clock.folding import Folding, Lane, components, fold
 from hexiopt.cost.executors.network_load import PlacedMessage, Route
 from hexiopt.cost.fair_network import FairShares
@@ -66,13 +66,13 @@ def test_company_slows_down_and_equal_company_equally() -> None:
     """By hand: stage 1 waits for the third and the fourth forward, which come a second after the answer to the first
     and the second; a message that meets another takes a second, alone half of it."""
     clock = Clock()
-    (alone,) = clock.ends_s([placed(graph(), 0, 1)])
-    assert alone == (17.0, 14.5)
-    assert clock.ends_s([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
-    together = clock.ends_s([placed(graph(), 0, 1), placed(graph(), 0, 1)])
-    assert together == [(19.0, 16.0)] * 2
+    (alone,) = clock.runs([placed(graph(), 0, 1)])
+    assert alone == Run((17.0, 14.5))
+    assert clock.runs([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
+    together = clock.runs([placed(graph(), 0, 1), placed(graph(), 0, 1)])
+    assert together == [Run((19.0, 16.0))] * 2
     clock.forget()
-    assert clock.ends_s([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
+    assert clock.runs([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
 
 
 @pytest.mark.parametrize("number", slow_but(range(3), range(24)))
@@ -100,4 +100,4 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
             return super().programme(at)[:: -1 if at.first else 1]
 
     with pytest.raises(InputError, match="schedule backwards: operations wait for each other"):
-        Clock().ends_s([placed(graph(schedule=Backwards()), 0, 1)])
+        Clock().runs([placed(graph(schedule=Backwards()), 0, 1)])
