@@ -16,6 +16,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule, operations, positions
+from runtime.mapping import buckets
 from runtime.mapping.actions import check_actions, rank_actions
 from runtime.mapping.buckets import BucketCollective, bucket_parts
 from runtime.mapping.layout import Layout, PipelineLayout, layout_of
@@ -101,13 +102,14 @@ def test_lists_are_the_orders_and_have_one_order(seed: int) -> None:
 def test_a_sum_waits_for_its_own_layers_alone() -> None:
     """Of two pipelines of one stage: those of the last layers begin while weights of the first are still to come."""
     model = replace(LLAMA, num_layers=6)
-    plan = even_plan(model, ZB, stages=1, pipelines=2, batches=2)
-    layout = layout_of(plan, model)
-    own, _ = rank_actions(layout, ZB, model, SEQ_LEN, bucket_parts(layout.held, 0), StepTimes.even(layout, ZB))
+    layout = layout_of(even_plan(model, ZB, stages=1, pipelines=2, batches=2), model)
+    with patch.object(buckets, "BUCKET_ELEMENTS", 100_000):
+        shared = bucket_parts(layout.held, 0)
+    own, _ = rank_actions(layout, ZB, model, SEQ_LEN, shared, StepTimes.even(layout, ZB))
     sums = [k for k, one in enumerate(own) if isinstance(one, BucketCollective)]
-    last = max(k for k, one in enumerate(own) if isinstance(one, Action) and one.kind is ActionKind.WEIGHTS)
-    assert len(sums) > 1
-    assert sums[0] < last < sums[-1]
+    late = [k for k, one in enumerate(own) if isinstance(one, Action) and one.kind is ActionKind.WEIGHTS]
+    assert len(late) == 2 * model.num_layers
+    assert sums[0] < late[-model.num_layers + 1] < late[-1] < sums[-1]
 
 
 @pytest.mark.parametrize(
