@@ -34,7 +34,7 @@ def saved_as(part: str, beside: int) -> Iterator[None]:
         _saved_as.pop()
 
 
-def counted(*tensors: Tensor) -> list[Any]:
+def count_saved(*tensors: Tensor) -> list[Any]:
     """What counts tensors as saved for as long as it lives, where saved tensors are counted: of what is put off."""
     return [_counting[-1].pack(tensor) for tensor in tensors] if _counting else []
 

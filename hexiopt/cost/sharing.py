@@ -13,7 +13,7 @@ from hexiopt.memo import Memo
 from hexiopt.schedules.operation import Operation, Turn
 from hexiopt.schedules.recurrence import PipelineGraph
 from hexiopt.schedules.schedule import operations, positions
-from hexiopt.schedules.split import numbered
+from hexiopt.schedules.split import late_operations
 from hexiopt.simulation.engine import Span, StageTimes, Step, link_of
 
 _KEPT = 50_000  # pipelines with the seconds of their messages
@@ -49,17 +49,15 @@ class StaticShares:
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
         message_s = shared_message_s(placed)
-        runs = [self._run(line.graph, seconds) for line, seconds in zip(placed, message_s, strict=True)]
-        return pipeline_costs(placed, message_s, runs)
+        return pipeline_costs(placed, message_s, self._runs(placed, message_s))
 
-    def _run(self, graph: PipelineGraph, message_s: tuple[float, ...]) -> Run:
-        return self._clock.alone(graph, message_s) if graph.split else Run(self._ends[graph, message_s])
+    def _runs(self, placed: Sequence[PlacedPipeline], message_s: Sequence[tuple[float, ...]]) -> list[Run]:
+        each = zip([line.graph for line in placed], message_s, strict=True)
+        return [self._clock.alone(graph, s) if graph.split else Run(self._ends[graph, s]) for graph, s in each]
 
     def orders(self, placed: Sequence[PlacedPipeline]) -> list[StageOrders]:
         """As of `NetworkModel`."""
-        message_s = shared_message_s(placed)
-        runs = [self._run(line.graph, seconds) for line, seconds in zip(placed, message_s, strict=True)]
-        return stage_orders(placed, runs)
+        return stage_orders(placed, self._runs(placed, shared_message_s(placed)))
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`: a message always takes as long."""
@@ -103,7 +101,9 @@ def stage_orders(placed: Sequence[PlacedPipeline], runs: Sequence[Run]) -> list[
         if run.orders:
             firsts = [graph.stages.index(stage) for stage in range(graph.num_stages)]
             turns = [Turn(kind, chunk) for chunk in range(chunks) for kind in line.schedule.kinds]
-            own = [numbered([turns[k] if k >= 0 else None for k in run.orders[e]], graph.split[e]) for e in firsts]
+            own = [
+                late_operations([turns[k] if k >= 0 else None for k in run.orders[e]], graph.split[e]) for e in firsts
+            ]
         else:
             own = [operations(line.schedule, at) for at in positions(graph.num_stages, line.num_micro_batches, chunks)]
         found.append(tuple(map(tuple, own)))

@@ -14,7 +14,7 @@ from hexiopt.numbers.coefficients import FRAGMENTATION
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Stage
 from hexiopt.schedules.in_flight import largest
-from hexiopt.schedules.split import LATE, Footprint, LateWeights, turnovers
+from hexiopt.schedules.split import LATE_LAYER, Footprint, LateWeights, turnovers
 
 Ints = NDArray[np.int64]
 
@@ -86,9 +86,11 @@ def _holding(executor: ExecutorCost, late: LateWeights, order: Ints) -> Executor
     held = executor.footprint
     if not held.stored:
         return executor
-    # `LATE` stands last: its number in orders is -1.
-    alone = _most_bytes(np.array([*turnovers((0,) * len(late.layers), held), LATE])[order[order >= 0]], held.layer)
-    more = _most_bytes(np.array([*turnovers(late.layers, held), LATE])[order], held.layer) - alone
+    # `LATE_LAYER` stands last: its number in orders is -1.
+    alone = _most_bytes(
+        np.array([*turnovers((0,) * len(late.layers), held), LATE_LAYER])[order[order >= 0]], held.layer
+    )
+    more = _most_bytes(np.array([*turnovers(late.layers, held), LATE_LAYER])[order], held.layer) - alone
 
     def with_more(copy: ParameterCopy) -> ParameterCopy:
         memory = copy.memory

@@ -19,7 +19,7 @@ def num_operations(facts: PlanFacts, number: int) -> int:
     """The number of operations of one step of the pipeline `number`, counted per executor and layer range; where
     backwards are split, at most: gradients of weights are of a layer."""
     pipeline, splits = facts.plan.pipelines[number], facts.plan.schedule.splits
-    stages = [(len(one.parallelism.executors), splits * one.num_layers) for one in pipeline.stages]
+    stages = [(len(stage.parallelism.executors), splits * stage.num_layers) for stage in pipeline.stages]
     return pipeline.num_micro_batches * sum(count * (2 * pipeline.num_chunks + late) for count, late in stages)
 
 

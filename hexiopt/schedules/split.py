@@ -48,14 +48,14 @@ class Turnover(NamedTuple):
     end: float
 
 
-LATE = Turnover(-1, 0.0, 0.0, 0.0)
+LATE_LAYER = Turnover(-1, 0.0, 0.0, 0.0)
 """Of the weight gradients of a layer."""
 _NOTHING = Turnover(0, 0.0, 0.0, 0.0)
 
 
 def turnovers(layers: tuple[int, ...], memory: Footprint) -> list[Turnover]:
     """Of an executor's turns: a forward and a backward of each layer range that puts `layers` off, and nothing in the
-    place of weight gradients, which are of no range in particular (`LATE`)."""
+    place of weight gradients, which are of no range in particular (`LATE_LAYER`)."""
     found = []
     for late, stored in zip(layers, memory.stored, strict=True):
         end = memory.beside if late else memory.working
@@ -63,7 +63,7 @@ def turnovers(layers: tuple[int, ...], memory: Footprint) -> list[Turnover]:
     return found
 
 
-def numbered(turns: Iterable[Turn | None], late: LateWeights) -> list[Operation]:
+def late_operations(turns: Iterable[Turn | None], late: LateWeights) -> list[Operation]:
     """The operations of an order in which None is the next layer put off, numbered by micro-batches."""
     begun: dict[Turn, int] = {}
     waiting = deque[Operation]()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import counted
+from runtime.memory import count_saved
 from runtime.model.functions import applied
 
 
@@ -142,7 +142,7 @@ _late: LateProducts | None = None
 
 
 @contextmanager
-def putting_off(late: LateProducts) -> Iterator[None]:
+def puts_off(late: LateProducts) -> Iterator[None]:
     """Backwards in here put gradients of weights off."""
     global _late
     _late = late
@@ -185,7 +185,7 @@ class _Products(torch.autograd.Function):
         scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
         of_weights: list[Tensor | None] = [None] * len(weights)
         if late is not None:
-            late.put(ctx.weights[0], partial(_add_products, x, ctx.tp, flat, ctx.weights, counted(x, *flat)))
+            late.put(ctx.weights[0], partial(_add_products, x, ctx.tp, flat, ctx.weights, count_saved(x, *flat)))
         else:
             whole = (x if gathering is None else gathering()).flatten(0, 1)
             of_weights = [grad.t().mm(whole) for grad in flat]

@@ -21,7 +21,7 @@ from runtime.mapping.layout import PipelineLayout, RankExecutor
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
-from runtime.model.tensor_parallel import LateProducts, putting_off
+from runtime.model.tensor_parallel import LateProducts, puts_off
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
@@ -149,7 +149,7 @@ class StageRunner:
                     case ActionKind.INPUT:
                         at = action.stage, action.micro_batch
                         self._late[at] = self._chunks[action.stage].late_products(self._num_late[action.stage])
-                        with putting_off(self._late[at]):
+                        with puts_off(self._late[at]):
                             self._backward(action)
                     case ActionKind.WEIGHTS:
                         self._weights(action)

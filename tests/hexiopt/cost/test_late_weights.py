@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import hexiopt as hx
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import PipelineCost, violations
 from hexiopt.cost.executors.executor import ExecutorCost
@@ -18,9 +19,11 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StageOrders, stage_times
 from hexiopt.errors import InputError
+from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules
+from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.recurrence import pipeline_graph
@@ -279,6 +282,17 @@ def test_nothing_is_claimed_of_split_backwards() -> None:
     assert lower_bound_s(PlanPricer(problem), 0.05) <= model.price(plan).step_time_s
     with pytest.raises(InputError, match="proves nothing about the zb schedule"):
         make_solver("exact").solve(problem, Budget(1.0))
+
+
+@pytest.mark.parametrize("name", sorted(set(TRAINERS) - {"hexiopt"}))
+def test_no_other_trainer_is_given_such_plans(name: str) -> None:
+    """None runs our orders, so each refuses, in a line."""
+    _, plan = two_stages(4)
+    problem = Problem(hx.Cluster.of({"rtx_4090": 2}), hx.model("llama2_7b"), Workload(4, schedule="zb"))
+    half = problem.model.num_layers // 2
+    stages = Stage.of((0,), 0, half), Stage.of((1,), half, 2 * half)
+    with pytest.raises(InputError, match=f"^export.format: {name} cannot express the plan: [^\n]*$"):
+        TRAINERS[name].write(problem, replace(plan, pipelines=(Pipeline(stages, 4),)))
 
 
 def test_only_problems_that_name_one_have_such_plans() -> None:
