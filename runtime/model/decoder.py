@@ -7,6 +7,7 @@ whole and its tokens alone: there, T is t.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +23,7 @@ from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShar
 from runtime.model.attention import Attention
 from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
 from runtime.model.loss import chunked_cross_entropy, cross_entropy
-from runtime.model.tensor_parallel import LateProducts, RankTpGroup
+from runtime.model.tensor_parallel import RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
 
@@ -152,18 +153,21 @@ class DecoderChunk:
             for numbers, policy in zip(chunk.groups, policies, strict=True)
         ]
 
-    def late_products(self, count: int) -> LateProducts:
-        """What takes the gradients of the weights of its last `count` layers."""
-        numbers = range(self.chunk.layers[1] - count, self.chunk.layers[1])
-        prefixes = {number: f"model.layers.{number}." for number in numbers}
-        return LateProducts(
-            {
-                id(weight): number
-                for number, prefix in prefixes.items()
-                for name, weight in self._weights.items()
-                if name.startswith(prefix)
-            }
+    def puts_off(self, micro_batch: int, count: int) -> AbstractContextManager[None]:
+        """A backward of a micro-batch, in here, puts the gradients of the weights of its last `count` layers off."""
+        assert self._tp.late is not None
+        last = self.chunk.layers[1]
+        return self._tp.late.puts_off(
+            micro_batch, {layer: self._of_layer(layer) for layer in range(last - count, last)}
         )
+
+    def add_late_gradients(self, micro_batch: int, number: int) -> None:
+        """Compute what was put off of a layer, counted from the last one."""
+        assert self._tp.late is not None
+        self._tp.late.run(micro_batch, self.chunk.layers[1] - 1 - number)
+
+    def _of_layer(self, layer: int) -> list[Tensor]:
+        return [weight for name, weight in self._weights.items() if name.startswith(f"model.layers.{layer}.")]
 
     def parts(
         self, labels_tb: Tensor | None, num_tokens: int, borders: Tensor | None = None, num_samples: int = 1

@@ -21,7 +21,6 @@ from runtime.mapping.layout import PipelineLayout, RankExecutor
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
-from runtime.model.tensor_parallel import LateProducts, puts_off
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
@@ -94,7 +93,6 @@ class StageRunner:
         listed = [action for action in actions if isinstance(action, Action)]
         late = Counter((a.stage, a.micro_batch) for a in listed if a.kind is ActionKind.WEIGHTS)
         self._num_late = {stage: count for (stage, _), count in late.items()}  # layers that a backward puts off
-        self._late: dict[tuple[int, int], LateProducts] = {}
         self._cut = {
             (a.stage, a.micro_batch) for a in listed if a.part is not None and a.kind is not ActionKind.WEIGHTS
         }
@@ -147,9 +145,8 @@ class StageRunner:
                     case ActionKind.BACKWARD:
                         self._backward(action)
                     case ActionKind.INPUT:
-                        at = action.stage, action.micro_batch
-                        self._late[at] = self._chunks[action.stage].late_products(self._num_late[action.stage])
-                        with puts_off(self._late[at]):
+                        late = self._num_late[action.stage]
+                        with self._chunks[action.stage].puts_off(action.micro_batch, late):
                             self._backward(action)
                     case ActionKind.WEIGHTS:
                         self._weights(action)
@@ -245,14 +242,10 @@ class StageRunner:
 
     def _weights(self, action: Action) -> None:
         """Gradients of the weights of a layer that a backward has put off."""
-        at, last = (action.stage, action.micro_batch), self._chunks[action.stage].chunk.layers[1] - 1
         assert action.part is not None
         began, began_s = self._clock.mark(), time.time()
-        late = self._late[at]
-        late.run(last - action.part)
+        self._chunks[action.stage].add_late_gradients(action.micro_batch, action.part)
         self._sync.collect()
-        if action.part + 1 == self._num_late[action.stage]:
-            del self._late[at]
         self._ended(action, began, began_s)
 
     def _ended(self, action: Action, began: Any, began_s: float) -> None:

@@ -23,7 +23,7 @@ from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
-from runtime.model.tensor_parallel import RankTpGroup
+from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
 from runtime.parallel.flat_weights import first_weights
@@ -83,7 +83,9 @@ class Trainee:
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
-                tp = RankTpGroup(at, tokens, groups.of(executor.ranks))
+                tp = RankTpGroup(
+                    at, tokens, groups.of(executor.ranks), LateProducts() if plan.schedule.splits else None
+                )
                 attention = WholeAttention(model, shard, seq_len, dtype, device)
             case layout:
                 tp = RankTpGroup(0, reads)

@@ -20,6 +20,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StageOrders, stage_times
 from hexiopt.errors import InputError
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules
@@ -33,6 +34,7 @@ from hexiopt.schedules.split import ROOM, SAME, Footprint, LateWeights
 from hexiopt.simulation.engine import ExecutorId, Span, Step
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
+from tests.hexiopt.cost.test_sequence_plans import PROBLEM as SEQUENCES
 from tests.solvers import problems
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
@@ -259,6 +261,17 @@ def test_weights_fill_what_would_be_idle() -> None:
     assert letters[0].endswith("B" + "W" * layers)
     assert all(own.count("W") == 4 * layers for own in letters)
     assert cost.step_time_s < usual.step_time_s
+
+
+def test_stages_with_sequence_layouts_stay_whole() -> None:
+    """So that a plan of nothing else takes as long as under 1F1B, and holds as much."""
+    layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
+    plan = Plan((Pipeline((Stage(layout, ((0, 3),), ("selective",)),), 4),))
+    for network in (None, FairShares()):
+        model = PlanPricer(SEQUENCES, network=network)
+        usual, split = model.price(plan), model.price(replace(plan, schedule=ZB))
+        assert split.step_time_s == pytest.approx(usual.step_time_s)
+        assert split.tensor_bytes == usual.tensor_bytes
 
 
 def test_what_is_not_split_is_refused_in_one_line() -> None:

@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -26,6 +27,7 @@ from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, compared, even_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, equal_one_process
 from tests.runtime.ranks import random_plan
+from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 ZB, ZB_INTERLEAVED = SPLIT_SCHEDULES
@@ -38,11 +40,11 @@ KIND_OF = {
 }
 
 
-def split_plan(seed: int) -> tuple[Plan, ModelSpec, int]:
+def split_plan(seed: int, max_ranks: int = 8) -> tuple[Plan, ModelSpec, int]:
     """A plan of two stages or more somewhere, with TP, replicas, any recompute, and perhaps ZeRO-1."""
     rng = random.Random(seed)
     while True:
-        plan, model, batch = random_plan(rng)
+        plan, model, batch = random_plan(rng, max_ranks)
         if plan.schedule in SPLIT and max(len(pipeline.stages) for pipeline in plan.pipelines) > 1:
             return replace(plan, schedule=SPLIT[plan.schedule]), model, batch
 
@@ -82,6 +84,13 @@ def random_times(seed: int) -> Callable[[Layout, Schedule], StepTimes]:
 def test_a_plan_with_split_backwards_trains_as_one_process(seed: int) -> None:
     with patch.object(StepTimes, "even", random_times(seed)):
         equal_one_process(split_plan(seed), 4)
+
+
+@pytest.mark.parametrize("seed", slow_but(range(3), range(12)))
+def test_a_plan_with_split_backwards_trains_over_one_queue(seed: int) -> None:
+    """As on GPUs, where a receive or a sum in another order would hang."""
+    with patch.object(StepTimes, "even", random_times(seed)):
+        equal_one_process(split_plan(seed, max_ranks=5), 1, SEQ_LEN, partial(run_in_order, one_queue=True))
 
 
 @pytest.mark.parametrize("seed", range(40))
