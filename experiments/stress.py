@@ -34,7 +34,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import schedule_by_name, schedule_names
+from hexiopt.schedules.registry import SCHEDULES, schedule_by_name
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Result, Status
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
@@ -81,7 +81,7 @@ def random_problem(rng: random.Random) -> Problem:
         **{name: rng.random() > 0.1 for name in SWITCHES},  # type: ignore[arg-type]
         sequence=rng.random() < _LAYOUTS,
     )
-    schedule = rng.choice((AUTO, AUTO, *schedule_names()))
+    schedule = rng.choice((AUTO, AUTO, *map(str, SCHEDULES)))
     late = ("2", "3") if schedule == AUTO or schedule_by_name(schedule).lockstep else ()
     workload = Workload(
         global_batch=rng.choice((1, 3, 8, 12) if small else (1, 3, 8, 64, 250)),

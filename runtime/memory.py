@@ -34,6 +34,11 @@ def saved_as(part: str, beside: int) -> Iterator[None]:
         _saved_as.pop()
 
 
+def count_saved(*tensors: Tensor) -> list[Any]:
+    """What counts tensors as saved for as long as it lives, where saved tensors are counted: of what is put off."""
+    return [_counting[-1].pack(tensor) for tensor in tensors] if _counting else []
+
+
 @dataclass(frozen=True)
 class States:
     """Tensors that last: the states of a rank, and the tables that all its layers read."""
@@ -79,7 +84,11 @@ def used(
     saved, alive = _Saved(lasting, states.weights), _Alive(lasting)
     forget_peak(device)
     with saved.hooks(), alive:
-        compute()
+        _counting.append(saved)
+        try:
+            compute()
+        finally:
+            _counting.pop()
     peak_bytes = gpu_peak_bytes(device) or sum(by_part.values()) + alive.most
     by_part["buffers"] += most_message_bytes()
     most = saved.most
@@ -118,9 +127,10 @@ class _Saved:
 
     def hooks(self) -> saved_tensors_hooks:
         """To count by, as a context."""
-        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor.detach())
+        return saved_tensors_hooks(self.pack, lambda packed: packed.tensor.detach())
 
-    def _pack(self, tensor: Tensor) -> _Packed:
+    def pack(self, tensor: Tensor) -> _Packed:
+        """Count a tensor as long as what is returned lives."""
         at, size = _at(tensor), tensor.untyped_storage().nbytes()
         for weight in self._weights:
             if weight.data_ptr() == tensor.data_ptr() and weight.shape == tensor.shape:
@@ -169,3 +179,6 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self, at: int, size: int) -> None:
         self._known.discard(at)
         self.now -= size
+
+
+_counting: list[_Saved] = []  # what counts what is saved now, if anything does

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hexiopt.files.plan_file import write_text
+from hexiopt.schedules.operation import OperationKind
 
 INTERFACE = "eth0"  # of a device, inside its network namespace
 NAMESPACES = Path("/run/netns")
@@ -16,10 +17,10 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
 
 @dataclass(frozen=True)
 class Pace:
-    """How slow one rank is. `chunks` has seconds of a forward and a backward of each of its layer ranges for one
-    micro-batch, `optimizer_s` those of a step, `latency_s` those of a message to each other rank."""
+    """How slow one rank is. `chunks` has seconds of each of its layer ranges for one micro-batch, by the schedule's
+    kinds of operations, `optimizer_s` those of a step, `latency_s` those of a message to each other rank."""
 
-    chunks: tuple[tuple[float, float], ...]
+    chunks: tuple[tuple[float, ...], ...]
     optimizer_s: float
     latency_s: tuple[float, ...]
     namespace: str | None = None
@@ -31,8 +32,12 @@ class Pace:
     """Otherwise: seconds of each part of the last backward through each layer range, beside which gradients are
     summed."""
 
-    def operation_s(self, backward: bool, chunk: int, part: int | None = None) -> float:
-        """Seconds of computing a forward or a backward of a layer range, or a part of one, which is a unit."""
+    def operation_s(self, kind: OperationKind, chunk: int, part: int | None = None) -> float:
+        """Seconds of computing a forward or a backward of a layer range, or a part of one, which is a unit; or of the
+        gradients of weights of all its layers."""
+        if kind is OperationKind.WEIGHTS:
+            return self.chunks[chunk][-1]
+        backward = kind is OperationKind.BACKWARD
         if not self.units:
             return self.chunks[chunk][backward] if part is None else self.last_parts[chunk][part]
         if part is None:
@@ -56,7 +61,7 @@ def read_pace(path: Path, rank: int) -> Pace:
     """A rank's pace of a file that `write_paces` wrote."""
     own = json.loads(path.read_text(encoding="utf-8"))[rank]
     return Pace(
-        tuple((forward_s, backward_s) for forward_s, backward_s in own["chunks"]),
+        tuple(map(tuple, own["chunks"])),
         own["optimizer_s"],
         tuple(own["latency_s"]),
         own["namespace"],

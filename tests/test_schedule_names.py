@@ -3,10 +3,11 @@
 import ast
 from pathlib import Path
 
-from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.registry import SCHEDULES, SPLIT_SCHEDULES
 
+EVERY = (*SCHEDULES, *SPLIT_SCHEDULES)
 ROOT = Path(__file__).parent.parent
-CONSTANTS = {"GPIPE", "ONE_F_ONE_B", "INTERLEAVED", *(type(schedule).__name__ for schedule in SCHEDULES)}
+CONSTANTS = {"GPIPE", "ONE_F_ONE_B", "INTERLEAVED", *(type(schedule).__name__ for schedule in EVERY)}
 # Lines that name one, by part: may only shrink. Proofs say which they cover, the compiled cost model which it
 # simulates, baselines which a published system runs.
 MOST = {"hexiopt": 11, "solvers": 4, "solvers/baselines": 5}
@@ -20,7 +21,7 @@ def lines_of(path: Path) -> set[int]:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in CONSTANTS:
                 found.add(node.lineno)
-            case ast.Constant(value=str(text)) if text in {schedule.name for schedule in SCHEDULES}:
+            case ast.Constant(value=str(text)) if text in {schedule.name for schedule in EVERY}:
                 found.add(node.lineno)
     return found
 

@@ -19,7 +19,7 @@ _NOTE = "Predicted for {}, measured on these devices. F+B: per micro-batch. Busy
 class MeasuredOperation:
     """One operation of a rank with its start and end, in seconds of a clock shared by all ranks."""
 
-    backward: bool
+    kind: str  # of operation: forward, backward or weights
     chunk: int
     micro_batch: int
     began_s: float
@@ -41,7 +41,7 @@ class MeasuredRank:
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> "MeasuredRank":
         """The rank that an event at the end of a run describes."""
-        operations = tuple(MeasuredOperation(bool(backward), *rest) for backward, *rest in event["operations"])
+        operations = tuple(MeasuredOperation(*operation) for operation in event["operations"])
         at = (event["pipeline"], event["stage"], event["replica"], event["device"])
         return cls(*at, operations, event["peak_bytes"])
 
@@ -67,9 +67,9 @@ def both_timelines(facts: PlanFacts, ranks: Sequence[MeasuredRank]) -> dict[str,
             events.append(meta_event("thread_sort_index", pid, tid, sort_index=tid))
             chunked = pipelines[p].num_chunks > 1
             for one in rank.operations:
-                kind, chunk = "backward" if one.backward else "forward", one.chunk if chunked else None
+                chunk = one.chunk if chunked else None
                 times = one.began_s - began_s, one.ended_s - began_s
-                events.append(operation_event(kind, pid, tid, one.micro_batch, chunk, *times))
+                events.append(operation_event(one.kind, pid, tid, one.micro_batch, chunk, *times))
     return {
         **predicted,
         "traceEvents": [*predicted["traceEvents"], *events],

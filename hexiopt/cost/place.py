@@ -8,12 +8,14 @@ from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.network_load import PlacedMessage
 from hexiopt.cost.executors.routes import place_messages
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.cost.splits import with_late_weights
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.plan import Pipeline, feature_without_price
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.split import LateWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
     )
     sharding, contention = context
     in_flight, last = stages_in_flight(schedule, len(plan_stages), batches, chunks), len(plan_stages) - 1
-    costs, executor_stages, chunk_s = [], [], []
+    costs, executor_stages, chunk_s, split = [], [], [], list[LateWeights]()
     num_layers = stages.problem.model.num_layers
     for s, stage in enumerate(plan_stages):
         for begin, end in stage.layers:
@@ -64,6 +66,9 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         holders = sharding.holders(s, len(stage.parallelism.parameter_copies))
         at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
         executors = stages.executors(stage, size, at, holders, contention)
+        if schedule.splits:
+            executors, late = zip(*with_late_weights(stage, size, at, executors, stages), strict=True)
+            split += late
         costs.append(StageCost(executors))
         for executor in executors:
             executor_stages.append(s)
@@ -79,5 +84,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         placed,
         messages,
         PipelineLanes.of(placed),
-        pipeline_graph(schedule, len(plan_stages), batches, tuple(executor_stages), tuple(chunk_s), links),
+        pipeline_graph(
+            schedule, len(plan_stages), batches, tuple(executor_stages), tuple(chunk_s), links, tuple(split)
+        ),
     )

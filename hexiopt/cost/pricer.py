@@ -20,7 +20,7 @@ from hexiopt.cost.extra_communicators import add_communicators
 from hexiopt.cost.lockstep import apply_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
-from hexiopt.cost.sharing import FairShares, NetworkModel
+from hexiopt.cost.sharing import FairShares, NetworkModel, StageOrders
 from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
@@ -128,6 +128,11 @@ class PlanPricer:
         """The operations and messages of pipeline `number` of `plan`, whose price is `cost`, in the order in which they
         end. Raises InputError as `price`."""
         return self.network.spans(number, self.place_pipelines(plan), cost.pipelines)
+
+    def orders(self, plan: Plan) -> list[StageOrders]:
+        """What the executors of each stage of `plan` run, in the order in which they are priced [pipelines][stages].
+        Raises as `price`."""
+        return self.network.orders(self.place_pipelines(plan))
 
     def rings(self, plan: Plan) -> GradientRings:
         """The gradient rings of `plan`, inside its sharding groups and between them; remembered for the last plan.

@@ -6,7 +6,6 @@ The picture, the page and the Chrome trace draw the same spans.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hexiopt.plan.plan import Pipeline
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.rows import PlanRows
 from hexiopt.simulation.engine import Span
@@ -16,10 +15,12 @@ _WHOLE_MICRO_BATCHES = 48  # steps up to this length are drawn without a cut
 _SHOWN_MICRO_BATCHES = 14  # length drawn on either side of the cut
 
 
-def num_operations(pipeline: Pipeline) -> int:
-    """The number of forwards and backwards of one step, counted per executor and layer range."""
-    executors = sum(len(stage.parallelism.executors) for stage in pipeline.stages)
-    return 2 * pipeline.num_micro_batches * pipeline.num_chunks * executors
+def num_operations(facts: PlanFacts, number: int) -> int:
+    """The number of operations of one step of the pipeline `number`, counted per executor and layer range; where
+    backwards are split, at most: gradients of weights are of a layer."""
+    pipeline, splits = facts.plan.pipelines[number], facts.plan.schedule.splits
+    stages = [(len(stage.parallelism.executors), splits * stage.num_layers) for stage in pipeline.stages]
+    return pipeline.num_micro_batches * sum(count * (2 * pipeline.num_chunks + late) for count, late in stages)
 
 
 def pipeline_spans(facts: PlanFacts, number: int, one_by_one: bool = True) -> Iterator[Span]:

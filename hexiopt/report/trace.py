@@ -18,12 +18,13 @@ MAX_EVENTS = 200_000
 _COLOURS = {
     "forward": "thread_state_running",
     "backward": "thread_state_iowait",
+    "weights": "thread_state_runnable",
     "send_forward": "rail_response",
     "send_backward": "rail_animation",
     "gradient_sync": "thread_state_sleeping",
     "optimizer": "rail_idle",
 }
-_LETTERS = {"forward": "F", "backward": "B", "send_forward": "→", "send_backward": "←"}
+_LETTERS = {"forward": "F", "backward": "B", "weights": "W", "send_forward": "→", "send_backward": "←"}
 
 _Event = dict[str, Any]
 
@@ -75,7 +76,7 @@ def _num_fixed_events(facts: PlanFacts, index: int) -> int:
 def _num_events(facts: PlanFacts, index: int) -> int:
     pipeline, messages = facts.plan.pipelines[index], facts.cost.pipelines[index].messages
     num_messages = pipeline.num_micro_batches * pipeline.num_chunks * len(messages)
-    return _num_fixed_events(facts, index) + num_operations(pipeline) + num_messages
+    return _num_fixed_events(facts, index) + num_operations(facts, index) + num_messages
 
 
 _Lane = tuple[int, int, str, int]  # stage, replica, and for messages also kind and receiving replica
@@ -135,7 +136,7 @@ def meta_event(kind: str, pid: int, tid: int, **args: Any) -> _Event:
 def operation_event(
     kind: str, pid: int, tid: int, micro_batch: int, chunk: int | None, start_s: float, end_s: float
 ) -> _Event:
-    """A forward, a backward or a message of a micro-batch, and of one layer range where a stage has several."""
+    """An operation or a message of a micro-batch, and of one layer range where a stage has several."""
     name = f"{_LETTERS[kind]}{micro_batch}" + ("" if chunk is None else f"·{chunk}")
     more = {} if chunk is None else {"layer_range": chunk}
     return _slice(name, kind, pid, tid, start_s, end_s, micro_batch=micro_batch, **more)

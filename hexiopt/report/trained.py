@@ -32,7 +32,9 @@ def training_figure(operations: Frame) -> Figure:
         title(ax, "", _TITLES[measured], outdent=_LEFT - 0.1)
         top -= share
     kinds = [Patch(facecolor="#C9CFD6", label="forward"), Patch(facecolor="#7B8794", label="backward")]
-    figure.axes[0].legend(handles=kinds, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    if any(row["kind"] == "weights" for rows in panels for row in rows):
+        kinds.append(Patch(facecolor="#4A535D", label="gradients of weights"))
+    figure.axes[0].legend(handles=kinds, loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
     return figure
 
 
@@ -43,7 +45,7 @@ def _draw(ax: Axes, rows: list[dict[str, Any]], lanes: list[tuple[int, str]]) ->
         lane = row["pipeline"], row["stage"]
         y, stages = lanes.index(lane), [other for other in lanes if other[0] == lane[0]]
         colour = stage_colour(lane[0], stages.index(lane), len(stages))
-        colour = colour if row["kind"] == "backward" else mix(colour, PAPER, 0.5)
+        colour = {"forward": mix(colour, PAPER, 0.5), "weights": mix(colour, INK, 0.35)}.get(row["kind"], colour)
         start, end = row["start_s"] / scale, row["end_s"] / scale
         ax.barh(y, end - start, 0.8, left=start, color=colour, edgecolor=PAPER, linewidth=0.5)
         if end - start > 0.02 * end_s / scale:

@@ -6,10 +6,14 @@ from typing import NamedTuple
 
 class OperationKind(Enum):
     """What a stage does for a micro-batch: its value is the word for it, and `step` says whether its messages go to the
-    next stage (1), to the one before (-1), or whether it has none (0)."""
+    next stage (1), to the one before (-1), or whether it has none (0).
+
+    Where a schedule has WEIGHTS, a backward leaves gradients of weights to them, layer by layer (`split.py`).
+    """
 
     FORWARD = "forward", 1
     BACKWARD = "backward", -1
+    WEIGHTS = "weights", 0
 
     step: int
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hexiopt.errors import InputError
 from hexiopt.schedules.operation import OperationKind, Turn, next_place
 from hexiopt.schedules.schedule import Schedule, StagePosition
+from hexiopt.schedules.split import LateWeights
 
 Ints = NDArray[np.int64]
 
@@ -29,7 +30,8 @@ class PipelineGraph:
     """A pipeline whose executors take given times; one object for all that are equal (`pipeline_graph`).
 
     `stages` [executors]; `chunk_s` [executors] has the seconds of each layer range, by the schedule's kinds of
-    operations; `links` lists (backward, sender, receiver) by the executors' numbers.
+    operations; `links` lists (backward, sender, receiver) by the executors' numbers. Where backwards are split, `split`
+    [executors] says what they put off; such pipelines are timed by the clock (`hexiopt/cost/clock`).
     """
 
     schedule: Schedule
@@ -38,9 +40,11 @@ class PipelineGraph:
     stages: tuple[int, ...]
     chunk_s: tuple[tuple[tuple[float, ...], ...], ...]
     links: _Links
+    split: tuple[LateWeights, ...] = ()
 
     def with_times(self, chunk_s: tuple[tuple[tuple[float, ...], ...], ...]) -> "PipelineGraph":
         """The same pipeline whose executors take `chunk_s`."""
+        assert not self.split, "split backwards do not run in lockstep"
         return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
 
     @property
@@ -51,6 +55,13 @@ class PipelineGraph:
     @property
     def _wiring(self) -> Ints:
         return _wiring(self.schedule.kinds, self.num_stages, len(self.chunk_s[0]), self.stages, self.links)
+
+    def operation_s(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """Seconds of one operation of each kind [executors][layer ranges]: weight gradients are of a layer."""
+        if not self.split:
+            return self.chunk_s
+        own = zip(self.chunk_s, self.split, strict=True)
+        return tuple([tuple([(*chunk[:-1], split.weights_s) for chunk in chunks]) for chunks, split in own])
 
     def order(self) -> tuple[Ints, Ints, Ints]:
         """`first`, `blocks` and `turns` of `kernel.Order`."""
@@ -81,9 +92,10 @@ def pipeline_graph(
     stages: tuple[int, ...],
     chunk_s: tuple[tuple[tuple[float, ...], ...], ...],
     links: _Links,
+    split: tuple[LateWeights, ...] = (),
 ) -> PipelineGraph:
     """The graph of a pipeline: equal pipelines have the same one, so that their ends are computed once."""
-    return PipelineGraph(schedule, num_stages, num_micro_batches, stages, chunk_s, links)
+    return PipelineGraph(schedule, num_stages, num_micro_batches, stages, chunk_s, links, split)
 
 
 @lru_cache(maxsize=4096)

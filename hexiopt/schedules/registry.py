@@ -5,11 +5,13 @@ from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.interleaved import Interleaved
 from hexiopt.schedules.one_f_one_b import OneFOneB
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubble
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = GPipe(), OneFOneB(), Interleaved()
 DEFAULT_SCHEDULE: Schedule = ONE_F_ONE_B  # of plans that state none; searches begin with it
-SCHEDULES: tuple[Schedule, ...] = (GPIPE, ONE_F_ONE_B, INTERLEAVED)
-_BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
+SCHEDULES: tuple[Schedule, ...] = (GPIPE, ONE_F_ONE_B, INTERLEAVED)  # of problems that leave the schedule open
+SPLIT_SCHEDULES: tuple[Schedule, ...] = (ZeroBubble(), InterleavedZeroBubble())  # of plans and problems that name them
+_BY_NAME = {schedule.name: schedule for schedule in (*SCHEDULES, *SPLIT_SCHEDULES)}
 
 
 def schedule_names() -> tuple[str, ...]:

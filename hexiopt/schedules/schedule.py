@@ -94,7 +94,8 @@ class Schedule(ABC):
     # in any way, so that searches can choose the layers of the least period.
     shares_waits: ClassVar[bool] = False
     draw_weight: ClassVar[int] = 1  # how often random searches draw it, relative to others
-    kinds: ClassVar[tuple[OperationKind, ...]] = (OperationKind.FORWARD, OperationKind.BACKWARD)  # in their order
+    # In their order. Where there are WEIGHTS, no programme has them: they are placed by the rule of `split.py`.
+    kinds: ClassVar[tuple[OperationKind, ...]] = (OperationKind.FORWARD, OperationKind.BACKWARD)
 
     @abstractmethod
     def programme(self, at: StagePosition) -> Programme:
@@ -102,8 +103,13 @@ class Schedule(ABC):
 
     def change_in_flight(self, kind: OperationKind) -> int:
         """By how many micro-batches an operation changes what its stage has in flight: the first kind stores their
-        activations, the last one frees them."""
-        return (kind is self.kinds[0]) - (kind is self.kinds[-1])
+        activations, the last one of programmes frees them."""
+        return (kind is self.kinds[0]) - (kind is self.kinds[-2 if self.splits else -1])
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards are split."""
+        return OperationKind.WEIGHTS in self.kinds
 
     def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> str | None:
         """What a pipeline of this shape has that the schedule cannot run, with a remedy; None if it can run."""
@@ -236,7 +242,7 @@ def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> floa
 
 
 def operations(schedule: Schedule, at: StagePosition) -> list[Operation]:
-    """All operations of a stage, in order."""
+    """All operations of a stage's programme, in order."""
     begun: dict[Turn, int] = {}
     in_order = []
     for turns, repeats in schedule.programme(at):

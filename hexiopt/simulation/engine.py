@@ -40,7 +40,8 @@ class Span:
         return self.kind.startswith("send")
 
 
-StageTimes = Sequence[tuple[tuple[float, ...], ...]]  # of each executor and layer range, seconds by kind of operation
+# Of each executor and layer range, seconds by kind of operation; of weight gradients, those of a layer.
+StageTimes = Sequence[tuple[tuple[float, ...], ...]]
 ExecutorId = tuple[int, int, int]  # pipeline, stage, executor
 
 
@@ -69,13 +70,17 @@ class SimulatedLink:
 
 
 class Step:
-    """One step, event by event; `pipelines` has micro-batches and stages of each by its number in the plan."""
+    """One step, event by event; `pipelines` has micro-batches and stages of each by its number in the plan.
+
+    Executors run the schedule's operations, or, where backwards are split, `orders` [pipelines][stages].
+    """
 
     def __init__(
         self,
         pipelines: Mapping[int, tuple[int, Sequence[StageTimes]]],
         schedule: Schedule,
         links: Iterable[SimulatedLink],
+        orders: Mapping[int, Sequence[Sequence[Operation]]] | None = None,
     ) -> None:
         self._stages = {p: stages for p, (_, stages) in pipelines.items()}
         self._kinds = schedule.kinds
@@ -93,8 +98,8 @@ class Step:
         for p, (batches, stages) in pipelines.items():
             chunks = len(stages[0][0])
             for at, stage in zip(positions(len(stages), batches, chunks), stages, strict=True):
-                order = operations(schedule, at)
-                self._todo |= {(p, at.stage, r): order[::-1] for r in range(len(stage))}
+                order = operations(schedule, at) if orders is None else orders[p][at.stage]
+                self._todo |= {(p, at.stage, r): [*reversed(order)] for r in range(len(stage))}
 
     def spans(self) -> Iterator[Span]:
         """All spans in the order in which they end."""

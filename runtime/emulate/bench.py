@@ -12,6 +12,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import plan_file_to_dict, write_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.operation import OperationKind
 from runtime.emulate.fabric import Fabric
 from runtime.emulate.stand_in import narrowed, paces
 from runtime.events import Event
@@ -82,7 +83,7 @@ class EmulationBench:
 def _lateness(pace: Pace, timeline: Event) -> float:
     """By which share of the time that a rank was given its computing took longer."""
     given_s = spent_s = 0.0
-    for backward, chunk, _, began_s, ended_s in timeline["operations"]:
-        given_s += pace.operation_s(bool(backward), chunk)
+    for kind, chunk, _, began_s, ended_s in timeline["operations"]:
+        given_s += pace.operation_s(OperationKind[kind.upper()], chunk)
         spent_s += ended_s - began_s
     return max(0.0, spent_s / given_s - 1)

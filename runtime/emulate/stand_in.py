@@ -41,7 +41,7 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
         device = layout.devices[rank]
         found.append(
             Pace(
-                tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.chunk_s),
+                tuple(tuple(dilation * s for s in chunk_s) for chunk_s in priced.chunk_s),
                 dilation * optimizer_s[device],
                 tuple(dilation * network.pair_latency(device, other) for other in layout.devices),
                 units=tuple(
@@ -72,7 +72,7 @@ def _last_parts(
             embedding, head = model.stages.ends_s(tp_group, samples)
             layer_s = partial(model.stages.layer_s, tp_group, samples)
     found = []
-    for chunk, (_, backward_s) in zip(executor.chunks, priced.chunk_s, strict=True):
+    for chunk, (_, backward_s, *_) in zip(executor.chunks, priced.chunk_s, strict=True):
         parts_s = [
             *([head.backward_s] if chunk.last else []),
             *(layer_s(policy)[1] for policy in reversed(chunk.recompute)),

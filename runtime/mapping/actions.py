@@ -4,10 +4,13 @@ A message between stages is one between each pair of ranks that have tokens in c
 `PipelineLayout.routes`; so all that ranks do together still has one order, and `check_actions` says so before a run.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from hexiopt.cost.sharing import StageOrders
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.operation import OperationKind
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.buckets import (
     BucketCollective,
@@ -16,8 +19,9 @@ from runtime.mapping.buckets import (
     collectives,
     collectives_between,
 )
-from runtime.mapping.layout import Chunk, Layout, MessageRoute, RankExecutor
+from runtime.mapping.layout import Chunk, Layout, MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import (
+    COMPUTED,
     Action,
     ActionKind,
     LastBackward,
@@ -55,9 +59,14 @@ def rank_actions(
     cut |= {rank for rank, at in enumerate(layout.executor_of) for one in together if _place(at) in one.stages}
     expected = StepTimes.even(layout, schedule) if times is None else times
     shapes = []
-    for line, chunk_s, message_s in zip(layout.lines, expected.chunk_s, expected.message_s, strict=True):
+    for p, (line, chunk_s, message_s) in enumerate(
+        zip(layout.lines, expected.chunk_s, expected.message_s, strict=True)
+    ):
         parts = tuple(_last_parts(stage, cut) for stage in line.stages)
-        shapes.append(StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts))
+        shape = StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts)
+        if schedule.splits:
+            shape = _with_orders(shape, line, expected.orders[p])
+        shapes.append(shape)
     waits = [frozenset(_waits_for(one, buckets[one.bucket], layout, model, shapes)) for one in sums]
     lists = lowered(shapes, waits, together)
     for p, (shape, stages) in enumerate(zip(shapes, lists, strict=True)):
@@ -180,6 +189,28 @@ def _last_parts(stage: Sequence[RankExecutor], summing: set[int]) -> tuple[int, 
     return tuple(backward_parts(chunk) if is_summed else 1 for chunk in stage[0].chunks)
 
 
+def _with_orders(shape: StepShape, line: PipelineLayout, orders: StageOrders) -> StepShape:
+    """A shape whose stages run `orders`."""
+    late_parts = []
+    for stage, order, most in zip(line.stages, orders, shape.last_parts, strict=True):
+        counts = Counter(one.chunk for one in order if one.kind is OperationKind.WEIGHTS)
+        late_parts.append(
+            tuple(
+                tuple(
+                    min(_layer_part(chunk, chunk.layers[1] - 1 - k), most[c] - 1)
+                    for k in range(counts[c] // shape.num_micro_batches)
+                )
+                for c, chunk in enumerate(stage[0].chunks)
+            )
+        )
+    return replace(shape, orders=orders, late_parts=tuple(late_parts))
+
+
+def _layer_part(chunk: Chunk, layer: int) -> int:
+    """The part of a backward that runs a layer."""
+    return chunk.last + sum(first > layer for first, _ in chunk.groups)
+
+
 def _waits_for(
     one: BucketCollective, bucket: BucketParts, layout: Layout, model: ModelSpec, shapes: Sequence[StepShape]
 ) -> Iterator[LastBackward]:
@@ -200,7 +231,7 @@ def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
         yield backward_parts(chunk) - 1
     words = name.split(".")
     if "layers" in words and chunk.layers[0] <= int(words[2]) < chunk.layers[1]:
-        yield chunk.last + sum(first > int(words[2]) for first, _ in chunk.groups)
+        yield _layer_part(chunk, int(words[2]))
 
 
 def _joint_events(
@@ -211,7 +242,7 @@ def _joint_events(
     for action in own:
         if isinstance(action, BucketCollective):
             yield JointEvent(str(action), action.ranks)
-        elif action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+        elif action.kind in COMPUTED:
             yield JointEvent(f"{action} {where}", executor.ranks)
         else:
             boundary, backward = boundary_of(action)

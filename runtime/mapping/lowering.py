@@ -15,15 +15,16 @@ run, and its gradients are scattered after its backward, while the next part run
 weights of at most two units whole.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from hexiopt.cost.sharing import StageOrders
 from hexiopt.errors import InputError
-from hexiopt.schedules.operation import OperationKind
+from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.schedule import Schedule, operations, positions
 
 
@@ -32,6 +33,8 @@ class ActionKind(Enum):
 
     FORWARD = "F"
     BACKWARD = "B"
+    INPUT = "I"
+    WEIGHTS = "W"
     SEND_FORWARD = "SEND_F"
     RECEIVE_FORWARD = "RECV_F"
     SEND_BACKWARD = "SEND_B"
@@ -40,10 +43,17 @@ class ActionKind(Enum):
     __hash__ = object.__hash__  # as of OperationKind
 
 
-_KIND_OF = {OperationKind.FORWARD: ActionKind.FORWARD, OperationKind.BACKWARD: ActionKind.BACKWARD}
+_KIND_OF = {
+    OperationKind.FORWARD: ActionKind.FORWARD,
+    OperationKind.BACKWARD: ActionKind.BACKWARD,
+    OperationKind.WEIGHTS: ActionKind.WEIGHTS,
+}
+COMPUTED = {*_KIND_OF.values(), ActionKind.INPUT}
+"""What a stage computes; all else is sent or received."""
 _MESSAGE = {  # of what is computed: sent, received, and by how many virtual stages on
     ActionKind.FORWARD: (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD, 1),
     ActionKind.BACKWARD: (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD, -1),
+    ActionKind.INPUT: (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD, -1),
 }
 
 
@@ -51,7 +61,8 @@ class Action(NamedTuple):
     """Virtual stage, kind, and micro-batch, written as torch does: `1F0`, `0SEND_F2`.
 
     A backward may be cut in parts, from the head to the embedding, a forward from the embedding to the head; without a
-    `part` it is whole.
+    `part` it is whole. One that puts off gradients of weights is an INPUT, followed by WEIGHTS, of which each part is a
+    layer, from the last one on.
     """
 
     stage: int
@@ -62,7 +73,7 @@ class Action(NamedTuple):
     @property
     def backward(self) -> bool:
         """Whether gradients are computed, or travel."""
-        return self.kind.value.endswith("B")
+        return self.kind.value.endswith(("B", "I", "W"))
 
     @property
     def input(self) -> "Action":
@@ -114,20 +125,27 @@ ActionList = tuple[Action | Reduction | UnitCollective, ...]
 class StepShape:
     """A pipeline's step. `chunk_s` has the seconds of a forward and a backward of each layer range [stages][chunks],
     `message_s` those of a message: they only decide which of several possible orders the lists have. `last_parts`: in
-    how many parts the last backward of each is cut [stages][chunks], and of stages in lockstep every operation."""
+    how many parts the last backward of each is cut [stages][chunks], and of stages in lockstep every operation.
+
+    Where backwards are split, `orders` [stages] has what each stage runs, and `late_parts` [stages][chunks] the part of
+    a backward that each layer put off would belong to.
+    """
 
     schedule: Schedule
     num_micro_batches: int
     chunk_s: tuple[tuple[tuple[float, ...], ...], ...]
     message_s: float
     last_parts: tuple[tuple[int, ...], ...]
+    orders: StageOrders = ()
+    late_parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     @staticmethod
     def even(schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> "StepShape":
         """Of a balanced pipeline, whose step takes a second but for its bubble: backwards take twice as long as
         forwards, messages half as long."""
         each_s = 1 / (3 * num_chunks * num_micro_batches)
-        chunk_s = (((each_s, 2 * each_s),) * num_chunks,) * num_stages
+        kinds_s = (each_s, each_s, each_s) if schedule.splits else (each_s, 2 * each_s)
+        chunk_s = ((kinds_s,) * num_chunks,) * num_stages
         return StepShape(schedule, num_micro_batches, chunk_s, each_s / 2, ((1,) * num_chunks,) * num_stages)
 
     @property
@@ -177,11 +195,31 @@ class _Stage:
 
     def seconds(self, action: Action) -> float:
         """How long it takes."""
-        whole_s = self.shape.chunk_s[self.number][self.chunk(action)][action.backward]
+        chunk_s = self.shape.chunk_s[self.number][self.chunk(action)]
+        if action.kind is ActionKind.WEIGHTS:
+            return chunk_s[-1] / len(self._late(action))
+        whole_s = chunk_s[action.backward]
         return whole_s if action.part is None else whole_s / self.parts(action)
+
+    def _late(self, action: Action) -> tuple[int, ...]:
+        return self.shape.late_parts[self.number][self.chunk(action)]
+
+    def made_parts(self, action: Action) -> list[int]:
+        """The parts of a backward all of whose gradients are made when it ends."""
+        match action.kind:
+            case ActionKind.INPUT:
+                return [part for part in range(self.parts(action)) if part not in self._late(action)]
+            case ActionKind.WEIGHTS:
+                _, *after = self._late(action)[action.part or 0 :]
+                own = self._late(action)[action.part or 0]
+                return [] if own in after else [own]
+            case _:
+                return [action.part or 0]
 
     def lacks_input(self, action: Action) -> bool:
         """Whether what it begins with has not come yet."""
+        if action.kind is ActionKind.WEIGHTS:
+            return False
         source, shape = action.stage - _MESSAGE[action.kind][2], self.shape
         is_sent = action.part in (None, 0) and 0 <= source < shape.num_stages * shape.num_chunks
         return is_sent and action.input not in self.came
@@ -215,9 +253,22 @@ class _Crew:
 
 def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[Action]:
     found = deque[Action]()
-    each = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks)
-    for kind, chunk, micro_batch in operations(shape.schedule, each[stage]):
+    if shape.orders:
+        order: Sequence[Operation] = shape.orders[stage]
+    else:
+        each = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks)
+        order = operations(shape.schedule, each[stage])
+    begun = Counter[Operation]()
+    for operation in order:
+        kind, chunk, micro_batch = operation
         action = Action(chunk * shape.num_stages + stage, _KIND_OF[kind], micro_batch)
+        if shape.orders and shape.late_parts[stage][chunk] and kind is not OperationKind.FORWARD:
+            if kind is OperationKind.BACKWARD:
+                found.append(action._replace(kind=ActionKind.INPUT))
+            else:
+                found.append(action._replace(part=begun[operation]))
+                begun[operation] += 1
+            continue
         parts = shape.last_parts[stage][chunk]
         if lockstep is None:
             is_cut = action.backward and micro_batch == shape.num_micro_batches - 1
@@ -312,14 +363,15 @@ class _Walk:
         action = crew.todo.popleft()
         crew.running = False
         crew.put(action)
-        if crew.is_last_part(action):
+        if action.kind is not ActionKind.WEIGHTS and crew.is_last_part(action):
             for stage in crew.stages:
                 self._pass_on(stage, action, now_s)
         if action.backward and crew.lockstep is not None:
             crew.put(UnitCollective(True, action))
         for stage in crew.stages:
             if action.backward and action.micro_batch == stage.shape.num_micro_batches - 1:
-                self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), action.part or 0))
+                for part in stage.made_parts(action):
+                    self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), part))
 
     def _pass_on(self, stage: _Stage, action: Action, now_s: float) -> None:
         """Put what has been computed into the lists of who sends and who receives it."""

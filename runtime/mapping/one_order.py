@@ -51,9 +51,10 @@ def check_inputs(actions: ActionList, num_virtual_stages: int, num_micro_batches
     listed = [action for action in actions if isinstance(action, Action)]
     times = Counter(action._replace(part=None) for action in listed)
     begun, done = Counter[Action](), set[Action]()
+    split = {action.stage for action in listed if action.kind is ActionKind.INPUT}
     for action in listed:
         whole = action._replace(part=None)
-        for need in _needs(whole, num_virtual_stages):
+        for need in _needs(whole, num_virtual_stages, whole.stage in split):
             if need not in done:
                 raise InputError(f"a step's list is not in order: {action} comes before {need}, which it needs")
         if whole in done or action.part not in (None, begun[whole]) or (action.part is None and times[whole] > 1):
@@ -64,7 +65,7 @@ def check_inputs(actions: ActionList, num_virtual_stages: int, num_micro_batches
     due = {
         Action(stage, kind, batch)
         for stage in {action.stage for action in listed}
-        for kind in ActionKind
+        for kind in set(ActionKind) - (_WHOLE if stage in split else _SPLIT)
         for batch in range(num_micro_batches)
         if not (stage == 0 and kind in _OF_EARLIER) and not (stage == num_virtual_stages - 1 and kind in _OF_LATER)
     }
@@ -100,21 +101,23 @@ def check_units(actions: ActionList, gathers: bool) -> None:
         raise InputError(f"a step's list is not in order: nothing uses the weights or gradients of {gathered + made}")
 
 
+_WHOLE, _SPLIT = {ActionKind.BACKWARD}, {ActionKind.INPUT, ActionKind.WEIGHTS}  # a stage's backwards are these or those
 _OF_EARLIER = {ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD}  # exchanged with the virtual stage before
 _OF_LATER = {ActionKind.SEND_FORWARD, ActionKind.RECEIVE_BACKWARD}
 
 
-def _needs(action: Action, num_virtual_stages: int) -> list[Action]:
+def _needs(action: Action, num_virtual_stages: int, is_split: bool) -> list[Action]:
     """What a stage must have done before."""
+    backward = Action(action.stage, ActionKind.INPUT if is_split else ActionKind.BACKWARD, action.micro_batch)
     forward = Action(action.stage, ActionKind.FORWARD, action.micro_batch)
     match action.kind:
         case ActionKind.FORWARD:
             return [action.input] if action.stage else []
-        case ActionKind.BACKWARD:
+        case ActionKind.BACKWARD | ActionKind.INPUT:
             return [forward, *([action.input] if action.stage < num_virtual_stages - 1 else [])]
         case ActionKind.SEND_FORWARD:
             return [forward]
-        case ActionKind.SEND_BACKWARD:
-            return [forward._replace(kind=ActionKind.BACKWARD)]
+        case ActionKind.SEND_BACKWARD | ActionKind.WEIGHTS:
+            return [backward]
         case _:
             return []

@@ -2,14 +2,17 @@
 one in which messages come while ranks compute depends on it. Nothing else does."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import StageOrders
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.schedule import Schedule
-from runtime.mapping.layout import Layout
+from hexiopt.schedules.operation import Operation, OperationKind
+from hexiopt.schedules.schedule import Schedule, operations, positions
+from runtime.mapping.layout import Layout, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import StepShape
 
 ChunkSeconds = tuple[tuple[float, ...], ...]  # of each layer range, by kinds of operations
@@ -17,48 +20,108 @@ ChunkSeconds = tuple[tuple[float, ...], ...]  # of each layer range, by kinds of
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the layer ranges of each stage for a micro-batch [pipelines][stages], and of a message [pipelines]."""
+    """Seconds of the layer ranges of each stage for a micro-batch [pipelines][stages], and of a message [pipelines].
+
+    Where backwards are split, `orders` has what each stage runs [pipelines][stages]: as the plan is priced.
+    """
 
     chunk_s: tuple[tuple[ChunkSeconds, ...], ...]
     message_s: tuple[float, ...]
+    orders: tuple[StageOrders, ...] = ()
 
     @staticmethod
     def even(layout: Layout, schedule: Schedule) -> "StepTimes":
-        """Of balanced pipelines, which take equally long."""
+        """Of balanced pipelines, which take equally long. Where backwards are split, nothing is put off beyond the next
+        message: what a backward leaves is computed at once, so that memory is that of whole ones."""
         shapes = [
             StepShape.even(schedule, len(line.stages), line.num_micro_batches, line.num_chunks) for line in layout.lines
         ]
-        return StepTimes(tuple(shape.chunk_s for shape in shapes), tuple(shape.message_s for shape in shapes))
+        orders: tuple[StageOrders, ...] = ()
+        if schedule.splits:
+            orders = tuple(_at_once(line, schedule) for line in layout.lines)
+        return StepTimes(tuple(shape.chunk_s for shape in shapes), tuple(shape.message_s for shape in shapes), orders)
 
     @staticmethod
     def of_ranks(layout: Layout, chunk_s: Mapping[int, ChunkSeconds]) -> "StepTimes":
         """Where the seconds of every rank are known. Messages are taken to be short."""
         found = tuple(tuple(chunk_s[stage[0].ranks[0]] for stage in line.stages) for line in layout.lines)
-        return StepTimes(found, tuple(min(one for one, _ in stages[0]) / 2 for stages in found))
+        return StepTimes(found, tuple(min(chunk[0] for chunk in stages[0]) / 2 for stages in found))
 
     @staticmethod
     def priced(problem: Problem, plan: Plan) -> "StepTimes | None":
         """As the cost model has them; None of a plan that it cannot price."""
+        pricer = PlanPricer(problem)
         try:
-            cost = PlanPricer(problem).price(plan)
+            cost = pricer.price(plan)
         except InputError:
             return None
         return StepTimes(
             tuple(tuple(stage.executors[0].chunk_s for stage in one.stages) for one in cost.pipelines),
             tuple(sum(one.message_s) / max(1, len(one.message_s)) for one in cost.pipelines),
+            tuple(pricer.orders(plan)) if plan.schedule.splits else (),
         )
 
     def numbers(self) -> list[float]:
-        """All of them, in a row."""
+        """All seconds, in a row."""
         return [
-            *(s for stages in self.chunk_s for chunks in stages for pair in chunks for s in pair),
+            *(s for stages in self.chunk_s for chunks in stages for kinds in chunks for s in kinds),
             *self.message_s,
         ]
 
     def replaced(self, numbers: Sequence[float]) -> "StepTimes":
-        """Others, in a row, of the same plan."""
+        """Other seconds, in a row, of the same plan."""
         left: Iterator[float] = iter(numbers)
         chunk_s = tuple(
-            tuple(tuple((next(left), next(left)) for _ in chunks) for chunks in stages) for stages in self.chunk_s
+            tuple(tuple(tuple(next(left) for _ in kinds) for kinds in chunks) for chunks in stages)
+            for stages in self.chunk_s
         )
-        return StepTimes(chunk_s, tuple(left))
+        return StepTimes(chunk_s, tuple(left), self.orders)
+
+    def turns(self, layout: Layout) -> list[int]:
+        """The orders of all stages, in a row whose length the plan determines: an operation is a number."""
+        row: list[int] = []
+        for line, stages in zip(layout.lines, self.orders, strict=True):
+            for stage, own in zip(line.stages, stages, strict=True):
+                numbers = [
+                    (_KINDS.index(kind) * line.num_chunks + c) * line.num_micro_batches + k for kind, c, k in own
+                ]
+                row += numbers + [-1] * (_most_operations(line, stage) - len(numbers))
+        return row
+
+    def with_turns(self, layout: Layout, row: Sequence[float]) -> "StepTimes":
+        """The same with other orders: those of such a `row`."""
+        left, orders = iter(row), []
+        for line in layout.lines:
+            own = [[int(n) for n in islice(left, _most_operations(line, s)) if n >= 0] for s in line.stages]
+            orders.append(tuple(tuple(_operation(number, line) for number in numbers) for numbers in own))
+        return replace(self, orders=tuple(orders))
+
+
+_KINDS = tuple(OperationKind)
+
+
+def _operation(number: int, line: PipelineLayout) -> Operation:
+    turn, micro_batch = divmod(number, line.num_micro_batches)
+    kind, chunk = divmod(turn, line.num_chunks)
+    return Operation(_KINDS[kind], chunk, micro_batch)
+
+
+def _most_operations(line: PipelineLayout, stage: Sequence[RankExecutor]) -> int:
+    """Forwards, backwards and, layer by layer, gradients of weights."""
+    chunks = stage[0].chunks
+    return line.num_micro_batches * sum(2 + chunk.layers[1] - chunk.layers[0] for chunk in chunks)
+
+
+def _at_once(line: PipelineLayout, schedule: Schedule) -> StageOrders:
+    """Orders of a pipeline's stages in which the gradients of weights follow each backward."""
+    orders = []
+    for stage, at in zip(
+        line.stages, positions(len(line.stages), line.num_micro_batches, line.num_chunks), strict=True
+    ):
+        order: list[Operation] = []
+        for one in operations(schedule, at):
+            first, end = stage[0].chunks[one.chunk].layers
+            is_split = one.kind is OperationKind.BACKWARD and stage[0].sequence is None
+            order += [one, *[one._replace(kind=OperationKind.WEIGHTS)] * (is_split * (end - first))]
+        orders.append(tuple(order))
+    return tuple(orders)

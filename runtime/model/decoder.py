@@ -7,6 +7,7 @@ whole and its tokens alone: there, T is t.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -151,6 +152,22 @@ class DecoderChunk:
             Layers(numbers, calls[policy], policy, weights, run)
             for numbers, policy in zip(chunk.groups, policies, strict=True)
         ]
+
+    def puts_off(self, micro_batch: int, count: int) -> AbstractContextManager[None]:
+        """A backward of a micro-batch, in here, puts the gradients of the weights of its last `count` layers off."""
+        assert self._tp.late is not None
+        last = self.chunk.layers[1]
+        return self._tp.late.puts_off(
+            micro_batch, {layer: self._of_layer(layer) for layer in range(last - count, last)}
+        )
+
+    def add_late_gradients(self, micro_batch: int, number: int) -> None:
+        """Compute what was put off of a layer, counted from the last one."""
+        assert self._tp.late is not None
+        self._tp.late.run(micro_batch, self.chunk.layers[1] - 1 - number)
+
+    def _of_layer(self, layer: int) -> list[Tensor]:
+        return [weight for name, weight in self._weights.items() if name.startswith(f"model.layers.{layer}.")]
 
     def parts(
         self, labels_tb: Tensor | None, num_tokens: int, borders: Tensor | None = None, num_samples: int = 1

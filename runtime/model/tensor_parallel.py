@@ -7,8 +7,11 @@ again. Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so 
 memory. Parts may be unequal; then they travel padded to the longest.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +20,52 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
+from runtime.memory import count_saved
 from runtime.model.functions import applied
+
+
+class LateProducts:
+    """What a rank's backwards put off: for micro-batches and layers, what computes gradients of the layers' weights."""
+
+    def __init__(self) -> None:
+        self._layer_of: Mapping[int, int] = {}  # of the weights that are put off now, by their identity
+        self._micro_batch = 0
+        self._todo: dict[tuple[int, int], list[Callable[[], None]]] = defaultdict(list)
+
+    @contextmanager
+    def puts_off(self, micro_batch: int, weights: Mapping[int, Iterable[Tensor]]) -> Iterator[None]:
+        """The backward of a micro-batch, in here, puts the gradients of `weights`, by layer, off."""
+        self._micro_batch = micro_batch
+        self._layer_of = {id(weight): layer for layer, own in weights.items() for weight in own}
+        try:
+            yield
+        finally:
+            self._layer_of = {}
+
+    def takes(self, weight: Tensor) -> bool:
+        """Whether the gradient of a weight is put off."""
+        return id(weight) in self._layer_of
+
+    def put(self, weight: Tensor, compute: Callable[[], None]) -> None:
+        """Put off what computes the gradient of a weight, and of others of its layer."""
+        self._todo[self._micro_batch, self._layer_of[id(weight)]].append(compute)
+
+    def run(self, micro_batch: int, layer: int) -> None:
+        """Compute the gradients of a layer's weights, in the order in which they were put off, and add them."""
+        with torch.no_grad():
+            for compute in self._todo.pop((micro_batch, layer)):
+                compute()
 
 
 @dataclass(frozen=True, eq=False)
 class RankTpGroup:
-    """A rank's TP group: `tokens` of every rank. Without a `group` there is one rank, which needs no other."""
+    """A rank's TP group: `tokens` of every rank. Without a `group` there is one rank, which needs no other. Where
+    backwards are split, `late` has what they put off."""
 
     rank: int
     tokens: tuple[Range, ...]
     group: dist.ProcessGroup | None = None
+    late: LateProducts | None = None
 
     @property
     def own(self) -> Range:
@@ -37,14 +76,14 @@ class RankTpGroup:
         """Products of all ranks' tokens [T, B, H], of which one's own are given [t, B, H], with matrices cut in rows of
         their weights."""
         if self.group is None:
-            found: tuple[Tensor, ...] = applied(_Products, x_tbh, None, *weights, *biases)
+            found: tuple[Tensor, ...] = applied(_Products, x_tbh, None, self.late, *weights, *biases)
         else:
-            found = _together(_Products, x_tbh, self, *weights, *biases)
+            found = _together(_Products, x_tbh, self, self.late, *weights, *biases)
         return found
 
     def rows(self, x_tbn: Tensor, weight: Tensor) -> Tensor:
         """The product with a matrix cut in columns of its weight, summed over ranks: one's own tokens [t, B, H]."""
-        (found,) = applied(_Products, x_tbn, None, weight, None)
+        (found,) = applied(_Products, x_tbn, None, self.late, weight, None)
         return self.scatter(found)
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
@@ -113,17 +152,19 @@ def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
 class _Products(torch.autograd.Function):
     """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it.
 
-    `others` are `tp`, weights and biases. They have no parameters of their own, because torch 2.13 compiles a forward
-    that has as many parameters as there are arguments as if it took no `ctx`, where there is no backward.
+    `others` are `tp`, what takes gradients of weights that are put off, or None, weights and biases. They have no
+    parameters of their own, because torch 2.13 compiles a forward that has as many parameters as there are arguments as
+    if it took no `ctx`, where there is no backward.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        tp, *weights_and_biases = others
+        tp, late, *weights_and_biases = others
         count = len(weights_and_biases) // 2
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.tp = None if tp is None or tp.group is None else tp
         ctx.biased = [bias is not None for bias in biases]
+        ctx.late, ctx.weights = late, weights if late is not None else []
         ctx.save_for_backward(x, *weights)
         whole = x if ctx.tp is None else gathered(x, ctx.tp)
         return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
@@ -131,18 +172,36 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
+        late = ctx.late if ctx.late is not None and ctx.late.takes(ctx.weights[0]) else None
         # What travels does so beside the products that do not need it.
-        gathering = None if ctx.tp is None else _gathering(x, ctx.tp)
+        gathering = None if ctx.tp is None or late is not None else _gathering(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]
         of_x = flat[0].mm(weights[0])
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             of_x.addmm_(grad, weight)
         of_x = of_x.view(*grads[0].shape[:2], of_x.shape[-1])
         scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
-        whole = (x if gathering is None else gathering()).flatten(0, 1)
-        of_weights = [grad.t().mm(whole) for grad in flat]
+        of_weights: list[Tensor | None] = [None] * len(weights)
+        if late is not None:
+            late.put(ctx.weights[0], partial(_add_products, x, ctx.tp, flat, ctx.weights, count_saved(x, *flat)))
+        else:
+            whole = (x if gathering is None else gathering()).flatten(0, 1)
+            of_weights = [grad.t().mm(whole) for grad in flat]
         of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
-        return of_x if scattering is None else scattering(), None, *of_weights, *of_biases
+        return of_x if scattering is None else scattering(), None, None, *of_weights, *of_biases
+
+
+def _add_products(
+    x: Tensor, tp: RankTpGroup | None, grads: Sequence[Tensor], weights: Sequence[Tensor], held: Sequence[Any]
+) -> None:
+    """Add to the gradients of `weights` what the gradients of their products with one input, [tokens, rows], make.
+    `held` counts what that needs."""
+    whole = (x if tp is None else gathered(x, tp)).flatten(0, 1)
+    for grad, weight in zip(grads, weights, strict=True):
+        if weight.grad is None:
+            weight.grad = grad.t().mm(whole)
+        else:
+            weight.grad.addmm_(grad.t(), whole)
 
 
 class _Scatter(torch.autograd.Function):

@@ -141,6 +141,7 @@ class GradientSync:
         self._buckets, self._groups = {bucket.number: bucket for bucket in found}, groups
         self._works: list[dist.Work] = []
         self._of: dict[str, list[Bucket]] = defaultdict(list)
+        self._collected: dict[str, nn.Parameter] = {}  # whose gradients are added to buckets here
         self._scattered: tuple[list[Bucket], list[Bucket]] = [], []  # of the unit before the last one, of the last
         self.most_bytes = 0
         """The most that whole gradients of units have held at once."""
@@ -149,6 +150,7 @@ class GradientSync:
                 self._of[name].append(bucket)
         for name, weight in weights.items():
             if name in self._of and not self._is_added_in_place(name, weight):
+                self._collected[name] = weight
                 hook = partial(self._came, name)
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -168,9 +170,16 @@ class GradientSync:
         for bucket in self._buckets.values():
             bucket.gradient.zero_()
 
+    def collect(self) -> None:
+        """Take the gradients that weights have been given outside of a backward."""
+        for name, weight in self._collected.items():
+            if weight.grad is not None:
+                self._came(name, weight)
+
     def _came(self, name: str, weight: Tensor) -> None:
         gradient, weight.grad = weight.grad, None
-        assert gradient is not None
+        if gradient is None:  # it is put off: a split backward leaves it to `collect`
+            return
         for bucket in self._of[name]:
             place = bucket.places[name]
             self._whole(bucket)[place.at].view(place.shape).add_(gradient[place.where])

@@ -1,6 +1,7 @@
 """One training step of one rank: its list of actions, walked."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
 from runtime.parallel.unit_weights import UnitWeights
 
+_KIND_OF = {
+    ActionKind.FORWARD: OperationKind.FORWARD,
+    ActionKind.BACKWARD: OperationKind.BACKWARD,
+    ActionKind.INPUT: OperationKind.BACKWARD,
+    ActionKind.WEIGHTS: OperationKind.WEIGHTS,
+}
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 Borders = Callable[[int, int], Tensor]  # of the documents in these samples, as `runtime.model.attention` has them
 
@@ -83,7 +90,12 @@ class StageRunner:
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
         self._messages, self._sync, self._units, self._clock, self._pace = messages, sync, units, clock, pace
         # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
-        self._cut = {(a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.part is not None}
+        listed = [action for action in actions if isinstance(action, Action)]
+        late = Counter((a.stage, a.micro_batch) for a in listed if a.kind is ActionKind.WEIGHTS)
+        self._num_late = {stage: count for (stage, _), count in late.items()}  # layers that a backward puts off
+        self._cut = {
+            (a.stage, a.micro_batch) for a in listed if a.part is not None and a.kind is not ActionKind.WEIGHTS
+        }
         self._running: dict[tuple[int, int], _Forward] = {}
         self._held: dict[tuple[int, int], _Held] = {}
         self._leaving: dict[tuple[bool, int, int], Tensor] = {}  # made, but not yet sent: and whether it goes back
@@ -132,6 +144,12 @@ class StageRunner:
                         total += self._forward(action, sequences, num_tokens, borders)
                     case ActionKind.BACKWARD:
                         self._backward(action)
+                    case ActionKind.INPUT:
+                        late = self._num_late[action.stage]
+                        with self._chunks[action.stage].puts_off(action.micro_batch, late):
+                            self._backward(action)
+                    case ActionKind.WEIGHTS:
+                        self._weights(action)
         self._messages.finish()
         return total
 
@@ -222,12 +240,22 @@ class StageRunner:
                 assert gradient is not None
                 self._leaving[True, *at] = gradient
 
+    def _weights(self, action: Action) -> None:
+        """Gradients of the weights of a layer that a backward has put off."""
+        assert action.part is not None
+        began, began_s = self._clock.mark(), time.time()
+        self._chunks[action.stage].add_late_gradients(action.micro_batch, action.part)
+        self._sync.collect()
+        self._ended(action, began, began_s)
+
     def _ended(self, action: Action, began: Any, began_s: float) -> None:
-        """Note when an operation was computed, of all its parts together."""
-        kind = OperationKind.BACKWARD if action.backward else OperationKind.FORWARD
-        chunk = action.stage // len(self._line.stages)
+        """Note when an operation was computed: a forward or backward with all its parts together."""
+        kind, chunk = _KIND_OF[action.kind], action.stage // len(self._line.stages)
         if self._pace is not None:
-            pace_until(began_s, self._pace.operation_s(action.backward, chunk, action.part))
-        if action.part:
+            seconds = self._pace.operation_s(kind, chunk, action.part)
+            if kind is OperationKind.WEIGHTS:
+                seconds /= self._num_late[action.stage]
+            pace_until(began_s, seconds)
+        if action.part and kind is not OperationKind.WEIGHTS:
             _, began, _ = self._marks.pop()
         self._marks.append((Operation(kind, chunk, action.micro_batch), began, self._clock.mark()))

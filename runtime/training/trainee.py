@@ -1,7 +1,7 @@
 """One rank of a training run, assembled: its part of the model, its messages and its optimiser."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite, nan, prod, sqrt
 from typing import Any
@@ -24,7 +24,7 @@ from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
-from runtime.model.tensor_parallel import RankTpGroup
+from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
 from runtime.parallel.flat_weights import first_weights
@@ -86,16 +86,18 @@ class Trainee:
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
-                tp = RankTpGroup(at, tokens, groups.of(executor.ranks))
+                tp = RankTpGroup(
+                    at, tokens, groups.of(executor.ranks), LateProducts() if plan.schedule.splits else None
+                )
                 attention = WholeAttention(model, shard, seq_len, dtype, device)
             case layout:
                 tp = RankTpGroup(0, reads)
                 attention = SequenceAttention(model, layout, rank, groups, device)
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
-        # Attention over the tokens of several ranks sends messages, which no graph can hold; and under ZeRO-3 what
-        # parameters hold comes and goes.
-        is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3
+        # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
+        # puts off; and under ZeRO-3 what parameters hold comes and goes.
+        is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3 and not plan.schedule.splits
         run = compiled_layer_run(tp) if is_graph else layer_run
         chunks = [
             DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
@@ -116,10 +118,10 @@ class Trainee:
             latency_s,
             message_precision,
         )
-        if pace is None:
-            agreed = _of_rank_0(times or StepTimes.even(self.layout, plan.schedule), device)
-        else:
-            agreed = _paced(self.layout, pace)
+        expected = times or StepTimes.even(self.layout, plan.schedule)
+        agreed = _of_rank_0(expected, device) if pace is None else _paced(self.layout, pace)
+        if plan.schedule.splits:
+            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
@@ -272,25 +274,27 @@ class StepOutcome:
 
 def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
     """What rank 0 expects, so that all ranks have the same order. Asked by all together."""
-    numbers = torch.tensor(times.numbers(), dtype=torch.float64, device=device)
+    return times.replaced(_row_of_rank_0(times.numbers(), device))
+
+
+def _row_of_rank_0(row: Sequence[float], device: torch.device) -> list[Any]:
+    """The numbers of rank 0, of rows that are equally long. Asked by all together."""
+    numbers = torch.tensor(row, dtype=torch.float64, device=device)
     if dist.get_rank():
         numbers.zero_()
     dist.all_reduce(numbers)
-    return times.replaced(numbers.tolist())
+    return numbers.tolist()
 
 
 def _paced(layout: Layout, pace: Pace) -> StepTimes:
     """What the paces of all ranks say. Asked by all together."""
-    most = max(line.num_chunks for line in layout.lines)
-    own = torch.zeros(most, 2, dtype=torch.float64)
+    most, kinds = max(line.num_chunks for line in layout.lines), len(pace.chunks[0])
+    own = torch.zeros(most, kinds, dtype=torch.float64)
     own[: len(pace.chunks)] = torch.tensor(pace.chunks, dtype=torch.float64)
-    every = own.new_empty(layout.world_size * most, 2)
+    every = own.new_empty(layout.world_size * most, kinds)
     dist.all_gather_single(every, own)
-    by_rank = every.view(-1, most, 2).tolist()
-    chunk_s = {
-        rank: tuple((forward_s, backward_s) for forward_s, backward_s in by_rank[rank][: line.num_chunks])
-        for rank, line in enumerate(layout.line_of)
-    }
+    by_rank = every.view(-1, most, kinds).tolist()
+    chunk_s = {rank: tuple(map(tuple, by_rank[rank][: line.num_chunks])) for rank, line in enumerate(layout.line_of)}
     return StepTimes.of_ranks(layout, chunk_s)
 
 

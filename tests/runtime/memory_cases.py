@@ -15,6 +15,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
+from runtime.mapping.times import StepTimes
 from runtime.memory import Used
 from runtime.parallel.optimizer import AdamW
 from runtime.state.weights import DTYPES
@@ -68,6 +69,7 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
             settings=SETTINGS,
             initial=partial(drawn, 1),
             timeout_s=TIMEOUT_S,
+            times=StepTimes.priced(problem, plan),
         )
 
         def sequences(first: int, end: int) -> torch.Tensor:

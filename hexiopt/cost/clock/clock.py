@@ -6,11 +6,16 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hexiopt.cost.clock.folding import Folding, LaneShape, PipelineLanes, components, fold
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
+from hexiopt.schedules.operation import OperationKind
 from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
+from hexiopt.schedules.split import turnovers
+
+Ints = NDArray[np.int64]
 
 _MEMO_SIZE = 20_000  # sets of pipelines with their times
 
@@ -19,10 +24,15 @@ _Set = tuple[tuple[PipelineGraph, LaneShape, tuple[int, ...]], ...]  # pipelines
 
 class PipelineTimes(NamedTuple):
     """When each executor ends its last operation [executors], in seconds from the step's start, and how long each
-    message takes on average, from its start to its end [messages]."""
+    message takes on average, from its start to its end [messages].
+
+    Where backwards are split, `orders` [executors] has the turns of each, of which replicas of a stage have the same:
+    layer range · kinds + kind of an operation, or `events.LATE`.
+    """
 
     executor_end_s: tuple[float, ...]
     message_s: tuple[float, ...]
+    orders: tuple[Ints, ...] = ()
 
 
 class Clock:
@@ -56,32 +66,40 @@ def _times(key: _Set) -> tuple[PipelineTimes, ...]:
         [graph for graph, _, _ in key], [PipelineLanes(shape, resources).by_message() for _, shape, resources in key]
     )
     graphs = [key[folding.class_of.index(number)][0] for number in range(len(folding.lanes))]
+    lanes, splits = _lanes(graphs, folding), _splits(graphs)
     programmes, num_queues = _programmes(graphs)
-    ended_s, sent_s = ends_s(programmes, *_lanes(graphs, folding), num_queues)
-    ends, messages = iter(refuse_deadlock(graphs[0].schedule, ended_s.tolist())), iter(sent_s.tolist())
+    ended_s, sent_s = ends_s(programmes, splits, *lanes, num_queues)
+    refuse_deadlock(graphs[0].schedule, ended_s.tolist())
+    orders = _orders(graphs, splits)
+    if any(_differ(graph, turns) for graph, turns in zip(graphs, orders, strict=True)):
+        # Replicas compute and communicate together with all of the neighbours: they follow the order of the first.
+        orders = [_agreed(graph, turns) for graph, turns in zip(graphs, orders, strict=True)]
+        programmes, num_queues = _programmes(graphs, orders)
+        ended_s, sent_s = ends_s(programmes, _splits(()), *lanes, num_queues)
+    ends, messages = iter(ended_s.tolist()), iter(sent_s.tolist())
     times = [
-        PipelineTimes(tuple(islice(ends, len(graph.stages))), tuple(islice(messages, len(graph.links))))
-        for graph in graphs
+        PipelineTimes(tuple(islice(ends, len(graph.stages))), tuple(islice(messages, len(graph.links))), tuple(turns))
+        for graph, turns in zip(graphs, orders, strict=True)
     ]
     return tuple([times[number] for number in folding.class_of])
 
 
-def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
-    """The programmes of all pipelines, concatenated, and the number of their queues."""
+def _programmes(graphs: Sequence[PipelineGraph], orders: Sequence[Sequence[Ints]] = ()) -> tuple[Any, int]:
+    """The programmes of pipelines after one another, or their `orders`, and how many queues they have."""
     from hexiopt.cost.clock.events import Programmes
 
     parts: list[list[Any]] = [[] for _ in Programmes._fields]
     num_blocks = num_turns = num_operations = num_takes = num_sends = num_queues = num_links = 0
-    for graph in graphs:
-        first, blocks, turns = graph.order()
+    for k, graph in enumerate(graphs):
+        first, blocks, turns = _listed(graph, orders[k]) if orders else graph.order()
         queues, at, takes, sends = graph.wiring()
-        per_executor = len(at) // len(graph.stages)
+        each = len(at) // len(graph.stages)
         row = (
             first[:-1] + num_blocks,
             blocks + np.array([num_turns, 0, 0]),
             turns,
-            num_operations + per_executor * np.arange(len(graph.stages)),
-            np.array([s for chunks in graph.chunk_s for chunk in chunks for s in chunk]),
+            num_operations + each * np.arange(len(graph.stages)),
+            np.array([s for chunks in graph.operation_s() for chunk in chunks for s in chunk]),
             at + np.array([num_takes, num_takes, num_sends, num_sends]),
             takes + num_queues,
             sends + np.array([num_links, num_queues]),
@@ -97,6 +115,55 @@ def _programmes(graphs: Sequence[PipelineGraph]) -> tuple[Any, int]:
         num_queues, num_links = num_queues + queues, num_links + len(graph.links)
     parts[0].append(np.array([num_blocks]))
     return Programmes(*map(np.concatenate, parts)), num_queues
+
+
+def _splits(graphs: Sequence[PipelineGraph]) -> Any:
+    """What pipelines put off, after one another; without executors where backwards are whole."""
+    from hexiopt.cost.clock.events import Splits
+
+    graphs = [graph for graph in graphs if graph.split]
+    own = [late for graph in graphs for late in graph.split]
+    rows = [row for late in own for row in turnovers(late.layers, late.room)]
+    ends = [0]
+    for graph in graphs:
+        for late in graph.split:
+            ends.append(ends[-1] + graph.num_micro_batches * (2 * len(late.layers) + sum(late.layers)))
+    return Splits(
+        np.array([row.layers for row in rows], np.int64),
+        np.array([row.stored for row in rows], np.float64),
+        np.array([row.begin for row in rows], np.float64),
+        np.array([row.end for row in rows], np.float64),
+        np.array([late.weights_s for late in own], np.float64),
+        np.array([late.room.layer for late in own], np.float64),
+        np.array(ends, np.int64),
+        np.zeros(ends[-1], np.int64),
+    )
+
+
+def _orders(graphs: Sequence[PipelineGraph], splits: Any) -> list[list[Ints]]:
+    """The order of each executor, as the kernel has written it down [pipelines][executors]."""
+    if not len(splits.delayed):
+        return [[] for _ in graphs]
+    orders = iter(np.split(splits.orders, splits.first[1:-1]))
+    return [list(islice(orders, len(graph.stages))) for graph in graphs]
+
+
+def _agreed(graph: PipelineGraph, orders: Sequence[Ints]) -> list[Ints]:
+    """The orders of a pipeline's executors, of each stage that of the first."""
+    return [orders[graph.stages.index(stage)] for stage in graph.stages]
+
+
+def _differ(graph: PipelineGraph, orders: Sequence[Ints]) -> bool:
+    """Whether replicas of a stage have different orders."""
+    return bool(orders) and any(not np.array_equal(a, b) for a, b in zip(orders, _agreed(graph, orders), strict=True))
+
+
+def _listed(graph: PipelineGraph, orders: Sequence[Ints]) -> tuple[Ints, Ints, Ints]:
+    """As `PipelineGraph.order`, of executors that run `orders`."""
+    turns, lengths = np.concatenate(orders), list(map(len, orders))
+    turns[turns < 0] = graph.schedule.kinds.index(OperationKind.WEIGHTS)  # of any layer range: all take as long
+    blocks = [(sum(lengths[:e]), length, 1) for e, length in enumerate(lengths)]
+    return np.arange(len(orders) + 1), np.array(blocks), turns
 
 
 def _lanes(graphs: Sequence[PipelineGraph], folding: Folding) -> tuple[Any, int]:

@@ -4,6 +4,9 @@ An executor runs its programme: each operation begins when the executor is free 
 come. A link sends one message after another: each waits a latency, and then, if it crosses shared resources, moves at
 the rate that max-min fairness allots it among the messages in transit. `hexiopt/simulation/engine.py` follows the same
 rules with an object for each message.
+
+Where backwards are split, an executor chooses what it runs by the rule of `hexiopt/schedules/split.py`, once all that
+happens at a moment has happened, and writes its order down.
 """
 
 from typing import Any, NamedTuple
@@ -12,9 +15,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.schedules.split import ROOM, SAME
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _RING = 8  # messages that may wait on a link at first
+LATE = -1  # in an order: a layer that was put off
+_IDLE, _BUSY, _BUSY_LATE = 0, 1, 2  # what an executor does
 
 
 class Programmes(NamedTuple):
@@ -49,6 +56,23 @@ class LaneArrays(NamedTuple):
     resources: Ints
     need_s: Floats
     flows: Floats
+
+
+class Splits(NamedTuple):
+    """What executors put off and how much room it takes; without executors where backwards are whole.
+
+    `layers`, `stored`, `begin` and `end` are those of `Turnover`, by operation. Executor e computes a layer put off in
+    `weights_s[e]`, which takes `delayed[e]` until then. `orders[first[e] : first[e + 1]]` is where its order goes.
+    """
+
+    layers: Ints
+    stored: Floats
+    begin: Floats
+    end: Floats
+    weights_s: Floats
+    delayed: Floats
+    first: Ints
+    orders: Ints
 
 
 class Traffic(NamedTuple):
@@ -271,8 +295,43 @@ def _begin(programmes: Programmes, place: Ints, came: Ints, agenda: Agenda, e: i
             return
     for j in range(begin, end):
         came[programmes.takes[j]] -= 1
-    place[e, 3] = 1
+    place[e, 3] = _BUSY
     _push(agenda, now_s + programmes.seconds[operation], e)
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose(
+    programmes: Programmes,
+    splits: Splits,
+    place: Ints,
+    came: Ints,
+    stored: Floats,
+    late: Ints,
+    agenda: Agenda,
+    e: int,
+    now_s: float,
+) -> None:
+    """Start what executor e runs next by the rule, if it is free. `stored[e]`: of its room; `late[e]`: how many layers
+    are put off, and how many operations it has begun."""
+    if place[e, 3] != _IDLE:
+        return
+    if place[e, 0] < programmes.first[e + 1]:
+        operation = programmes.operation[e] + programmes.turns[programmes.blocks[place[e, 0], 0] + place[e, 1]]
+        then, delayed = stored[e] + splits.stored[operation], splits.delayed[e]
+        first = stored[e] + late[e, 0] * delayed + splits.begin[operation]
+        last = then + (late[e, 0] + splits.layers[operation]) * delayed + splits.end[operation]
+        if not late[e, 0] or max(first, last) <= ROOM:
+            _begin(programmes, place, came, agenda, e, now_s)
+        if place[e, 3] == _BUSY:
+            stored[e] = then
+            splits.orders[splits.first[e] + late[e, 1]] = operation - programmes.operation[e]
+            late[e, 1] += 1
+    if late[e, 0] and place[e, 3] == _IDLE:
+        place[e, 3] = _BUSY_LATE
+        late[e, 0] -= 1
+        splits.orders[splits.first[e] + late[e, 1]] = LATE
+        late[e, 1] += 1
+        _push(agenda, now_s + splits.weights_s[e], e)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -280,7 +339,7 @@ def _step(programmes: Programmes, place: Ints, e: int) -> Any:
     """End executor e's operation, whose number is returned, and advance to the next."""
     block, turn = place[e, 0], place[e, 1]
     operation = programmes.operation[e] + programmes.turns[programmes.blocks[block, 0] + turn]
-    place[e, 1], place[e, 3] = turn + 1, 0
+    place[e, 1], place[e, 3] = turn + 1, _IDLE
     if turn + 1 == programmes.blocks[block, 1]:
         place[e, 1] = 0
         place[e, 2] += 1
@@ -308,10 +367,12 @@ def _wait(ring: Ints, waiting: Ints, link: int, queue: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def ends_s(programmes: Programmes, lanes: LaneArrays, num_resources: int, num_queues: int) -> Any:
+def ends_s(programmes: Programmes, splits: Splits, lanes: LaneArrays, num_resources: int, num_queues: int) -> Any:
     """When each executor ends [executors], in seconds from the step's start, and the mean seconds of
     each link's messages [links]; NaN where executors wait for each other for ever."""
     executors, links = len(programmes.first) - 1, len(lanes.receiver)
+    chooses, stored, late = len(splits.delayed) > 0, np.zeros(executors), np.zeros((executors, 2), np.int64)
+    due, choice = np.ones(executors, np.bool_), chooses  # who is to choose, and whether anyone is
     place, came = np.zeros((executors, 4), np.int64), np.zeros(num_queues, np.int64)
     ended_s, now_s = np.zeros(executors), 0.0
     agenda = Agenda(np.empty(executors + links), np.empty(executors + links, np.int64), np.zeros(1, np.int64))
@@ -320,20 +381,31 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_resources: int, num_qu
     moving = traffic.moving
     for e in range(executors):
         place[e, 0] = programmes.first[e]
-        _begin(programmes, place, came, agenda, e, now_s)
-    while agenda.size[0] or traffic.under_way[0]:
-        now_s, arrived = np.inf, -1
+        if not chooses:
+            _begin(programmes, place, came, agenda, e, now_s)
+    while agenda.size[0] or traffic.under_way[0] or choice:
+        soonest_s, arrived = np.inf, -1
         for n in range(traffic.under_way[0]):
-            if traffic.arrival_s[moving[n]] < now_s:
-                now_s, arrived = traffic.arrival_s[moving[n]], moving[n]
-        if agenda.size[0] and agenda.time_s[0] < now_s:
-            now_s, arrived = agenda.time_s[0], -1
+            if traffic.arrival_s[moving[n]] < soonest_s:
+                soonest_s, arrived = traffic.arrival_s[moving[n]], moving[n]
+        if agenda.size[0] and agenda.time_s[0] < soonest_s:
+            soonest_s, arrived = agenda.time_s[0], -1
+        if choice and soonest_s > now_s * (1 + SAME):
+            for e in range(executors):
+                if due[e]:
+                    _choose(programmes, splits, place, came, stored, late, agenda, e, now_s)
+            due[:], choice = False, False
+            continue
+        now_s = soonest_s
         if arrived >= 0:
             _leave(lanes, traffic, arrived, now_s)
         else:
             what = _pop(agenda)
             if what < executors:
                 ended_s[what] = now_s
+                if place[what, 3] == _BUSY_LATE:
+                    place[what, 3], due[what], choice = _IDLE, True, True
+                    continue
                 operation = _step(programmes, place, what)
                 for j in range(programmes.at[operation, 2], programmes.at[operation, 3]):
                     link = programmes.sends[j, 0]
@@ -341,7 +413,11 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_resources: int, num_qu
                     if waiting[link, 1] == 1:
                         began_s[link] = now_s
                         _push(agenda, now_s + lanes.fixed_s[link], executors + link)
-                _begin(programmes, place, came, agenda, what, now_s)
+                if chooses:
+                    late[what, 0] += splits.layers[operation]
+                    due[what], choice = True, True
+                else:
+                    _begin(programmes, place, came, agenda, what, now_s)
                 continue
             arrived = what - executors
             if lanes.first[arrived + 1] > lanes.first[arrived]:
@@ -355,7 +431,10 @@ def ends_s(programmes: Programmes, lanes: LaneArrays, num_resources: int, num_qu
         if waiting[arrived, 1]:
             began_s[arrived] = now_s
             _push(agenda, now_s + lanes.fixed_s[arrived], executors + arrived)
-        _begin(programmes, place, came, agenda, lanes.receiver[arrived], now_s)
+        if chooses:
+            due[lanes.receiver[arrived]], choice = True, True
+        else:
+            _begin(programmes, place, came, agenda, lanes.receiver[arrived], now_s)
     for e in range(executors):
         if place[e, 0] < programmes.first[e + 1]:
             ended_s[e] = np.nan

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hexiopt.cost.executors.compute import ComputeTimes
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.split import Footprint
 
 ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, by kind of operation of the schedule
 
@@ -97,19 +98,23 @@ def units_of(
     return tuple(units)
 
 
+NOT_SPLIT = Footprint((), 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorCost(MemoryUse):
     """Seconds of each layer range for one micro-batch, and the parameter copies that the executor holds.
 
     The devices of a TP group hold one copy together, those of a sequence layout a copy each. `units` are filled from
     ZeRO-2 on, where executors gather and scatter them one by one. Of the seconds of a forward, and of those of a
-    backward, `quantization_s` go to the quantisation of messages.
+    backward, `quantization_s` go to the quantisation of messages. `footprint` has bytes, where backwards may be split.
     """
 
     chunk_s: tuple[ChunkTimes, ...]
     copies: tuple[ParameterCopy, ...]
     units: tuple[Unit, ...] = ()
     quantization_s: float = 0.0
+    footprint: Footprint = NOT_SPLIT
 
     @property
     def forward_s(self) -> float:
@@ -123,8 +128,10 @@ class ExecutorCost(MemoryUse):
 
     @property
     def last_backward_s(self) -> float:
-        """Seconds of the backward that the executor ends with: that of its first layer range."""
-        return self.chunk_s[0][1]
+        """Seconds of the backward that the executor ends with, of its first layer range; of its weight gradients where
+        they come last."""
+        _, backward_s, *late_s = self.chunk_s[0]
+        return max(late_s, default=0.0) or backward_s
 
     @property
     def fullest(self) -> ParameterCopy:

@@ -130,6 +130,14 @@ class MemoryModel:
             travelling=0.0,
         )
         self.activations = Activations.of(model, workload, shard, share)
+        # Products alternate: the first of two reads hidden states and makes what a TP group divides, the second reads
+        # that and makes hidden states, whose gradients are gathered. What is put off of a layer holds what its products
+        # read, and the gradients of what they made.
+        width, hidden, products = workload.element_bytes, model.hidden_size, model.layer.on(shard).products
+        pairs, divided = len(products) // 2, sum([weights for _, weights in products]) / hidden
+        read = sum([weights for _, weights in products[1::2]]) / hidden
+        self.product_input_bytes = width * (pairs * hidden * share.between + read * tokens)
+        self.late_bytes = width * (pairs * hidden * (share.between + tokens) + divided * tokens)
         self._free_bytes: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(
             lambda key: self._free_bytes_of(*key), 1024
         )

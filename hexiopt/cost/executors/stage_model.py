@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, assert_never
 
 from hexiopt.cost.executors.collectives import ring_collective_s
@@ -15,6 +15,7 @@ from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     ComputeTimes,
     OperatorTimes,
+    dense_times,
     embedding_compute,
     head_compute,
     layer_compute,
@@ -35,11 +36,13 @@ from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
+from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute
 from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.split import Footprint
 
 _MEMO_SIZE = 50_000  # prices of stages
 
@@ -115,6 +118,7 @@ class StageModel:
         self.routes = Routes(problem)
         self._layers = Memo(self._time_layer)
         self._ends = Memo(self._time_ends)
+        self._weights = Memo(self._time_weights)
         self._clocks = Memo(self._new_clock)
         self._quantization = Memo(self._time_quantization)
         self._memory_models = Memo(self._new_memory_model)
@@ -167,6 +171,42 @@ class StageModel:
         again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
         host_s = times.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
         return max(times.forward_s, times.host_s), max(times.backward_s + again_s[policy], host_s)
+
+    def layer_weights_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
+        """Seconds of a layer's backward that make gradients of its weights: a product for each of the forward, and
+        gathers of what products have read."""
+        return self._weights[tp_group, micro_batch_size]
+
+    def _time_weights(self, key: tuple[TpGroup, int]) -> float:
+        tp_group, size = key
+        problem, framework = self.problem, self.framework
+        clock, shard = self._clocks[tp_group.gpu.name], largest_shard(problem.model, tp_group.tp)
+        tokens = float(size * problem.workload.seq_len)
+        dense = dense_times(problem.model, problem.workload, clock, shard, tokens, framework)
+        late_s = (c.GEMM_BACKWARD_PASSES - 1) * (dense.gemms_before_s + dense.gemms_after_s)
+        if framework.sequence_parallel:
+            gathers = c.TP_BACKWARD_COLLECTIVES - c.TP_FORWARD_COLLECTIVES
+            late_s += gathers * framework.tp_exposed * self._collective_s(tp_group, size)
+        _, backward_s = self.layer_s(tp_group, size, "none")
+        measurement = self.measurement(tp_group, size)
+        if measurement is not None:  # the share of a whole backward is that of the model
+            late_s *= (
+                backward_s / layer_compute(problem.model, problem.workload, tp_group.gpu, tp_group.tp, size).backward_s
+            )
+        return min(late_s, 0.5 * backward_s)
+
+    def footprint(
+        self, tp_group: TpGroup, micro_batch_size: int, policies: Sequence[Recompute], first: bool, last: bool
+    ) -> Footprint:
+        """What a stage whose backwards are split holds, in bytes, with `policies` of the layers of each range."""
+        model, final = self.memory_model(tp_group, micro_batch_size), len(policies) - 1
+        stored = [
+            model.activations.of_range(Counter(own), first and at == 0, last and at == final)
+            for at, own in enumerate(policies)
+        ]
+        together = most_together(policies)
+        working = max(model.activations.working_set(policy, last, together) for policy in set(chain(*policies)))
+        return Footprint(tuple(stored), model.late_bytes, working, max(0.0, working - model.product_input_bytes))
 
     def ends_s(self, tp_group: TpGroup, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
         """The times of the embedding on a first stage, and of final norm, LM head and loss on a last one."""

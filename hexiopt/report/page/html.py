@@ -24,6 +24,7 @@ _MOST_BOXES = 7_000  # of the operations of a page's pipelines that are drawn on
 _SPAN_NAMES = {
     "send_forward": "message to the next stage",
     "send_backward": "message to the previous stage",
+    "weights": "gradients of a layer's weights",
     "gradient_sync": "gradient sync and waiting for it",
 }
 _TEMPLATE = "plan_page.html.jinja"
@@ -203,7 +204,7 @@ def _lanes(facts: PlanFacts, rows: PlanRows, axis: TimeAxis) -> list[Lanes]:
     """The lanes of every row, in order."""
     lanes, free = [], _MOST_BOXES
     for row in rows.pipelines:
-        whole = num_operations(facts.plan.pipelines[row.number]) <= MOST_OPERATIONS
+        whole = num_operations(facts, row.number) <= MOST_OPERATIONS
         boxes = tuple(_boxes(facts, row, axis, whole))
         operations = sum(1 for box in boxes if box.micro_batch >= 0)
         if whole and operations > free:
@@ -240,7 +241,7 @@ def _boxes(facts: PlanFacts, row: PipelineRow, axis: TimeAxis, whole: bool) -> I
             y, height = (span.stage + (0.86 if span.kind == "send_forward" else 0.0)) * _LANE, 0.11 * _LANE
             colour = "var(--ink)"
         elif not colour:
-            colour = row.operation_colours(span.stage)[span.kind != "forward"]
+            colour = row.operation_colour(span.stage, span.kind)
             colour = style.mix(colour, style.PAPER, 0.5 * span.chunk / pipeline.num_chunks)
         text = names.get(span.kind, span.kind), row.stages[span.stage].name, span.micro_batch
         for left, width in axis.visible(span.start_s, span.end_s):

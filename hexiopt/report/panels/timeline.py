@@ -57,6 +57,7 @@ def draw_timeline(facts: PlanFacts, ax: Axes | None = None, letter: str = "c") -
     entries = [
         Patch(facecolor="#C9CFD6", label="forward"),
         Patch(facecolor="#7B8794", label="backward"),
+        *([Patch(facecolor="#4A535D", label="gradients of weights")] if facts.plan.schedule.splits else []),
         Patch(facecolor=INK, label="message (thin)"),
         *([Patch(label=sync, **_ENDS["gradient_sync"])] if facts.has_gradient_sync else []),
         Patch(label=ending, **_ENDS["optimizer"]),
@@ -80,7 +81,7 @@ def _draw_pipeline(
         height = 0.72 / len(pipeline.stages[stage].parallelism.executors)
         return at[stage] + 0.12 + executor * height, height
 
-    for span in pipeline_spans(facts, row.number, num_operations(pipeline) <= MOST_OPERATIONS):
+    for span in pipeline_spans(facts, row.number, num_operations(facts, row.number) <= MOST_OPERATIONS):
         visible = axis.visible(span.start_s, span.end_s)
         boxes.setdefault((span.stage, span.executor, span.kind, span.chunk), []).extend(visible)
         if span.kind in ("forward", "backward"):
@@ -94,12 +95,12 @@ def _draw_pipeline(
         elif kind in _ENDS:
             ax.broken_barh(spans, place(k, e), zorder=1 if kind == "gradient_sync" else 2, **_ENDS[kind])
         else:
-            colour = mix(row.operation_colours(k)[kind != "forward"], PAPER, 0.5 * chunk / pipeline.num_chunks)
+            colour = mix(row.operation_colour(k, kind), PAPER, 0.5 * chunk / pipeline.num_chunks)
             edge = 0.35 if spans and min(w for _, w in spans[1:-1] or spans) * per_second > 0.04 else 0.0
             ax.broken_barh(spans, place(k, e), facecolors=colour, edgecolors=PAPER, linewidth=edge, zorder=2)
     if size >= 4:
         for x, k, e, kind, batch in labels:
-            colour = ink_on(row.operation_colours(k)[kind == "backward"])
+            colour = ink_on(row.operation_colour(k, kind))
             low, height = place(k, e)
             ax.text(x, low + height / 2, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
 

@@ -16,7 +16,7 @@ def lines(*peaks: int | None) -> list[str]:
     problem = loose()
     plan = Plan((Pipeline((Stage.of((0,), 0, 2), Stage.of((1,), 2, 4)), 4),))
     ranks = [
-        MeasuredRank(0, k, 0, problem.cluster.device_name(k), (MeasuredOperation(False, 0, 0, 1.0, 1.5),), peak)
+        MeasuredRank(0, k, 0, problem.cluster.device_name(k), (MeasuredOperation("forward", 0, 0, 1.0, 1.5),), peak)
         for k, peak in enumerate(peaks)
     ]
     console = Console(width=200)
@@ -40,7 +40,7 @@ def test_a_row_for_each_replica_with_its_devices_in_the_order_of_the_plan() -> N
     replicas = (Replica((1, 0), 1), Replica((2,), 1))
     plan = Plan((Pipeline((Stage.of_replicas(replicas, ((0, 4),)),), 2, 2),))
     ranks = [
-        MeasuredRank(0, 0, r, problem.cluster.device_name(d), (MeasuredOperation(False, 0, 0, 1.0, 1.0 + took_s),))
+        MeasuredRank(0, 0, r, problem.cluster.device_name(d), (MeasuredOperation("forward", 0, 0, 1.0, 1.0 + took_s),))
         for r, d, took_s in ((1, 2, 0.2), (0, 0, 0.5), (0, 1, 0.4))
     ]
     cost = PlanPricer(problem).price(plan)

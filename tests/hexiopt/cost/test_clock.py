@@ -67,10 +67,10 @@ def test_company_slows_down_and_equal_company_equally() -> None:
     and the second; a message that meets another takes a second, alone half of it."""
     clock = Clock()
     (alone,) = clock.times([placed(graph(), 0, 1)])
-    assert alone == ((17.0, 14.5), (0.5, 0.5))
+    assert alone == ((17.0, 14.5), (0.5, 0.5), ())
     assert clock.times([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
     together = clock.times([placed(graph(), 0, 1), placed(graph(), 0, 1)])
-    assert together == [((19.0, 16.0), (1.0, 1.0))] * 2
+    assert together == [((19.0, 16.0), (1.0, 1.0), ())] * 2
     clock.forget()
     assert clock.times([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
 

@@ -43,7 +43,7 @@ def test_messages_alone_change(pair: tuple[Problem, Plan]) -> None:
     whole, small = PlanPricer(with_messages(problem, TRAINING)), PlanPricer(with_messages(problem, FP8))
     workload, hidden = small.problem.workload, problem.model.hidden_size
     factor = workload.message_bytes(hidden) / (workload.element_bytes * hidden)
-    for before, after in zip(whole.place_pipelines(plan), small.placed(plan), strict=True):
+    for before, after in zip(whole.place_pipelines(plan), small.place_pipelines(plan), strict=True):
         wide_bytes, narrow_bytes = ([message.num_bytes for message in line.messages] for line in (before, after))
         assert [factor * num_bytes for num_bytes in wide_bytes] == pytest.approx(narrow_bytes, rel=1e-12)
         for wide, narrow in zip(before.stages, after.stages, strict=True):

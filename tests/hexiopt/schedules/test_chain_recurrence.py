@@ -147,11 +147,11 @@ def test_a_stage_runs_everything_once_and_backward_after_forward(
 ) -> None:
     for stage in range(num_stages):
         order = operations(schedule, StagePosition(stage, num_stages, num_micro_batches))
-        every = {Operation(kind, 0, k) for kind in OperationKind for k in range(num_micro_batches)}
+        every = {Operation(kind, 0, k) for kind in schedule.kinds for k in range(num_micro_batches)}
         assert len(order) == len(every)
         assert set(order) == every
         for k in range(num_micro_batches):
-            forward, backward = (order.index(Operation(kind, 0, k)) for kind in OperationKind)
+            forward, backward = (order.index(Operation(kind, 0, k)) for kind in schedule.kinds)
             assert forward < backward
 
 

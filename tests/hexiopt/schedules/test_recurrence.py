@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
-from hexiopt.cost.sharing import stage_times
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, TensorParallel
@@ -123,7 +122,12 @@ class Case:
             link_of(0, message, link.seconds, len(self.stages))
             for message, link in zip(messages, self.links, strict=True)
         ]
-        running = {0: (self.pipeline.num_micro_batches, stage_times(self.stages))}
+        running = {
+            0: (
+                self.pipeline.num_micro_batches,
+                [tuple([one.chunk_s for one in stage.executors]) for stage in self.stages],
+            )
+        }
         for span in Step(running, self.schedule, links).spans():
             if not span.is_message:
                 ends[span.stage, span.executor] = span.end_s

@@ -31,6 +31,7 @@ from hexiopt.schedules.registry import (
     INTERLEAVED,
     ONE_F_ONE_B,
     SCHEDULES,
+    SPLIT_SCHEDULES,
     schedule_by_name,
     schedule_names,
 )
@@ -51,7 +52,7 @@ from tests.spans import all_spans
 from tests.stated_pipelines import chain_ends_s
 from tests.strategies import LAB, problems_with_plans, roomy_problems_with_plans
 
-FORWARD, BACKWARD = OperationKind
+FORWARD, BACKWARD = OperationKind.FORWARD, OperationKind.BACKWARD
 MEGATRONS = (GPIPE, ONE_F_ONE_B, INTERLEAVED)
 
 
@@ -91,7 +92,7 @@ def positions(schedule: Schedule) -> Iterator[StagePosition]:
             yield from (StagePosition(stage, count, batches, chunks) for stage in range(count))
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
 def test_every_pass_runs_once_and_none_waits_forever(schedule: Schedule) -> None:
     """Forwards come from the stage before, backwards from the one behind and after the own forward."""
     for count, chunks, batches in product(range(1, 5), range(1, 4), range(1, 9)):
@@ -124,7 +125,7 @@ def test_the_order_is_that_of_an_independent_list(schedule: Schedule) -> None:
         assert operations(schedule, at) == listed(schedule, at), at
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
 def test_in_flight_and_the_first_backward_follow_from_the_order(schedule: Schedule) -> None:
     """At the Pareto-maximal moments of the whole order; none is left out, none is listed that another exceeds."""
     for at in positions(schedule):
@@ -143,7 +144,7 @@ def test_in_flight_and_the_first_backward_follow_from_the_order(schedule: Schedu
         assert forwards_before_backward(schedule, at) == next(k for k, one in enumerate(order) if one.backward)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES], ids=str)
 def test_in_flight_grows_no_more_from_where_the_schedule_says(schedule: Schedule) -> None:
     for count, chunks in product(range(1, 6), range(1, 5)):
         enough = schedule.saturates_at(count, chunks)
@@ -265,14 +266,14 @@ def test_the_cycle_of_gpipe_is_the_slope_of_its_recurrence(times: Times) -> None
 # ------------------------------------------------------------------ what searches ask
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
 def test_the_room_of_a_stage_is_the_most_of_any_with_so_many_behind_it(schedule: Schedule) -> None:
     for num_after, batches in product(range(5), range(1, 12)):
         each = [StagePosition(stage, stage + 1 + num_after, batches) for stage in range(5)]
         assert most_in_flight_before(schedule, num_after, batches) == max(most_in_flight(schedule, at) for at in each)
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
 def test_fewer_micro_batches_stand_for_many(schedule: Schedule) -> None:
     """Of so many stages each has as much in flight with them, and no schedule asks for more than there are."""
     for count, batches in product(range(1, 5), range(1, 15)):
@@ -285,7 +286,7 @@ def test_fewer_micro_batches_stand_for_many(schedule: Schedule) -> None:
     assert schedule.saturates == (schedule.distinct_micro_batches(10**6, 3, 1) < 10**6)
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
 def test_a_plain_schedule_orders_stages_of_one_range_alike(schedule: Schedule) -> None:
     plain = schedule.plain()
     assert not plain.chunked
@@ -342,5 +343,6 @@ def test_a_name_is_no_schedule() -> None:
 
 def test_names_are_those_of_files() -> None:
     assert {"gpipe", "1f1b", "interleaved"} <= set(schedule_names())
-    assert [schedule_by_name(name) for name in schedule_names()] == list(SCHEDULES)
-    assert len(set(SCHEDULES)) == len(SCHEDULES)
+    every = (*SCHEDULES, *SPLIT_SCHEDULES)
+    assert [schedule_by_name(name) for name in schedule_names()] == list(every)
+    assert len(set(every)) == len(every)

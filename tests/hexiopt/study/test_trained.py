@@ -21,7 +21,9 @@ def folder(tmp_path: Path) -> Path:
     assert cost is not None
     ranks = []
     for stage, name in enumerate(("a", "b")):
-        operations = [MeasuredOperation(bool(k % 2), 0, k // 2, 5.0 + k, 5.1 + 1.1 * k) for k in range(4)]
+        operations = [
+            MeasuredOperation(("forward", "backward")[k % 2], 0, k // 2, 5.0 + k, 5.1 + 1.1 * k) for k in range(4)
+        ]
         ranks.append(MeasuredRank(0, stage, 0, name, tuple(operations)))
     (tmp_path / "timeline.json").write_text(json.dumps(both_timelines(PlanFacts(problem, plan, cost), ranks)))
     step = {"norm": 1.0, "seconds": 0.25, "tokens_per_s": 1024.0, "mfu": 0.01}

@@ -1,0 +1,107 @@
+"""Split backwards: what executors of a stage put off, and the memory that this takes in the order that they run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.cost.cost import StageCost
+from hexiopt.cost.executors.executor import NOT_SPLIT, ExecutorCost, ParameterCopy
+from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.numbers.coefficients import FRAGMENTATION
+from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.plan import Stage
+from hexiopt.schedules.in_flight import largest
+from hexiopt.schedules.split import LATE_LAYER, Footprint, LateWeights, turnovers
+
+Ints = NDArray[np.int64]
+
+
+class _Part(NamedTuple):
+    """An executor's memory: what micro-batches in flight take at most, and the bytes for these, for a layer that is
+    recomputed and for what is put off."""
+
+    held: Footprint
+    most_bytes: float
+    room_bytes: float
+
+    def layers(self, chunk: int) -> int:
+        """How many layers a backward of a range may put off beside the most micro-batches in flight."""
+        left = self.room_bytes - self.most_bytes + self.held.stored[chunk]
+        return max(0, int((left - self.held.beside) / self.held.layer))
+
+    def shares(self) -> tuple[float, ...]:
+        """The footprint as shares of the room, in a row; none of it fits where there is no room."""
+        row = *self.held.stored, *self.held[1:]
+        return tuple([num_bytes / self.room_bytes if self.room_bytes > 0 else 1.0 for num_bytes in row])
+
+
+def with_late_weights(
+    stage: Stage, size: int, at: StagePlace, executors: Sequence[ExecutorCost], model: StageModel
+) -> list[tuple[ExecutorCost, LateWeights]]:
+    """Each executor of a stage whose backwards are split, and what it puts off.
+
+    A backward puts off as many layers as fit beside the most micro-batches in flight; the others stay whole. Replicas
+    run one order: they put off equally many, and none counts on more room than another has. With a sequence layout all
+    layers stay whole.
+    """
+    parallelism, chunks, parts = stage.parallelism, len(stage.layers), []
+    if isinstance(parallelism, SequenceParallel):
+        nothing = LateWeights((0,) * chunks, 0.0, Footprint((0.0,) * chunks, 0.0, 0.0, 0.0))
+        return [(_split(own, nothing, NOT_SPLIT), nothing) for own in executors]
+    groups = list(zip(map(model.tp_groups.of, parallelism.executors), parallelism.samples(size), strict=True))
+    for own, (group, samples) in zip(executors, groups, strict=True):
+        held = model.footprint(group, samples, stage.policies(), at.first, at.last)
+        most = sum([n * b for n, b in zip(largest(at.in_flight, held.stored), held.stored, strict=True)])
+        parts.append(_Part(held, most, most + held.working - own.excess_bytes / (1 + FRAGMENTATION)))
+    *stored, layer, working, beside = map(max, zip(*[part.shares() for part in parts], strict=True))
+    layers = [min(end - first, *[part.layers(c) for part in parts]) for c, (first, end) in enumerate(stage.layers)]
+    found = []
+    for own, part, (group, samples) in zip(executors, parts, groups, strict=True):
+        seconds = model.layer_weights_s(group, samples)
+        late = LateWeights(tuple(layers), seconds, Footprint(tuple(stored), layer, working, beside))
+        found.append((_split(own, late, part.held), late))
+    return found
+
+
+def _split(executor: ExecutorCost, late: LateWeights, held: Footprint) -> ExecutorCost:
+    """The executor whose backwards leave to weight gradients what they put off."""
+    seconds = [count * late.weights_s for count in late.layers]
+    chunk_s = tuple([(f, b - w, w) for (f, b), w in zip(executor.chunk_s, seconds, strict=True)])
+    return replace(executor, chunk_s=chunk_s, footprint=held)
+
+
+def with_late_bytes(
+    stages: Sequence[StageCost], late: Sequence[LateWeights], orders: Sequence[Ints]
+) -> tuple[StageCost, ...]:
+    """The stages of a pipeline with what their executors put off, beside the activations, where they hold most in their
+    `orders` [executors] (`hexiopt.cost.clock.clock.Run`)."""
+    each = iter(zip(late, orders, strict=True))
+    return tuple([StageCost(tuple([_holding(own, *next(each)) for own in stage.executors])) for stage in stages])
+
+
+def _holding(executor: ExecutorCost, late: LateWeights, order: Ints) -> ExecutorCost:
+    held = executor.footprint
+    if not held.stored:
+        return executor
+    # `LATE_LAYER` stands last: its number in orders is -1.
+    alone = _most_bytes(
+        np.array([*turnovers((0,) * len(late.layers), held), LATE_LAYER])[order[order >= 0]], held.layer
+    )
+    more = _most_bytes(np.array([*turnovers(late.layers, held), LATE_LAYER])[order], held.layer) - alone
+
+    def with_more(copy: ParameterCopy) -> ParameterCopy:
+        memory = copy.memory
+        activations, reserve = memory.activations + more, memory.reserve + FRAGMENTATION * more
+        return replace(copy, memory=replace(memory, activations=activations, reserve=reserve))
+
+    return replace(executor, copies=tuple(map(with_more, executor.copies)))
+
+
+def _most_bytes(rows: NDArray[np.float64], layer: float) -> float:
+    """The most that operations take one after another [operations, fields of `Turnover`]."""
+    changes = rows[:, 0] * layer + rows[:, 1]
+    after = np.cumsum(changes)
+    return float(np.maximum(after - changes + rows[:, 2], after + rows[:, 3]).max())
