@@ -20,9 +20,8 @@ _MOST_SIZES = 16
 def unsupported(problem: Problem, pricer: Pricer) -> str | None:
     """Why the tables do not speak for `problem` and `pricer`, in words; None where they do.
 
-    They then estimate every candidate: it is what the plan would cost if all its messages shared the network all the
-    time. Not all plans of the space are candidates: replicas, interleaved stages and sequence layouts are not, nor is
-    ZeRO-2 or 3.
+    They then estimate the price of every candidate, its messages alone, but not all plans of the space are candidates:
+    replicas, interleaved stages and sequence layouts are not, nor is ZeRO-2 or 3.
     """
     if not has_tables(pricer):
         return f"the pricer is a {type(pricer).__name__} of another kind, which has no tables"

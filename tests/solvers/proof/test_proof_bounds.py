@@ -1,17 +1,24 @@
 """Each inequality that proofs rest on holds for the exact recurrence of random pipelines; cases are exact."""
 
 import itertools
+import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.cost.clock.clock import Clock
+from hexiopt.cost.clock.folding import PipelineLanes, lane_shape
+from hexiopt.cost.place import PlacedPipeline
+from hexiopt.schedules.recurrence import pipeline_graph
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from solvers.exact.cp_sat import PackingProgram
 from solvers.proof.joint import JointSeconds, ring_seconds
-from solvers.proof.kernels import least_ends
+from solvers.proof.kernels import Messages, interfaces_s, least_ends
 from solvers.proof.partitions import Packings, PackingTable, case_surroundings, surroundings
 from solvers.proof.tables import Sharding
 from solvers.proof.usages import Usages, Use, allowed, case_of, cases
@@ -111,6 +118,37 @@ def test_a_suffix_alone_ends_no_later(schedule: object, p: int, count: int, rng:
         before_s = sum(forward_s[:first]) + sum(ahead_s[:first])
         assert all(ends_s[first + k] >= (end_s + before_s) * ROUNDING for k, end_s in enumerate(own_s))
         assert ends_s[0] >= (own_s[0] + before_s + sum(backward_s[:first]) + sum(back_s[:first])) * ROUNDING
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B], ids=str)
+@given(st.integers(2, 6), st.integers(1, 20), st.integers(1, 3), RANDOMS)
+def test_pipelines_that_share_the_network_end_no_earlier_than_alone(
+    schedule: Schedule, p: int, count: int, num_lines: int, rng: random.Random
+) -> None:
+    """By the clock, over the interfaces of three machines: nor before an interface has passed the messages of one."""
+    interface_s = np.array([rng.uniform(0.0, 1.0) for _ in range(3)])
+    latency_s, placed, bounds = 0.01, [], list[tuple[tuple[float, ...], float]]()
+    for _ in range(num_lines):
+        forward_s, backward_s, *_ = drawn(rng, p)
+        machines = [rng.randrange(3) for _ in range(p)]
+        shapes, resources, alone_s = [], list[int](), []
+        for way in (list(pairwise(machines)), [(b, a) for a, b in pairwise(machines)]):
+            for a, b in way:
+                needs_s = () if a == b else (float(interface_s[a]), float(interface_s[b]))
+                shapes.append((latency_s, math.inf, needs_s))
+                resources += [] if a == b else [2 * a, 2 * b + 1]
+                alone_s.append(latency_s + max(needs_s, default=0.0))
+        links = (*((False, s, s + 1) for s in range(p - 1)), *((True, s + 1, s) for s in range(p - 1)))
+        chunk_s = tuple([((f, b),) for f, b in zip(forward_s, backward_s, strict=True)])
+        graph = pipeline_graph(schedule, p, count, tuple(range(p)), chunk_s, links)
+        lanes = PipelineLanes(lane_shape(tuple(shapes)), tuple(resources))
+        placed.append(PlacedPipeline(schedule, count, (), (), (), lanes, graph))
+        ends_s = chain_ends_s(schedule, forward_s, backward_s, alone_s[: p - 1], alone_s[p - 1 :], count)
+        messages = Messages(np.zeros((0, 0)), np.zeros((0, 0)), interface_s)
+        bounds.append((ends_s, count * interfaces_s(messages, np.array(machines), p)))
+    for (ends_s, *_), (least_s, network_s) in zip(Clock().times(placed), bounds, strict=True):
+        assert all(end >= least * ROUNDING for end, least in zip(ends_s, least_s, strict=True))
+        assert max(ends_s) >= network_s * ROUNDING
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(2, 4), RANDOMS)
