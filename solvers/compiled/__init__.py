@@ -2,8 +2,8 @@
 
 A *candidate* is a list of pipelines, each an ordered list of stages on parts of machines, with a micro-batch size a
 pipeline and one sharding mode for all. Layers, recompute policies and micro-batches follow from it, as
-`solvers/completion` makes them; what it costs is estimated as `PlanPricer` prices that plan, but for messages, which go
-alone (`messages.py`). `unsupported` says for which problems this does not hold.
+`solvers/completion` makes them; what it costs is estimated as `PlanPricer` prices that plan, but for how often messages
+meet (`messages.py`). `unsupported` says for which problems this does not hold.
 
 *Tables* (`tables.py`): a problem as arrays, made once; never written. Machines, sizes, classes of TP groups ("groups")
 and recompute policies are rows; `devices` are bits of a mask in their machine, so a machine has at most 62.
@@ -30,7 +30,7 @@ nothing. Entry points:
 - `evaluate(tables, work, state, limit)`: the objective of a candidate of which the touched pipelines are new: the
   seconds of a step, plus a share of the relaxed batch split (so that it has a slope where steps jump by a micro-batch),
   plus a little for layers that do not fit; infinite, and times unfinished, where it is certainly above `limit`.
-  Seconds alone: `plan[0].step_s`. Pipelines that do not fit are idle. `work.active[:k]`, `work.batches[:k]`: those
+  Seconds: `plan[0].step_s`. Pipelines that do not fit are idle. `work.active[:k]`, `work.batches[:k]`: those
   that fit, and their micro-batches.
 - `refresh(tables, work, state)`: evaluate from nothing, until groups that sum gradients have room.
 - `split(tables, work, state, p)`: layers of one pipeline alone.

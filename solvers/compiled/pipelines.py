@@ -4,6 +4,7 @@ from typing import Any
 
 from solvers.compiled.kernels import kernel
 from solvers.compiled.layers import set_seconds, split
+from solvers.compiled.messages import measure_messages, set_messages
 
 _WAITS = 1.0005  # a period beyond the slowest stage by this factor: the pipeline waits for messages
 _TIGHT = 1.01  # beyond this one, single layers are moved too, in pipelines of
@@ -193,9 +194,9 @@ def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
 
 
 @kernel
-def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: float) -> float:
-    """Layers of a pipeline that waits: stages with long messages get fewer, where that shortens the period, which it
-    returns. `slowest`: seconds of its slowest stage."""
+def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: float) -> None:
+    """Layers of a pipeline that waits: stages with long messages get fewer, where that shortens the period. `slowest`:
+    seconds of its slowest stage."""
     pipeline, stages, columns, costs, seconds = (
         state.pipelines[p],
         state.stages,
@@ -222,8 +223,7 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
             set_seconds(costs, seconds, columns, stages, pipeline, p, s)
         now = period
     if count <= _FEW_STAGES and now > slowest * _TIGHT:
-        now = move_layers(costs, seconds, columns, stages, pipeline, p, now)
-    return now
+        move_layers(costs, seconds, columns, stages, pipeline, p, now)
 
 
 @kernel
@@ -247,7 +247,10 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
     for s in range(count):
         slowest = max(slowest, stages[p, s].forward_s + stages[p, s].backward_s)
     if period > slowest * _WAITS and not tables.problem[0].even_layers:
-        period = split_beside_messages(tables, work, state, p, slowest)
+        split_beside_messages(tables, work, state, p, slowest)
+        measure_messages(tables, work, state, p)  # stages are slower now, so that messages meet less
+        set_messages(work, state, p)
+        period = cycle_s(stages, p, count)
     pipeline.period_s = period
     first, last = critical_run(stages, p, count)
     pipeline.end_s = end_1f1b_s(work.columns, stages, p, count, batches, period, last - first + 1)

@@ -73,6 +73,8 @@ COLUMN = np.dtype(  # of the stages of the pipeline in hand
         ("came_s", "f8"),  # its gradient has come by then
         ("ahead_s", "f8"),  # the link to the next stage is free from then on
         ("back_s", "f8"),  # the link to the stage before
+        ("send_s", "f8"),  # messages as the network is now
+        ("return_s", "f8"),
     ],
     align=True,
 )
@@ -136,7 +138,7 @@ class SearchWork(NamedTuple):
 
     `option_key` [slots], `option_most` [slots], `option_s` [slots · layers], `option_count` [1]: least seconds of a
     stage by its layers. `touched` [pipelines]: 1 changed, 2 to be timed; `listed` [1 + pipelines]: how many, and which.
-    `columns` [stages], `load`, `ahead` [resources], `used` [1 + 2 · resources]. `active`, `batches`
+    `columns` [stages], `load`, `ahead`, `back` [resources], `used` [1 + 2 · resources]. `active`, `batches`
     [pipelines]. `cursors` [pipelines], `rings`, `members` and `times` [pipelines,
     stages] are of the step.
     """
@@ -150,6 +152,7 @@ class SearchWork(NamedTuple):
     columns: Any
     load: Any
     ahead: Any
+    back: Any
     used: Any
     active: Any
     batches: Any
@@ -186,6 +189,7 @@ def new_work(tables: Tables) -> SearchWork:
         np.zeros(pipelines, whole),
         np.zeros(1 + pipelines, whole),
         np.zeros(stages + 1, COLUMN),
+        np.zeros(resources),
         np.zeros(resources),
         np.zeros(resources),
         np.zeros(1 + 2 * resources, whole),

@@ -8,7 +8,7 @@ import numpy as np
 from solvers.compiled.batches import divide_batch, last_end
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.layers import RESERVED, split, stage_params
-from solvers.compiled.messages import network_s, send_messages
+from solvers.compiled.messages import forget_messages, send_messages
 from solvers.compiled.pipelines import clear_added, steady_after, time_pipeline
 from solvers.compiled.rings import make_rings
 from solvers.compiled.state import forget_touched, touch, touch_all
@@ -380,10 +380,10 @@ def assess(tables: Any, work: Any, state: Any, limit: float, drift: float) -> An
         longest = time_touched(tables, work, state, count, drift)
         if longest == np.inf:
             return _NO_BATCH
-        relaxed, longest = _SLOPE * plan.relaxed_s, max(longest, network_s(tables, work, state, count))
+        relaxed = _SLOPE * plan.relaxed_s
         if longest + relaxed > limit:
             return np.inf
-        plan.step_s = max(longest, step_s(tables, work, state, count))
+        plan.step_s = step_s(tables, work, state, count)
         if not make_room(tables.groups, work, state, count):
             return plan.step_s + relaxed + _MISSING * missing
         for k in range(work.listed[0]):
@@ -403,7 +403,7 @@ def evaluate(tables: Any, work: Any, state: Any, limit: float) -> Any:
 
 @entry
 def refresh(tables: Any, work: Any, state: Any) -> Any:
-    """The objective from nothing: no pipeline is timed with other micro-batches than it has."""
+    """The objective from nothing: no message is stale, no pipeline timed with other micro-batches than it has."""
     forget_touched(work)
     clear_added(work.columns)
     plan = state.plan[0]
@@ -414,6 +414,7 @@ def refresh(tables: Any, work: Any, state: Any) -> Any:
             state.stages[p, s].room = 0
     found = np.inf
     for _ in range(3):
+        forget_messages(state)
         touch_all(work, state)
         found = assess(tables, work, state, np.inf, 0.0)
     return found

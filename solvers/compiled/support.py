@@ -20,7 +20,7 @@ _MOST_SIZES = 16
 def unsupported(problem: Problem, pricer: Pricer) -> str | None:
     """Why the tables do not speak for `problem` and `pricer`, in words; None where they do.
 
-    They then estimate the price of every candidate, its messages alone, but not all plans of the space are candidates:
+    They then estimate the price of every candidate, but not all plans of the space are candidates:
     replicas, interleaved stages and sequence layouts are not, nor is ZeRO-2 or 3.
     """
     if not has_tables(pricer):

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.network_load import PlacedMessage, executor_loads, total_load
 from hexiopt.cost.executors.routes import place_messages
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages_of, round_trips_s
@@ -89,7 +90,8 @@ class _Traffic:
     works: tuple[Works, ...]  # of each stage in all of them
     examples: tuple[int, ...]  # rows that differ
     example_of: tuple[int, ...]  # of each row, which of them stands for it
-    trips_s: tuple[tuple[float, ...], ...]  # round trips of each row
+    messages: tuple[tuple[PlacedMessage, ...], ...] = ()  # of the examples
+    load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
 
 
 class PipelineTimer:
@@ -108,11 +110,28 @@ class PipelineTimer:
         ] = Memo(lambda key: self._time(*key), _KEPT)
 
     def trips_s(self, partition: Partition) -> list[RoundTrips]:
-        """Seconds of the round trips in every pipeline group, of messages that meet no others."""
-        return [
-            self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1].trips_s
+        """Seconds of the round trips in every pipeline group while the messages of all groups share the network."""
+        each = [
+            self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1]
             for pipeline_group in partition.pipeline_groups
         ]
+        if self._stages is None:
+            return [tuple(map(self._alone_s, own.placed_pipelines)) for own in each]
+        load_s = total_load(item for own in each for item in own.load)
+        found = []
+        for own in each:
+            trips = [
+                tuple(
+                    round_trips_s(
+                        [placed.message for placed in messages],
+                        [placed.seconds(load_s) for placed in messages],
+                        len(own.placed_pipelines[0]),
+                    )
+                )
+                for messages in own.messages
+            ]
+            found.append(tuple([trips[k] for k in own.example_of]))
+        return found
 
     def chunks(self, pipeline_group: PipelineGroup, partition: Partition) -> int:
         """Layer ranges per stage of a pipeline group: as many as the partition asks for, or as many as possible."""
@@ -208,21 +227,24 @@ class PipelineTimer:
         example_of = tuple([numbers.setdefault(self._places(placed), len(numbers)) for placed in placed_pipelines])
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._stages is None:
-            return _Traffic(placed_pipelines, works, examples, example_of, tuple(map(self._alone_s, placed_pipelines)))
+            return _Traffic(placed_pipelines, works, examples, example_of)
         sample_bytes = self._stages.routes.message_bytes(1)
-        trips = []
-        for k in examples:
-            messages = place_messages(
+        found = tuple(
+            place_messages(
                 messages_of(tuple([executor.samples for executor in placed_pipelines[k]]), wraps),
                 [executor.groups for executor in placed_pipelines[k]],
                 self._stages.routes.between,
                 sample_bytes,
             )
-            alone_s = [route.alone_s(num_bytes) for _, route, num_bytes in messages]
-            trips.append(
-                tuple(round_trips_s([message for message, _, _ in messages], alone_s, len(placed_pipelines[k])))
-            )
-        return _Traffic(placed_pipelines, works, examples, example_of, tuple([trips[k] for k in example_of]))
+            for k in examples
+        )
+        counts = map(example_of.count, range(len(examples)))
+        load = total_load(
+            (resource, count * seconds)
+            for own, count in zip(found, counts, strict=True)
+            for resource, seconds in executor_loads(own)
+        )
+        return _Traffic(placed_pipelines, works, examples, example_of, found, tuple(load.items()))
 
     def _places(self, placed: PlacedPipeline) -> Hashable:
         """A key, equal for pipelines with equally fast stages and equal routes; other pricers may distinguish all

@@ -1,5 +1,4 @@
-"""The compiled estimate is the price where no message meets another, random candidates of random problems; and no
-less than the network needs for all messages."""
+"""The compiled estimate is the price over the network of `tests/estimate.py`: random candidates of random problems."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from solvers.compiled.state import SearchState, copy_rows, copy_state, forget_to
 from solvers.compiled.step import FAR, evaluate, refresh
 from solvers.compiled.support import unsupported
 from solvers.compiled.tables import tables_of
-from tests.alone import Alone, network_s
+from tests.estimate import Estimate
 from tests.solvers.compiled.candidates import assert_free, like_state, random_state, random_step
 from tests.solvers.drawn import drawn_problem
 
@@ -47,7 +46,7 @@ def candidates(
     pricer = pricer or PlanPricer(problem)
     assert unsupported(problem, pricer) is None
     tables, rng, found = tables_of(pricer), random.Random(number), []
-    estimate = pricer.with_network(Alone())
+    estimate = pricer.with_network(Estimate())
     work = new_work(tables)
     for k in range(count):
         state = MAKERS[k % len(MAKERS)](rng, tables, problem)
@@ -59,9 +58,7 @@ def candidates(
         cost = estimate.price(plan)
         assert sum(pipeline.num_sequences for pipeline in plan.pipelines) == problem.workload.global_batch
         assert objective >= state.plan[0]["step_s"] > 0.0
-        found.append(
-            (plan, cost, abs(float(state.plan[0]["step_s"]) / max(cost.step_time_s, network_s(pricer, plan)) - 1.0))
-        )
+        found.append((plan, cost, abs(float(state.plan[0]["step_s"]) / cost.step_time_s - 1.0)))
     return found
 
 
@@ -201,7 +198,7 @@ def test_so_they_do_on_unlike_links_inside_machines(machines: int) -> None:
 def test_a_walk_stays_near_the_pricer(number: int) -> None:
     problem = drawn_problem(number)
     pricer, rng = PlanPricer(problem), random.Random(number)
-    tables, estimate = tables_of(pricer), pricer.with_network(Alone())
+    tables, estimate = tables_of(pricer), pricer.with_network(Estimate())
     work = new_work(tables)
     state = next(s for s in (random_state(rng, tables, problem) for _ in range(500)) if refresh(tables, work, s) < FAR)
     errors = []
@@ -211,12 +208,7 @@ def test_a_walk_stays_near_the_pricer(number: int) -> None:
             touch(work, p)
         if evaluate(tables, work, state, np.inf) < FAR:
             plan = plan_of(tables, work, state, pricer.policies())
-            errors.append(
-                abs(
-                    float(state.plan[0]["step_s"]) / max(estimate.price(plan).step_time_s, network_s(pricer, plan))
-                    - 1.0
-                )
-            )
+            errors.append(abs(float(state.plan[0]["step_s"]) / estimate.price(plan).step_time_s - 1.0))
     assert max(errors, default=0.0) < STALE
 
 

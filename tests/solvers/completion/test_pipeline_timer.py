@@ -18,7 +18,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import PipelineRate, PipelineTimer, SplitInput
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
-from tests.alone import Alone
+from tests.estimate import Static
 from tests.solvers import problems
 from tests.solvers.frame.test_starts import CASES
 from tests.solvers.heuristics.operators.test_partition_operators import moved, proposals_of, whole
@@ -33,8 +33,8 @@ def walked(problem: Problem, seed: int, steps: int) -> Partition:
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
-def test_round_trips_take_what_messages_take_alone(case: str, seed: int) -> None:
-    """Of all pipelines: replicas, layer ranges, machines of several interfaces."""
+def test_round_trips_are_those_of_static_shares(case: str, seed: int) -> None:
+    """Of all pipelines, whatever else uses the network: replicas, layer ranges, machines of several interfaces."""
     problem = CASES[case]
     partition = walked(problem, seed, 30)
     completer = PlanCompleter(PlanPricer(problem))
@@ -42,7 +42,7 @@ def test_round_trips_take_what_messages_take_alone(case: str, seed: int) -> None
     completed = completer.complete(partition)
     assume(completed)
     assert completed
-    priced = PlanPricer(problem, network=Alone()).pipelines(completed.plan)
+    priced = PlanPricer(problem, network=Static()).pipelines(completed.plan)
     trips = [own for pipeline_group in PipelineTimer(PlanPricer(problem)).trips_s(partition) for own in pipeline_group]
     assert len(trips) == len(priced)
     for own, cost in zip(trips, priced, strict=True):
