@@ -31,6 +31,8 @@ class Pace:
     last_parts: tuple[tuple[float, ...], ...] = ()
     """Otherwise: seconds of each part of the last backward through each layer range, beside which gradients are
     summed."""
+    turns: tuple[int, ...] = ()
+    """Where backwards are split: what the stages of the plan run, as `StepTimes.turns` has it."""
 
     def operation_s(self, kind: OperationKind, chunk: int, part: int | None = None) -> float:
         """Seconds of computing a forward or a backward of a layer range, or a part of one, which is a unit; or of the
@@ -67,6 +69,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         own["namespace"],
         tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
         tuple(map(tuple, own["last_parts"])),
+        tuple(own["turns"]),
     )
 
 

@@ -25,6 +25,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from runtime.mapping.layout import RankExecutor, layout_of
+from runtime.mapping.times import StepTimes
 from runtime.pace import Pace
 
 _LEAST_HEAD = 2  # RoPE turns pairs
@@ -34,6 +35,8 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     """The pace of every rank of a priced plan, all times multiplied by `dilation`; without a namespace."""
     layout, network = layout_of(plan, problem.model), problem.cluster.network
     model = PlanPricer(problem)
+    times = StepTimes.priced(problem, plan) if plan.schedule.splits else None
+    turns = () if times is None else tuple(times.turns(layout))
     optimizer_s = {device: copy.optimizer_s for _, _, devices, copy in copy_costs(plan, cost) for device in devices}
     found = []
     for rank, executor in enumerate(layout.executor_of):
@@ -50,6 +53,7 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                     for _ in range(unit.repeats)
                 ),
                 last_parts=_last_parts(model, plan, executor, priced, dilation),
+                turns=turns,
             )
         )
     return found

@@ -162,9 +162,7 @@ def _train(
         timeout_s=settings.timeout_s,
         pace=pace,
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
-        times=StepTimes.priced(problem, plan_file.plan)
-        if rank == 0 and (pace is None or plan_file.plan.schedule.splits)
-        else None,
+        times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
     )
     batches, held_out = run.batches(workload.seq_len), run.validation_batches(workload.seq_len)
     _agree(run, plan_file, [batches, *([held_out] if held_out else [])], device)

@@ -121,7 +121,8 @@ class Trainee:
         expected = times or StepTimes.even(self.layout, plan.schedule)
         agreed = _of_rank_0(expected, device) if pace is None else _paced(self.layout, pace)
         if plan.schedule.splits:
-            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
+            turns = expected.turns(self.layout) if pace is None else pace.turns
+            agreed = agreed.with_turns(self.layout, _row_of_rank_0(turns, device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)

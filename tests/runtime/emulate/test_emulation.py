@@ -17,6 +17,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.network import Group
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.operation import OperationKind
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.emulate import fabric
 from runtime.emulate.bench import EmulationBench
@@ -78,9 +79,10 @@ def test_paces_are_the_priced_times(tmp_path: Path) -> None:
     for rank, (p, s) in enumerate(stages):
         priced = cost.pipelines[p].stages[s]
         assert found[rank].chunks == ((10 * priced.forward_s, 10 * priced.backward_s),)
-        assert found[rank].operation_s(True, 0) == 10 * priced.backward_s
+        assert found[rank].operation_s(OperationKind.BACKWARD, 0) == 10 * priced.backward_s
         executor = layout.executor_of[rank]
-        parts = [found[rank].operation_s(True, 0, part) for part in range(backward_parts(executor.chunks[0]))]
+        count = backward_parts(executor.chunks[0])
+        parts = [found[rank].operation_s(OperationKind.BACKWARD, 0, part) for part in range(count)]
         assert sum(parts) == pytest.approx(10 * priced.backward_s), "beside them gradients are summed"
         assert len(parts) == len(found[rank].last_parts[0])
         gpu = task.cluster.machines[int(task.cluster.machine_of[rank])].gpu
@@ -102,12 +104,13 @@ def test_units_are_paced_without_what_they_gather_and_scatter(zero: int, tmp_pat
     found = paces(task, late, model.price(late), 10.0)
     whole = model.price(alone).pipelines[0].stages[0]
     for backward, seconds in enumerate((whole.forward_s, whole.backward_s)):
-        parts = [found[1].operation_s(bool(backward), 0, part) for part in range(6)]
-        assert sum(parts) == pytest.approx(found[1].operation_s(bool(backward), 0)) == pytest.approx(10 * seconds)
+        kind = (OperationKind.FORWARD, OperationKind.BACKWARD)[backward]
+        parts = [found[1].operation_s(kind, 0, part) for part in range(6)]
+        assert sum(parts) == pytest.approx(found[1].operation_s(kind, 0)) == pytest.approx(10 * seconds)
         assert sum(parts) <= found[1].chunks[0][backward] * (1 + 1e-12)
         assert parts[2] == parts[3]
         assert parts[-1 if backward else 0] == found[1].units[0][backward]
-    assert found[0].operation_s(True, 0) < found[1].operation_s(True, 0)
+    assert found[0].operation_s(OperationKind.BACKWARD, 0) < found[1].operation_s(OperationKind.BACKWARD, 0)
     write_paces(tmp_path / "paces.json", found)
     assert [read_pace(tmp_path / "paces.json", rank) for rank in range(2)] == found
 
