@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hexiopt.cost.clock.clock import Clock
 from hexiopt.cost.clock.folding import PipelineLanes
 from hexiopt.cost.place import PlacedPipeline
-from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
+from hexiopt.schedules.graph import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
 
 

@@ -12,8 +12,8 @@ from hexiopt.cost.splits import with_late_weights
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.plan import Pipeline, feature_without_price
+from hexiopt.schedules.graph import PipelineGraph, pipeline_graph
 from hexiopt.schedules.in_flight import stages_in_flight
-from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.schedules.split import LateWeights
 

@@ -30,7 +30,7 @@ class _Part(NamedTuple):
     def layers(self, chunk: int) -> int:
         """How many layers a backward of a range may put off beside the most micro-batches in flight."""
         left = self.room_bytes - self.most_bytes + self.held.stored[chunk]
-        return max(0, int((left - self.held.beside) / self.held.layer))
+        return max(0, int((left - self.held.extra) / self.held.layer))
 
     def shares(self) -> tuple[float, ...]:
         """The footprint as shares of the room, in a row; none of it fits where there is no room."""
@@ -50,20 +50,20 @@ def with_late_weights(
     parallelism, chunks, parts = stage.parallelism, len(stage.layers), []
     if isinstance(parallelism, SequenceParallel):
         nothing = LateWeights((0,) * chunks, 0.0, Footprint((0.0,) * chunks, 0.0, 0.0, 0.0))
-        return [(_split(own, nothing, NOT_SPLIT), nothing) for own in executors]
+        return [(_split(executor, nothing, NOT_SPLIT), nothing) for executor in executors]
     groups = list(zip(map(model.tp_groups.of, parallelism.executors), parallelism.samples(size), strict=True))
-    for own, (group, samples) in zip(executors, groups, strict=True):
+    for executor, (group, samples) in zip(executors, groups, strict=True):
         held = model.footprint(group, samples, stage.policies(), at.first, at.last)
         most = sum([n * b for n, b in zip(largest(at.in_flight, held.stored), held.stored, strict=True)])
-        parts.append(_Part(held, most, most + held.working - own.excess_bytes / (1 + FRAGMENTATION)))
-    *stored, layer, working, beside = map(max, zip(*[part.shares() for part in parts], strict=True))
+        parts.append(_Part(held, most, most + held.working - executor.excess_bytes / (1 + FRAGMENTATION)))
+    *stored, layer, working, extra = map(max, zip(*[part.shares() for part in parts], strict=True))
     layers = [min(end - first, *[part.layers(c) for part in parts]) for c, (first, end) in enumerate(stage.layers)]
-    found = []
-    for own, part, (group, samples) in zip(executors, parts, groups, strict=True):
+    costs = []
+    for executor, part, (group, samples) in zip(executors, parts, groups, strict=True):
         seconds = model.layer_weights_s(group, samples)
-        late = LateWeights(tuple(layers), seconds, Footprint(tuple(stored), layer, working, beside))
-        found.append((_split(own, late, part.held), late))
-    return found
+        late = LateWeights(tuple(layers), seconds, Footprint(tuple(stored), layer, working, extra))
+        costs.append((_split(executor, late, part.held), late))
+    return costs
 
 
 def _split(executor: ExecutorCost, late: LateWeights, held: Footprint) -> ExecutorCost:
@@ -77,9 +77,11 @@ def with_late_bytes(
     stages: Sequence[StageCost], late: Sequence[LateWeights], orders: Sequence[Ints]
 ) -> tuple[StageCost, ...]:
     """The stages of a pipeline with what their executors put off, beside the activations, where they hold most in their
-    `orders` [executors] (`hexiopt.cost.clock.clock.Run`)."""
-    each = iter(zip(late, orders, strict=True))
-    return tuple([StageCost(tuple([_holding(own, *next(each)) for own in stage.executors])) for stage in stages])
+    `orders` [executors] (`hexiopt.cost.clock.clock.PipelineTimes`)."""
+    rows = iter(zip(late, orders, strict=True))
+    return tuple(
+        [StageCost(tuple([_holding(executor, *next(rows)) for executor in stage.executors])) for stage in stages]
+    )
 
 
 def _holding(executor: ExecutorCost, late: LateWeights, order: Ints) -> ExecutorCost:

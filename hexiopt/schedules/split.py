@@ -26,16 +26,16 @@ class Footprint(NamedTuple):
     stored: tuple[float, ...]
     layer: float
     working: float
-    beside: float
+    extra: float
 
 
 class LateWeights(NamedTuple):
-    """What an executor puts off: `layers` [layer ranges] of a backward, for `weights_s` seconds each; `room` has shares
-    of its room."""
+    """What an executor puts off: `layers` [layer ranges] of a backward, for `weights_s` seconds each; `shares` has
+    its footprint as shares of its room."""
 
     layers: tuple[int, ...]
     weights_s: float
-    room: Footprint
+    shares: Footprint
 
 
 class Turnover(NamedTuple):
@@ -56,25 +56,25 @@ _NOTHING = Turnover(0, 0.0, 0.0, 0.0)
 def turnovers(layers: tuple[int, ...], memory: Footprint) -> list[Turnover]:
     """Of an executor's turns: a forward and a backward of each layer range that puts `layers` off, and nothing in the
     place of weight gradients, which are of no range in particular (`LATE_LAYER`)."""
-    found = []
+    turns = []
     for late, stored in zip(layers, memory.stored, strict=True):
-        end = memory.beside if late else memory.working
-        found += [Turnover(0, stored, 0.0, 0.0), Turnover(late, -stored, memory.working, end), _NOTHING]
-    return found
+        end = memory.extra if late else memory.working
+        turns += [Turnover(0, stored, 0.0, 0.0), Turnover(late, -stored, memory.working, end), _NOTHING]
+    return turns
 
 
 def late_operations(turns: Iterable[Turn | None], late: LateWeights) -> list[Operation]:
     """The operations of an order in which None is the next layer put off, numbered by micro-batches."""
     begun: dict[Turn, int] = {}
     waiting = deque[Operation]()
-    found = []
+    order = []
     for turn in turns:
         if turn is None:
-            found.append(waiting.popleft())
+            order.append(waiting.popleft())
             continue
         number = begun[turn] = begun.get(turn, -1) + 1
-        found.append(Operation(turn.kind, turn.chunk, number))
+        order.append(Operation(turn.kind, turn.chunk, number))
         if turn.kind is OperationKind.BACKWARD:
             waiting.extend([Operation(OperationKind.WEIGHTS, turn.chunk, number)] * late.layers[turn.chunk])
     assert not waiting, "all that is put off is computed in the step"
-    return found
+    return order

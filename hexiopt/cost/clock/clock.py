@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from hexiopt.cost.clock.folding import Folding, LaneShape, PipelineLanes, components, fold
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
+from hexiopt.schedules.graph import PipelineGraph, refuse_deadlock
 from hexiopt.schedules.operation import OperationKind
-from hexiopt.schedules.recurrence import PipelineGraph, refuse_deadlock
 from hexiopt.schedules.split import turnovers
 
 Ints = NDArray[np.int64]
@@ -73,7 +73,7 @@ def _times(key: _Set) -> tuple[PipelineTimes, ...]:
     orders = _orders(graphs, splits)
     if any(_differ(graph, turns) for graph, turns in zip(graphs, orders, strict=True)):
         # Replicas compute and communicate together with all of the neighbours: they follow the order of the first.
-        orders = [_agreed(graph, turns) for graph, turns in zip(graphs, orders, strict=True)]
+        orders = [_first_orders(graph, turns) for graph, turns in zip(graphs, orders, strict=True)]
         programmes, num_queues = _programmes(graphs, orders)
         ended_s, sent_s = ends_s(programmes, _splits(()), *lanes, num_queues)
     ends, messages = iter(ended_s.tolist()), iter(sent_s.tolist())
@@ -91,14 +91,14 @@ def _programmes(graphs: Sequence[PipelineGraph], orders: Sequence[Sequence[Ints]
     parts: list[list[Any]] = [[] for _ in Programmes._fields]
     num_blocks = num_turns = num_operations = num_takes = num_sends = num_queues = num_links = 0
     for k, graph in enumerate(graphs):
-        first, blocks, turns = _listed(graph, orders[k]) if orders else graph.order()
+        first, blocks, turns = _order_arrays(graph, orders[k]) if orders else graph.order()
         queues, at, takes, sends = graph.wiring()
-        each = len(at) // len(graph.stages)
+        width = len(at) // len(graph.stages)  # operations of an executor
         row = (
             first[:-1] + num_blocks,
             blocks + np.array([num_turns, 0, 0]),
             turns,
-            num_operations + each * np.arange(len(graph.stages)),
+            num_operations + width * np.arange(len(graph.stages)),
             np.array([s for chunks in graph.operation_s() for chunk in chunks for s in chunk]),
             at + np.array([num_takes, num_takes, num_sends, num_sends]),
             takes + num_queues,
@@ -122,8 +122,8 @@ def _splits(graphs: Sequence[PipelineGraph]) -> Any:
     from hexiopt.cost.clock.events import Splits
 
     graphs = [graph for graph in graphs if graph.split]
-    own = [late for graph in graphs for late in graph.split]
-    rows = [row for late in own for row in turnovers(late.layers, late.room)]
+    executors = [late for graph in graphs for late in graph.split]
+    rows = [row for late in executors for row in turnovers(late.layers, late.shares)]
     ends = [0]
     for graph in graphs:
         for late in graph.split:
@@ -133,8 +133,8 @@ def _splits(graphs: Sequence[PipelineGraph]) -> Any:
         np.array([row.stored for row in rows], np.float64),
         np.array([row.begin for row in rows], np.float64),
         np.array([row.end for row in rows], np.float64),
-        np.array([late.weights_s for late in own], np.float64),
-        np.array([late.room.layer for late in own], np.float64),
+        np.array([late.weights_s for late in executors], np.float64),
+        np.array([late.shares.layer for late in executors], np.float64),
         np.array(ends, np.int64),
         np.zeros(ends[-1], np.int64),
     )
@@ -148,17 +148,19 @@ def _orders(graphs: Sequence[PipelineGraph], splits: Any) -> list[list[Ints]]:
     return [list(islice(orders, len(graph.stages))) for graph in graphs]
 
 
-def _agreed(graph: PipelineGraph, orders: Sequence[Ints]) -> list[Ints]:
+def _first_orders(graph: PipelineGraph, orders: Sequence[Ints]) -> list[Ints]:
     """The orders of a pipeline's executors, of each stage that of the first."""
     return [orders[graph.stages.index(stage)] for stage in graph.stages]
 
 
 def _differ(graph: PipelineGraph, orders: Sequence[Ints]) -> bool:
     """Whether replicas of a stage have different orders."""
-    return bool(orders) and any(not np.array_equal(a, b) for a, b in zip(orders, _agreed(graph, orders), strict=True))
+    return bool(orders) and any(
+        not np.array_equal(a, b) for a, b in zip(orders, _first_orders(graph, orders), strict=True)
+    )
 
 
-def _listed(graph: PipelineGraph, orders: Sequence[Ints]) -> tuple[Ints, Ints, Ints]:
+def _order_arrays(graph: PipelineGraph, orders: Sequence[Ints]) -> tuple[Ints, Ints, Ints]:
     """As `PipelineGraph.order`, of executors that run `orders`."""
     turns, lengths = np.concatenate(orders), list(map(len, orders))
     turns[turns < 0] = graph.schedule.kinds.index(OperationKind.WEIGHTS)  # of any layer range: all take as long

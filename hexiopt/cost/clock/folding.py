@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from hexiopt.cost.executors.network_load import PlacedMessage
-from hexiopt.schedules.recurrence import PipelineGraph
+from hexiopt.schedules.graph import PipelineGraph
 
 
 class Lane(NamedTuple):

@@ -201,8 +201,8 @@ class StageModel:
         """What a stage whose backwards are split holds, in bytes, with `policies` of the layers of each range."""
         model, final = self.memory_model(tp_group, micro_batch_size), len(policies) - 1
         stored = [
-            model.activations.of_range(Counter(own), first and at == 0, last and at == final)
-            for at, own in enumerate(policies)
+            model.activations.of_range(Counter(policies_of_range), first and at == 0, last and at == final)
+            for at, policies_of_range in enumerate(policies)
         ]
         together = most_together(policies)
         working = max(model.activations.working_set(policy, last, together) for policy in set(chain(*policies)))

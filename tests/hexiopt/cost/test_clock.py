@@ -18,7 +18,7 @@ from hexiopt.cost.sharing import FairShares
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import executor_links, messages_of
 from hexiopt.schedules.gpipe import GPipe
-from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
+from hexiopt.schedules.graph import PipelineGraph, pipeline_graph
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
 from hexiopt.solving import Budget

@@ -24,9 +24,9 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.graph import pipeline_graph
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.operation import Operation, OperationKind
-from hexiopt.schedules.recurrence import pipeline_graph
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.schedules.split import ROOM, SAME, Footprint, LateWeights
@@ -101,7 +101,7 @@ class Chosen(Step):
         late, todo, held, split = self._put_off[place], self._todo[place], self._in_flight[place], self._split[place]
         if todo:
             kind, chunk, _ = todo[-1]
-            then, room = held + Counter(), split.room
+            then, room = held + Counter(), split.shares
             now = sum(n * room.stored[c] for c, n in held.items()) + len(late) * room.layer
             if kind is OperationKind.FORWARD:
                 then[chunk] += 1
@@ -109,7 +109,7 @@ class Chosen(Step):
             else:
                 then[chunk] -= 1
                 ended = now - room.stored[chunk] + split.layers[chunk] * room.layer
-                taken = max(now + room.working, ended + (room.beside if split.layers[chunk] else room.working))
+                taken = max(now + room.working, ended + (room.extra if split.layers[chunk] else room.working))
             if taken <= ROOM or not late:
                 super()._begin(place)
                 if place in self._running:
@@ -166,7 +166,7 @@ def tight(placed: PlacedPipeline, most: float, late: float, working: float) -> P
     if len(graph.chunk_s[0]) > 1:
         return placed
     split = tuple(
-        own._replace(room=Footprint((most / counts[stage][0][0],), late, working, 0.5 * working))
+        own._replace(shares=Footprint((most / counts[stage][0][0],), late, working, 0.5 * working))
         for stage, own in zip(graph.stages, graph.split, strict=True)
     )
     fields = graph.schedule, graph.num_stages, graph.num_micro_batches, graph.stages, graph.chunk_s, graph.links
@@ -227,7 +227,7 @@ def late_bytes(executor: ExecutorCost, split: LateWeights, order: Sequence[Opera
                 stored -= held.stored[chunk]
                 late += split.layers[chunk] * held.layer
                 most_stored = max(most_stored, stored + held.working)
-                most = max(most, stored + late + (held.beside if split.layers[chunk] else held.working))
+                most = max(most, stored + late + (held.extra if split.layers[chunk] else held.working))
             case _:
                 late -= held.layer
     assert late == pytest.approx(0.0, abs=1e-6 * most)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hexiopt.cost.clock.clock import Clock
 from hexiopt.cost.clock.folding import PipelineLanes, lane_shape
 from hexiopt.cost.place import PlacedPipeline
-from hexiopt.schedules.recurrence import pipeline_graph
+from hexiopt.schedules.graph import pipeline_graph
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from solvers.exact.cp_sat import PackingProgram

@@ -47,34 +47,21 @@ class PipelineGraph:
         assert not self.split, "split backwards do not run in lockstep"
         return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
 
-    @property
-    def _order(self) -> Ints:
-        num_chunks = len(self.chunk_s[0])
-        return _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
-
-    @property
-    def _wiring(self) -> Ints:
-        return _wiring(self.schedule.kinds, self.num_stages, len(self.chunk_s[0]), self.stages, self.links)
-
     def operation_s(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
         """Seconds of one operation of each kind [executors][layer ranges]: weight gradients are of a layer."""
         if not self.split:
             return self.chunk_s
-        own = zip(self.chunk_s, self.split, strict=True)
-        return tuple([tuple([(*chunk[:-1], split.weights_s) for chunk in chunks]) for chunks, split in own])
+        executors = zip(self.chunk_s, self.split, strict=True)
+        return tuple([tuple([(*chunk[:-1], late.weights_s) for chunk in chunks]) for chunks, late in executors])
 
     def order(self) -> tuple[Ints, Ints, Ints]:
-        """`first`, `blocks` and `turns` of `kernel.Order`."""
-        order = self._order
-        end = 2 + order[0]
-        return order[2:end], order[end : end + 3 * order[1]].reshape(-1, 3), order[end + 3 * order[1] :]
+        """`first`, `blocks` and `turns` of the clock's `Programmes`."""
+        num_chunks = len(self.chunk_s[0])
+        return _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
 
     def wiring(self) -> tuple[int, Ints, Ints, Ints]:
-        """The number of queues, and `at`, `takes` and `sends` of `kernel.Wiring`."""
-        wiring = self._wiring
-        at = 3 + 4 * wiring[1]
-        sends_at = at + wiring[2]
-        return int(wiring[0]), wiring[3:at].reshape(-1, 4), wiring[at:sends_at], wiring[sends_at:].reshape(-1, 2)
+        """The number of queues, and `at`, `takes` and `sends` of the clock's `Programmes`."""
+        return _wiring(self.schedule.kinds, self.num_stages, len(self.chunk_s[0]), self.stages, self.links)
 
 
 def refuse_deadlock(schedule: Schedule, ends_s: list[float]) -> list[float]:
@@ -101,8 +88,8 @@ def pipeline_graph(
 @lru_cache(maxsize=4096)
 def _order(
     schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int, stages: tuple[int, ...]
-) -> Ints:
-    """`kernel.Order` of executors that are replicas of `stages`, in one array."""
+) -> tuple[Ints, Ints, Ints]:
+    """`PipelineGraph.order` of executors that are replicas of `stages`."""
     numbers: list[int] = []
     kinds = schedule.kinds
     start_of: dict[tuple[Turn, ...], int] = {}
@@ -120,14 +107,14 @@ def _order(
     for s in stages:
         blocks += rows[s]
         first.append(len(blocks) // 3)
-    return np.array([len(first), first[-1], *first, *blocks, *numbers])
+    return np.array(first), np.array(blocks, np.int64).reshape(-1, 3), np.array(numbers, np.int64)
 
 
 @lru_cache(maxsize=1024)
 def _wiring(
     kinds: tuple[OperationKind, ...], num_stages: int, num_chunks: int, stages: tuple[int, ...], links: _Links
-) -> Ints:
-    """`kernel.Wiring` of a pipeline, in one array. Every link has a queue for each layer range of its receiver."""
+) -> tuple[int, Ints, Ints, Ints]:
+    """`PipelineGraph.wiring`. Every link has a queue for each layer range of its receiver."""
     incoming: list[tuple[list[int], list[int]]] = [([], []) for _ in stages]
     outgoing: list[tuple[list[int], list[int]]] = [([], []) for _ in stages]
     for k, (backward, sender, receiver) in enumerate(links):
@@ -144,4 +131,5 @@ def _wiring(
                 for k in outgoing[e][kind.step < 0]:
                     sends += (k, k * num_chunks + target[1]) if target else ()
                 at[-3], at[-1] = len(takes), len(sends) // 2
-    return np.array([len(links) * num_chunks, len(at) // 4, len(takes), *at, *takes, *sends])
+    wires = np.array(at).reshape(-1, 4), np.array(takes, np.int64), np.array(sends, np.int64).reshape(-1, 2)
+    return len(links) * num_chunks, *wires
