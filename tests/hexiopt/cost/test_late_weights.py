@@ -61,21 +61,21 @@ class Chosen(Step):
     def spans(self) -> Iterator[Span]:
         """As of `Step`: decisions are taken when all else at a time is over."""
         while True:
-            first = min(self._moving, key=lambda link: max(0.0, link.remaining) / link.rate, default=None)
-            arrival_s = inf if first is None else self._now + max(0.0, first.remaining) / first.rate
+            first = min(self._moving, key=lambda link: link.arrival_s, default=None)
+            arrival_s = inf if first is None else first.arrival_s
             event_s = self._events[0][0] if self._events else inf
             if self._due and min(arrival_s, event_s) > self._now * (1 + SAME):
                 due, self._due = sorted(self._due), {}
                 for place in due:
                     self._choose(place)
             elif first is not None and arrival_s <= event_s:
-                self._move_to(arrival_s)
+                self._now = arrival_s
                 self._moving.remove(first)
                 self._share()
                 yield self._arrive(first)
             elif self._events:
                 time_s, _, what = heapq.heappop(self._events)
-                self._move_to(time_s)
+                self._now = time_s
                 if isinstance(what, Span):
                     yield what
                     if what.kind == "backward":
@@ -84,7 +84,7 @@ class Chosen(Step):
                         self._put_off[place].extend([late] * self._split[place].layers[what.chunk])
                     self._end(what)
                 elif what.needs:
-                    what.remaining = 1.0
+                    what.remaining, what.since_s, what.rate = 1.0, time_s, 0.0
                     self._moving.append(what)
                     self._share()
                 else:
@@ -289,7 +289,7 @@ def test_nothing_is_claimed_of_split_backwards() -> None:
     """No bound but that of compute, no oracle, no proof."""
     model, plan = two_stages(4)
     problem = replace(model.problem, workload=replace(model.problem.workload, schedule="zb"))
-    assert not any(schedule.bounded for schedule in SPLIT_SCHEDULES)
+    assert not any(schedule.is_bounded for schedule in SPLIT_SCHEDULES)
     assert lower_bound_s(PlanPricer(problem), 0.05) == compute_bound_s(PlanPricer(problem))
     assert lower_bound_s(PlanPricer(problem), 0.05) <= model.price(plan).step_time_s
     with pytest.raises(InputError, match="proves nothing about the zb schedule"):
