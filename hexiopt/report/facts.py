@@ -276,8 +276,8 @@ class PlanFacts:
         return _step_parts(spent, self.cost.step_time_s, several)
 
     def spans(self, number: int) -> Iterator[Span]:
-        """The operations and messages of the pipeline `number`, as the caller's cost model has them share the network;
-        static shares where it is none of ours."""
+        """The operations and messages of the pipeline `number`, as the cost model of the caller shares the network, or
+        ours where that is none of `PlanPricer`."""
         pricer = self.pricer if isinstance(self.pricer, PlanPricer) else self.model
         return pricer.spans(self.plan, self.cost, number)
 
