@@ -23,7 +23,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from solvers.core.search import Search
 _MAX_ORDERS = 400  # orders of machines
 _SPLITS = 4  # layer splits of each choice of everything else
 _BEST = 100  # candidates by either estimate that come before the rest
+_MOVED = 16  # candidates by the second one of which single layers are moved
 _LISTED, _SHIFTED = 0.35, 0.5  # shares of the time limit: when all is listed, and when the other estimate has looked
 
 
@@ -50,7 +51,8 @@ class Amp(Baseline):
     name = "amp"
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
+        """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match, and
+        the best of these with a layer moved: where stages have a layer or two, messages meet otherwise then."""
         times = GridEstimates(run.pricer)
         alone = sorted(_splits(times, run), key=lambda split: split.estimate_s)
         yield from (split.candidate(0) for split in alone[:_BEST])
@@ -63,7 +65,10 @@ class Amp(Baseline):
             shared.append(_Split(seconds, choice, layers))
         shared.sort(key=lambda split: split.estimate_s)
         yield from (split.candidate(1) for split in shared[:_BEST])
-        yield from (split.candidate(2) for split in alone[_BEST:])
+        for split in shared[:_MOVED]:
+            for layers in _moved(split.layers, split.choice.max_layers):
+                yield _Split(split.estimate_s, split.choice, layers).candidate(2)
+        yield from (split.candidate(3) for split in alone[_BEST:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,13 @@ def best_splits(
     seconds = (num_micro_batches - 1) * stage_s.max(axis=1) + stage_s.sum(axis=1)
     best = np.argsort(seconds, kind="stable")[:_SPLITS]
     return [(float(seconds[k]), tuple(layers[k].tolist())) for k in best]
+
+
+def _moved(layers: Sequence[int], max_layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All splits with one layer in another stage."""
+    for giver, taker in permutations(range(len(layers)), 2):
+        if layers[giver] > 1 and layers[taker] < max_layers[taker]:
+            yield tuple([n - (s == giver) + (s == taker) for s, n in enumerate(layers)])
 
 
 def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) -> float:

@@ -22,7 +22,7 @@ def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_an
     monkeypatch.setattr(compiling, "main", lambda: runs.append(1))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     kernels = list(missing())
-    assert {"kernel.ends_s", "kernel.least_prices"} <= set(kernels)
+    assert {"events.ends_s", "kernel.least_prices"} <= set(kernels)
     compile_once()
     assert (len(runs), capsys.readouterr().err.count("hexiopt: compiling once")) == (1, 1)
     for path in (ROOT / source for source in SOURCES):
@@ -33,16 +33,16 @@ def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_an
     assert not list(missing())
     compile_once()
     assert (len(runs), capsys.readouterr().err) == (1, "")
-    for old in tmp_path.glob("kernel.ends_s-*"):
+    for old in tmp_path.glob("events.ends_s-*"):
         os.utime(old, (1.0, 1.0))
-    assert list(missing()) == ["kernel.ends_s"]
+    assert list(missing()) == ["events.ends_s"]
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     compile_once()
     assert len(runs) == 1
 
 
 @pytest.mark.parametrize(
-    ("failed", "message"), [([], r"no part of kernels.py calls .*kernel\.ends_s, "), (["search"], "failed: search; ")]
+    ("failed", "message"), [([], r"no part of kernels.py calls .*events\.ends_s, "), (["search"], "failed: search; ")]
 )
 def test_installing_ends_where_a_kernel_is_left_out_or_a_part_fails(
     failed: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from solvers.baselines._grids import (
     tp_degrees,
 )
 from solvers.baselines._plans import balanced_layers, divides_model, shift_layers
+from tests.estimate import Static
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.published_spaces import follows_ranks
@@ -119,9 +120,9 @@ def test_what_follows_ranks(groups: list[tuple[int, ...]], follows: bool) -> Non
 
 
 @pytest.mark.parametrize("kind", problems.MIXED)
-def test_estimated_messages_are_those_of_the_cost_model(kind: str) -> None:
+def test_estimated_messages_share_the_network_all_the_time(kind: str) -> None:
     problem = problems.MIXED[kind]()
-    model = PlanPricer(problem)
+    model = PlanPricer(problem, network=Static())
     estimates = GridEstimates(model)
     seen = 0
     for grid in drawn_grids(kind, 40):
