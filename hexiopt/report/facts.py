@@ -276,8 +276,8 @@ class PlanFacts:
         return _step_parts(spent, self.cost.step_time_s, several)
 
     def spans(self, number: int) -> Iterator[Span]:
-        """The operations and messages of the pipeline `number`, as the cost model of the caller shares the network, or
-        ours where that is none of `PlanPricer`."""
+        """The operations and messages of the pipeline `number`, in the order in which they end, over the network of the
+        pricer; over that of our cost model where the pricer is no `PlanPricer`."""
         pricer = self.pricer if isinstance(self.pricer, PlanPricer) else self.model
         return pricer.spans(self.plan, self.cost, number)
 

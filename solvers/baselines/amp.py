@@ -38,7 +38,7 @@ from solvers.core.search import Search
 _MAX_ORDERS = 400  # orders of machines
 _SPLITS = 4  # layer splits of each choice of everything else
 _BEST = 100  # candidates by either estimate that come before the rest
-_MOVED = 16  # candidates by the second one of which single layers are moved
+_SHIFTED_BEST = 16  # candidates by the second estimate of which single layers are moved
 _LISTED, _SHIFTED = 0.35, 0.5  # shares of the time limit: when all is listed, and when the other estimate has looked
 
 
@@ -65,8 +65,8 @@ class Amp(Baseline):
             shared.append(_Split(seconds, choice, layers))
         shared.sort(key=lambda split: split.estimate_s)
         yield from (split.candidate(1) for split in shared[:_BEST])
-        for split in shared[:_MOVED]:
-            for layers in _moved(split.layers, split.choice.max_layers):
+        for split in shared[:_SHIFTED_BEST]:
+            for layers in _neighbours(split.layers, split.choice.max_layers):
                 yield _Split(split.estimate_s, split.choice, layers).candidate(2)
         yield from (split.candidate(3) for split in alone[_BEST:])
 
@@ -201,7 +201,7 @@ def best_splits(
     return [(float(seconds[k]), tuple(layers[k].tolist())) for k in best]
 
 
-def _moved(layers: Sequence[int], max_layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _neighbours(layers: Sequence[int], max_layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All splits with one layer in another stage."""
     for giver, taker in permutations(range(len(layers)), 2):
         if layers[giver] > 1 and layers[taker] < max_layers[taker]:

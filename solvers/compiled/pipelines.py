@@ -160,8 +160,8 @@ def critical_run(stages: Any, p: int, count: int) -> Any:
 
 
 @kernel
-def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, period: float) -> Any:
-    """Move single layers out of the critical run while that shortens the period; the period."""
+def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: Any, p: int, period: float) -> None:
+    """Move single layers out of the critical run while that shortens the period."""
     count = pipeline.num_stages
     for _ in range(_MOVES):
         first, last = critical_run(stages, p, count)
@@ -190,7 +190,6 @@ def move_layers(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
         set_seconds(costs, seconds, columns, stages, pipeline, p, giver)
         set_seconds(costs, seconds, columns, stages, pipeline, p, taker)
         period = least
-    return period
 
 
 @kernel

@@ -128,23 +128,21 @@ def _numbers(keys: Sequence[Hashable]) -> list[int]:
 def components(resources: Sequence[Sequence[int]]) -> list[list[int]]:
     """The numbers of pipelines in sets that share none of the `resources` [pipelines][needs], in order."""
     parent = list(range(len(resources)))
+
+    def root(p: int) -> int:
+        while parent[p] != p:
+            parent[p] = parent[parent[p]]
+            p = parent[p]
+        return p
+
     first: dict[int, int] = {}
     for p, crossing in enumerate(resources):
         for resource in crossing:
             other = first.setdefault(resource, p)
-            if other == p:
-                continue
-            a = p
-            while parent[a] != a:
-                a = parent[a] = parent[parent[a]]
-            b = other
-            while parent[b] != b:
-                b = parent[b] = parent[parent[b]]
-            parent[max(a, b)] = min(a, b)
+            if other != p:
+                a, b = root(p), root(other)
+                parent[max(a, b)] = min(a, b)
     sets: dict[int, list[int]] = {}
     for p in range(len(parent)):
-        root = p
-        while parent[root] != root:
-            root = parent[root]
-        sets.setdefault(root, []).append(p)
+        sets.setdefault(root(p), []).append(p)
     return list(sets.values())

@@ -46,7 +46,7 @@ from hexiopt.schedules.schedule import (
 )
 from solvers.core.search import Budget
 from solvers.registry import make_solver
-from tests.hexiopt.schedules.test_chain_recurrence import Times, step_times
+from tests.hexiopt.schedules.test_chain_graph import Times, step_times
 from tests.solvers import problems as small
 from tests.spans import all_spans
 from tests.stated_pipelines import chain_ends_s

@@ -22,7 +22,7 @@ from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition, operations
 from hexiopt.simulation.engine import Step, link_of
-from tests.hexiopt.schedules.test_chain_recurrence import COUNTS, HOPS, SECONDS, Times, step_times
+from tests.hexiopt.schedules.test_chain_graph import COUNTS, HOPS, SECONDS, Times, step_times
 from tests.stated_pipelines import Executor, ExecutorLink, chain_ends_s, executor_ends_s
 from tests.strategies import compositions
 
