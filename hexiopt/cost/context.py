@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hexiopt.cost.executors.stage_model import Contention, StageModel
+from hexiopt.cost.extra_communicators import CommunicatorBytes
 from hexiopt.plan.holdings import Holdings, slices
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
@@ -33,10 +34,12 @@ class PipelineSharding(NamedTuple):
 
 
 class PipelineContext(NamedTuple):
-    """What the price of a pipeline's executors depends on besides the pipeline and its schedule."""
+    """What the price of a pipeline's executors depends on besides the pipeline and its schedule: where backwards are
+    split, also on `communicators`, which leave less memory for what is put off."""
 
     sharding: PipelineSharding
     contention: Contention
+    communicators: CommunicatorBytes = ()
 
 
 def plan_context(plan: Plan, groups: Sequence[int] | None, stages: StageModel) -> Sequence[PipelineContext]:

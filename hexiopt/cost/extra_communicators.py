@@ -20,6 +20,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 
+CommunicatorBytes = tuple[tuple[float, ...], ...]  # of a pipeline [stages][copies]; empty: what is reserved
+
 
 def gradient_groups(plan: Plan, rings: GradientRings) -> Counter[int]:
     """By device, the number of groups that sum its gradients; empty where none can have more than are reserved."""
@@ -49,43 +51,59 @@ def message_pairs(pipeline: Pipeline, divided: bool = True) -> Counter[int]:
     return Counter(chain.from_iterable(pairs))
 
 
-def add_communicators(
-    plan: Plan, pipelines: Sequence[PipelineCost], rings: GradientRings, problem: Problem
-) -> Sequence[PipelineCost]:
-    """`pipelines` of `plan`, with the memory of the communicators that their devices have beyond the reserved ones."""
-    sums, costs = gradient_groups(plan, rings), []
-    cluster, divided = problem.cluster, problem.workload.sequence_parallel
-    for pipeline, priced in zip(plan.pipelines, pipelines, strict=True):
+def communicator_bytes(plan: Plan, rings: GradientRings, problem: Problem) -> list[CommunicatorBytes]:
+    """What the communicators of each stage of `plan` take [pipelines][stages][copies]; of no stage in pipelines whose
+    devices have no more than are reserved."""
+    sums, every = gradient_groups(plan, rings), list[CommunicatorBytes]()
+    divided = problem.workload.sequence_parallel
+    for pipeline in plan.pipelines:
         pairs = message_pairs(pipeline, divided)
         above = {device for counts in (sums, pairs) for device, number in counts.items() if number > RESERVED_GROUPS}
-        if above and not above.isdisjoint(chain.from_iterable(stage.devices for stage in pipeline.stages)):
-            stages = [
-                _add_to_stage(stage, cost, sums, pairs, cluster)
-                for stage, cost in zip(pipeline.stages, priced.stages, strict=True)
-            ]
-            priced = replace(priced, stages=tuple(stages))
-        costs.append(priced)
-    return tuple(costs)
+        shared = above and not above.isdisjoint(chain.from_iterable(stage.devices for stage in pipeline.stages))
+        stages = pipeline.stages if shared else ()
+        every.append(tuple([_stage_bytes(stage, sums, pairs, problem.cluster) for stage in stages]))
+    return every
 
 
-def _add_to_stage(
-    stage: Stage, cost: StageCost, sums: Counter[int], pairs: Counter[int], cluster: Cluster
-) -> StageCost:
-    communicators = Communicators(cluster)
-    copies = iter(stage.parallelism.parameter_copies)
+def add_communicators(pipelines: Sequence[PipelineCost], every: Sequence[CommunicatorBytes]) -> Sequence[PipelineCost]:
+    """`pipelines` with the memory of the communicators that their devices have (`communicator_bytes`)."""
+    return tuple(
+        [
+            replace(
+                priced, stages=tuple([with_communicators(*pair) for pair in zip(priced.stages, of_stages, strict=True)])
+            )
+            if of_stages
+            else priced
+            for priced, of_stages in zip(pipelines, every, strict=True)
+        ]
+    )
+
+
+def with_communicators(stage: StageCost, of_copies: Sequence[float]) -> StageCost:
+    """The stage with communicators of so many bytes [copies], unless more are reserved."""
+    most = iter(of_copies)
 
     def enlarge(copy: ParameterCopy) -> ParameterCopy:
-        devices = next(copies)
-        most = max(
-            communicators.total_bytes(
-                gpu, _inside_bytes(communicators, stage, device, devices, gpu), sums[device], pairs[device]
-            )
-            for device, gpu in zip(devices, map(cluster.gpu_of, devices), strict=True)
-        )
-        return replace(copy, memory=replace(copy.memory, communicators=max(copy.memory.communicators, most)))
+        num_bytes = max(copy.memory.communicators, next(most))
+        return replace(copy, memory=replace(copy.memory, communicators=num_bytes))
 
     return StageCost(
-        tuple([replace(executor, copies=tuple(map(enlarge, executor.copies))) for executor in cost.executors])
+        tuple([replace(executor, copies=tuple(map(enlarge, executor.copies))) for executor in stage.executors])
+    )
+
+
+def _stage_bytes(stage: Stage, sums: Counter[int], pairs: Counter[int], cluster: Cluster) -> tuple[float, ...]:
+    communicators = Communicators(cluster)
+    return tuple(
+        [
+            max(
+                communicators.total_bytes(
+                    gpu, _inside_bytes(communicators, stage, device, devices, gpu), sums[device], pairs[device]
+                )
+                for device, gpu in zip(devices, map(cluster.gpu_of, devices), strict=True)
+            )
+            for devices in stage.parallelism.parameter_copies
+        ]
     )
 
 

@@ -8,6 +8,7 @@ from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.network_load import PlacedMessage
 from hexiopt.cost.executors.routes import place_messages
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.cost.extra_communicators import with_communicators
 from hexiopt.cost.splits import with_late_weights
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
@@ -52,7 +53,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         pipeline.num_micro_batches,
         pipeline.num_chunks,
     )
-    sharding, contention = context
+    sharding, contention, communicators = context
     in_flight, last = stages_in_flight(schedule, len(plan_stages), batches, chunks), len(plan_stages) - 1
     costs, executor_stages, chunk_s, split = [], [], [], list[LateWeights]()
     num_layers = stages.problem.model.num_layers
@@ -67,6 +68,8 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
         executors = stages.executors(stage, size, at, holders, contention)
         if schedule.splits:
+            if communicators:
+                executors = with_communicators(StageCost(executors), communicators[s]).executors
             executors, late = zip(*with_late_weights(stage, size, at, executors, stages), strict=True)
             split += late
         costs.append(StageCost(executors))

@@ -16,7 +16,7 @@ from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
-from hexiopt.cost.extra_communicators import add_communicators
+from hexiopt.cost.extra_communicators import add_communicators, communicator_bytes
 from hexiopt.cost.lockstep import apply_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
@@ -111,9 +111,8 @@ class PlanPricer:
         """
         groups = sharding_groups(plan, self.problem.cluster)
         rings = self._rings_in(plan, groups)
-        priced = add_communicators(
-            plan, pipelines or self.network(self._place_in_groups(plan, groups)), rings, self.problem
-        )
+        pipelines = pipelines or self.network(self._place_in_groups(plan, groups))
+        priced = add_communicators(pipelines, communicator_bytes(plan, rings, self.problem))
         return step_cost(plan.sharding.stage, priced, rings, self.problem, self.framework)
 
     def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
@@ -143,6 +142,9 @@ class PlanPricer:
 
     def _place_in_groups(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
         contexts = plan_context(plan, groups, self.stages)
+        if plan.schedule.splits:
+            every = communicator_bytes(plan, self._rings_in(plan, groups), self.problem)
+            contexts = [at._replace(communicators=row) for at, row in zip(contexts, every, strict=True)]
         placed = [self._placed[line, plan.schedule, at] for line, at in zip(plan.pipelines, contexts, strict=True)]
         if plan.sharding.stage < 2:
             return placed

@@ -9,7 +9,7 @@ from typing import Protocol
 from hexiopt.cost.clock.clock import Clock, PipelineTimes
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
-from hexiopt.cost.splits import with_late_bytes
+from hexiopt.cost.splits import LateBytes
 from hexiopt.memo import Memo
 from hexiopt.schedules.operation import Operation, Turn
 from hexiopt.schedules.schedule import operations, positions
@@ -43,14 +43,14 @@ class FairShares:
     """
 
     def __init__(self) -> None:
-        self._clock = Clock()
+        self._clock, self._late_bytes = Clock(), LateBytes()
         self._spans = Memo(self._simulate, 1)
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
         costs = []
         for line, (ends_s, message_s, orders) in zip(placed, self._clock.times(placed), strict=True):
-            stages = with_late_bytes(line.stages, line.graph.split, orders) if orders else line.stages
+            stages = self._late_bytes.add(line.stages, line.graph.split, orders) if orders else line.stages
             costs.append(PipelineCost(stages, line.plain_messages, message_s, ends_s, max(ends_s)))
         return tuple(costs)
 
@@ -65,6 +65,7 @@ class FairShares:
     def forget(self) -> None:
         """As of `NetworkModel`."""
         self._clock.forget()
+        self._late_bytes.forget()
         self._spans.clear()
 
     def _simulate(self, placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
@@ -90,7 +91,10 @@ def _stage_orders(line: PlacedPipeline, times: PipelineTimes) -> StageOrders:
     first = [graph.stages.index(stage) for stage in range(graph.num_stages)]
     turns = [Turn(kind, chunk) for chunk in range(chunks) for kind in line.schedule.kinds]
     return tuple(
-        [tuple(late_operations([turns[k] if k >= 0 else None for k in times.orders[e]], graph.split[e])) for e in first]
+        [
+            tuple(late_operations([turns[k] if k >= 0 else None for k in times.orders[e].turns], graph.split[e]))
+            for e in first
+        ]
     )
 
 

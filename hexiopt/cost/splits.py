@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.executor import NOT_SPLIT, ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.memo import Memo
 from hexiopt.numbers.coefficients import FRAGMENTATION
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Stage
 from hexiopt.schedules.in_flight import largest
-from hexiopt.schedules.split import LATE_LAYER, Footprint, LateWeights, turnovers
+from hexiopt.schedules.split import LATE_LAYER, Footprint, LateWeights, Order, turnovers
 
-Ints = NDArray[np.int64]
+_MEMO_SIZE = 20_000  # executors in orders
 
 
 class _Part(NamedTuple):
@@ -73,33 +74,46 @@ def _split(executor: ExecutorCost, late: LateWeights, held: Footprint) -> Execut
     return replace(executor, chunk_s=chunk_s, footprint=held)
 
 
-def with_late_bytes(
-    stages: Sequence[StageCost], late: Sequence[LateWeights], orders: Sequence[Ints]
-) -> tuple[StageCost, ...]:
-    """The stages of a pipeline with what their executors put off, beside the activations, where they hold most in their
-    `orders` [executors] (`hexiopt.cost.clock.clock.PipelineTimes`)."""
-    rows = iter(zip(late, orders, strict=True))
-    return tuple(
-        [StageCost(tuple([_holding(executor, *next(rows)) for executor in stage.executors])) for stage in stages]
-    )
+class LateBytes:
+    """What executors hold of the weight gradients that they put off, remembered by their orders."""
+
+    def __init__(self) -> None:
+        self._more_bytes = Memo(lambda key: _more_bytes(*key), _MEMO_SIZE)
+
+    def add(
+        self, stages: Sequence[StageCost], late: Sequence[LateWeights], orders: Sequence[Order]
+    ) -> tuple[StageCost, ...]:
+        """The stages of a pipeline with what their executors put off, beside the activations, where they hold most in
+        their `orders` [executors]."""
+        rows = iter(zip(late, orders, strict=True))
+        return tuple([StageCost(tuple([self._add(executor, *next(rows)) for executor in s.executors])) for s in stages])
+
+    def _add(self, executor: ExecutorCost, late: LateWeights, order: Order) -> ExecutorCost:
+        held = executor.footprint
+        more = self._more_bytes[held, late.layers, order] if held.stored else 0.0
+        return _with_more(executor, more) if more else executor
+
+    def forget(self) -> None:
+        """Forget all orders."""
+        self._more_bytes.clear()
 
 
-def _holding(executor: ExecutorCost, late: LateWeights, order: Ints) -> ExecutorCost:
-    held = executor.footprint
-    if not held.stored:
-        return executor
+def _more_bytes(held: Footprint, layers: tuple[int, ...], order: Order) -> float:
+    """The bytes of an executor's fullest moment in an order beyond those that it has without what it puts off."""
+    turns = order.turns
     # `LATE_LAYER` stands last: its number in orders is -1.
-    alone = _most_bytes(
-        np.array([*turnovers((0,) * len(late.layers), held), LATE_LAYER])[order[order >= 0]], held.layer
-    )
-    more = _most_bytes(np.array([*turnovers(late.layers, held), LATE_LAYER])[order], held.layer) - alone
+    whole = np.array([*turnovers((0,) * len(layers), held), LATE_LAYER])
+    late = np.array([*turnovers(layers, held), LATE_LAYER])
+    return _most_bytes(late[turns], held.layer) - _most_bytes(whole[turns[turns >= 0]], held.layer)
 
-    def with_more(copy: ParameterCopy) -> ParameterCopy:
+
+def _with_more(executor: ExecutorCost, more: float) -> ExecutorCost:
+    def enlarge(copy: ParameterCopy) -> ParameterCopy:
         memory = copy.memory
         activations, reserve = memory.activations + more, memory.reserve + FRAGMENTATION * more
         return replace(copy, memory=replace(memory, activations=activations, reserve=reserve))
 
-    return replace(executor, copies=tuple(map(with_more, executor.copies)))
+    return replace(executor, copies=tuple(map(enlarge, executor.copies)))
 
 
 def _most_bytes(rows: NDArray[np.float64], layer: float) -> float:

@@ -9,7 +9,7 @@ from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.files.huggingface import model_from_config
 from hexiopt.numbers.frameworks import calibration_sha256
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import BOUNDS, EXACT_SWITCHES, Space
+from hexiopt.problem.space import BOUNDS, EXACT_SWITCHES, MORE_FREEDOMS, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section, as_mapping, sha256_of
 
@@ -92,11 +92,11 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
 def space_to_dict(space: Space) -> dict[str, Any]:
     """All fields of the space, as plain data.
 
-    Exact switches, uneven chunks and the memory headroom are written only where they differ from the default, so that
+    Exact switches, late freedoms and the memory headroom are written only where they differ from the default, so that
     other problems keep the hash that they have in files written before these fields existed.
     """
     values = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
-    later = (*EXACT_SWITCHES, "uneven_chunks", "memory_headroom")
+    later = (*EXACT_SWITCHES, *MORE_FREEDOMS[1:], "memory_headroom")
     data = {name: value for name, (value, default) in values.items() if name not in later or value != default}
     return data | {"exclude": list(space.exclude)}
 

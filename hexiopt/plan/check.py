@@ -10,8 +10,8 @@ from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, feature_without_price
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages, with_equal_chunks
-from hexiopt.problem.workload import JOINED
+from hexiopt.problem.space import Space, recompute_policies, sharding_stages, with_equal_chunks
+from hexiopt.problem.workload import AUTO, JOINED
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,11 @@ def _batch(problem: Problem, plan: Plan) -> list[Violation]:
 
 def _choices(problem: Problem, plan: Plan) -> list[Violation]:
     violations = []
-    if plan.schedule not in schedules(problem.workload):
-        violations.append(
-            Violation(
-                "schedule",
-                f"schedule {plan.schedule}; the workload allows {', '.join(map(str, schedules(problem.workload)))}",
-            )
-        )
+    if plan.schedule not in problem.schedules:
+        allowed = ", ".join(map(str, problem.schedules))
+        free = plan.schedule.splits and problem.workload.schedule == AUTO
+        remedy = ", with space.split_backward=true this one too" if free else ""
+        violations.append(Violation("schedule", f"schedule {plan.schedule}; the workload allows {allowed}{remedy}"))
     if plan.sharding.stage not in sharding_stages(problem.workload):
         allowed = ", ".join(map(str, sharding_stages(problem.workload)))
         violations.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))

@@ -8,8 +8,10 @@ from hexiopt.errors import InputError, quoted
 from hexiopt.numbers.gpus import outside_products
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.space import Space
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.space import Space, default_schedule, schedules
+from hexiopt.problem.workload import AUTO, Workload
+from hexiopt.schedules.registry import SPLIT_SCHEDULES
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.value import Value
 
 
@@ -97,6 +99,19 @@ class Problem(Value):
         peak = self.cluster.total_peak_flops(self.workload.precision)
         share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
         return flops / (step_s * peak * share)
+
+    @cached_property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The schedules that a plan may have."""
+        more = SPLIT_SCHEDULES if self.space.split_backward and self.workload.schedule == AUTO else ()
+        return schedules(self.workload) + more
+
+    @cached_property
+    def default_schedule(self) -> Schedule:
+        """The schedule that searches begin with, for pipelines whose stages hold one layer range each: as
+        `default_schedule`, but split where it may be."""
+        first = default_schedule(self.workload)
+        return next((each for each in self.schedules if each.splits and each.whole() == first), first)
 
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:

@@ -140,6 +140,10 @@ class Schedule(ABC):
         """The schedule that orders alike where stages hold one layer range each, and does so only."""
         return self
 
+    def whole(self) -> "Schedule":
+        """The schedule of the same forwards and backwards that does not split them."""
+        return self
+
     @property
     def all_forwards_first(self) -> bool:
         """Whether a stage begins no backward before the last forward, however many micro-batches there are."""

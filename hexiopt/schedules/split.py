@@ -10,7 +10,11 @@ off; it asks for room at its beginning and at its end, where it still works on i
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hexiopt.schedules.operation import Operation, OperationKind, Turn
 
@@ -51,6 +55,15 @@ class Turnover(NamedTuple):
 LATE_LAYER = Turnover(-1, 0.0, 0.0, 0.0)
 """Of the weight gradients of a layer."""
 _NOTHING = Turnover(0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The turns of an executor whose backwards are split: layer range · kinds + kind of an operation, or −1 for the
+    weight gradients of the next layer put off. Equal if it is the same object, so that what follows from it is
+    remembered without reading it."""
+
+    turns: NDArray[np.int64]
 
 
 def turnovers(layers: tuple[int, ...], memory: Footprint) -> list[Turnover]:

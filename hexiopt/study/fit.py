@@ -16,7 +16,7 @@ from hexiopt.frame import Frame, align
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import RANGES
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
 from hexiopt.reading import number_in
 from hexiopt.report.facts import largest_parts, memory_of_limit
@@ -212,7 +212,7 @@ def space_in_words(problem: Problem) -> str:
         f"TP {', '.join(map(str, space.allowed_tp(widest)))}; "
         f"ZeRO {', '.join(map(str, sharding_stages(workload)))}; "
         f"recompute {', '.join(recompute_policies(workload))}; "
-        f"schedule {', '.join(map(str, schedules(workload)))}; "
+        f"schedule {', '.join(map(str, problem.schedules))}; "
         f"sequence layouts {'too' if space.sequence else 'not (space.sequence=true)'}"
     )
 

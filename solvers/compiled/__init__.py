@@ -13,7 +13,8 @@ and recompute policies are rows; `devices` are bits of a mask in their machine, 
   stages; -1: any), forwards_first*; holders (of states, as the layers assume), step_s, pipeline_s, relaxed_s.
 - `pipelines[p]`: num_stages*, size* (row of `tables.sizes`); fits, batches, in_flight (assumed), missing (layers that
   do not fit), end_s (of `timed` micro-batches), period_s, shape.
-- `stages[p, s]`: machine*, mask*; degree, group (row of the TP class, -1: not allowed), layers, forward_s, backward_s,
+- `stages[p, s]`: machine*, mask*; degree, group (row of the TP class, -1: not allowed), layers, depth (micro-batches in
+  flight at most, where not all forwards come first), forward_s, backward_s, late_s (of the backward, what is put off),
   send_s (message to the next stage), return_s (message back), early_s (ends so long before its pipeline), room (groups
   summing gradients beyond the reserved ones that it leaves memory for), sums (those that it has), holders.
 - `free[m]`*: mask of the usable devices of machine m that no stage has. Moves keep it in step with `stages`.

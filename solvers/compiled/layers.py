@@ -277,6 +277,7 @@ def set_seconds(costs: Any, seconds: Any, columns: Any, stages: Any, pipeline: A
         forward_s += cost.head_forward_s
     stage.forward_s = forward_s
     stage.backward_s = seconds[columns[s].offset + stage.layers - 1] - forward_s
+    stage.late_s = stage.layers * cost.late_s  # `set_room` says what of it there is room for
 
 
 @kernel
@@ -362,6 +363,7 @@ def split(tables: Any, work: Any, state: Any, p: int) -> None:
         least_bottleneck(columns, seconds, stages, p, count, num_layers)
     pipeline.fits = 1
     for s in range(count):
+        stages[p, s].depth = count - s
         set_seconds(costs, seconds, columns, stages, pipeline, p, s)
 
 

@@ -1,8 +1,10 @@
-"""When a pipeline ends: the recurrences of 1F1B and GPipe, and layers that suit messages where stages wait for them."""
+"""When a pipeline ends: the recurrences of 1F1B and GPipe (`late.py` has that of split backwards), and layers that suit
+messages where stages wait for them."""
 
 from typing import Any
 
 from solvers.compiled.kernels import kernel
+from solvers.compiled.late import end_late_s, set_room
 from solvers.compiled.layers import set_seconds, split
 from solvers.compiled.messages import measure_messages, set_messages
 
@@ -23,13 +25,15 @@ def clear_added(columns: Any) -> None:
 
 @kernel
 def cycle_s(stages: Any, p: int, count: int) -> float:
-    """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`)."""
+    """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`), in which nobody waits for
+    what is put off; or the slowest stage with all that it computes."""
     best = 0.0
     for i in range(count):
+        best = max(best, stages[p, i].forward_s + stages[p, i].backward_s)
         length, rounds = 0.0, 1.0
         for j in range(i, count):
             stage = stages[p, j]
-            length += stage.forward_s + stage.backward_s
+            length += stage.forward_s + stage.backward_s - stage.late_s
             if length > best * rounds:
                 best = length / rounds
             length += stage.send_s + stage.return_s
@@ -145,13 +149,16 @@ def period_gpipe_s(stages: Any, p: int, count: int) -> float:
 
 @kernel
 def critical_run(stages: Any, p: int, count: int) -> Any:
-    """The first and the last stage of the cycle that bounds the period of 1F1B."""
+    """The first and the last stage of the cycle that bounds the period of 1F1B (`cycle_s`)."""
     best, first, last = 0.0, 0, 0
     for i in range(count):
+        whole_s = stages[p, i].forward_s + stages[p, i].backward_s
+        if whole_s > best:
+            best, first, last = whole_s, i, i
         length, rounds = 0.0, 1.0
         for j in range(i, count):
             stage = stages[p, j]
-            length += stage.forward_s + stage.backward_s
+            length += stage.forward_s + stage.backward_s - stage.late_s
             if length > best * rounds:
                 best, first, last = length / rounds, i, j
             length += stage.send_s + stage.return_s
@@ -242,6 +249,10 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
         pipeline.period_s = period_gpipe_s(stages, p, count)
         pipeline.end_s = end_gpipe_s(stages, p, count, batches)
         return
+    splits = tables.problem[0].splits
+    if splits:
+        for s in range(count):
+            set_room(tables, work, state, p, s)
     period, slowest = cycle_s(stages, p, count), 0.0
     for s in range(count):
         slowest = max(slowest, stages[p, s].forward_s + stages[p, s].backward_s)
@@ -249,7 +260,13 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
         split_beside_messages(tables, work, state, p, slowest)
         measure_messages(tables, work, state, p)  # stages are slower now, so that messages meet less
         set_messages(work, state, p)
+        if splits:
+            for s in range(count):
+                set_room(tables, work, state, p, s)
         period = cycle_s(stages, p, count)
     pipeline.period_s = period
+    if splits:
+        pipeline.end_s = end_late_s(work.columns, work.arrivals, stages, p, count, batches, period)
+        return
     first, last = critical_run(stages, p, count)
     pipeline.end_s = end_1f1b_s(work.columns, stages, p, count, batches, period, last - first + 1)

@@ -8,7 +8,7 @@ from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.space import recompute_first
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 from solvers.compiled.layers import policies_of
 from solvers.compiled.state import SearchState, SearchWork, new_state
@@ -22,7 +22,7 @@ def devices_of(tables: Tables, stage: Any) -> DeviceGroup:
     return tuple(first + k for k in range(mask.bit_length()) if mask >> k & 1)
 
 
-SIMULATED = (ONE_F_ONE_B, GPIPE)  # the schedules whose recurrences are compiled, by `plan[0].forwards_first`
+SIMULATED = (ONE_F_ONE_B, GPIPE, SPLIT_SCHEDULES[0])  # the schedules whose recurrences are compiled
 
 
 def fitting(state: SearchState) -> list[int]:
@@ -30,9 +30,9 @@ def fitting(state: SearchState) -> list[int]:
     return [p for p in range(int(state.plan[0]["num_pipelines"])) if state.pipelines[p]["fits"]]
 
 
-def schedule_of(state: SearchState) -> Schedule:
+def schedule_of(tables: Tables, state: SearchState) -> Schedule:
     """The schedule of a candidate."""
-    return SIMULATED[int(state.plan[0]["forwards_first"])]
+    return SIMULATED[1 if state.plan[0]["forwards_first"] else 2 * int(tables.problem[0]["splits"])]
 
 
 def partition_of(tables: Tables, state: SearchState) -> Partition:
@@ -53,7 +53,7 @@ def partition_of(tables: Tables, state: SearchState) -> Partition:
         )
         groups.append(PipelineGroup(stages, int(tables.sizes[pipeline["size"]])))
     groups_of = "machine" if plan["by_machine"] else "all"
-    return Partition(tuple(groups), schedule_of(state), int(plan["zero_stage"]), groups=groups_of)
+    return Partition(tuple(groups), schedule_of(tables, state), int(plan["zero_stage"]), groups=groups_of)
 
 
 def plan_of(tables: Tables, work: SearchWork, state: SearchState, policies: tuple[str, ...]) -> Plan:
@@ -71,7 +71,7 @@ def plan_of(tables: Tables, work: SearchWork, state: SearchState, policies: tupl
             at = end
         pipelines.append(Pipeline(tuple(stages), int(work.batches[k]), int(tables.sizes[pipeline["size"]])))
     sharding = Sharding(int(plan["zero_stage"]), "machine" if plan["by_machine"] else "all")
-    return Plan(tuple(pipelines), schedule_of(state), sharding)
+    return Plan(tuple(pipelines), schedule_of(tables, state), sharding)
 
 
 def state_of(tables: Tables, plan: Plan, cluster: Cluster) -> SearchState:
@@ -79,7 +79,7 @@ def state_of(tables: Tables, plan: Plan, cluster: Cluster) -> SearchState:
     state = new_state(tables)
     head = state.plan[0]
     head["num_pipelines"], head["zero_stage"] = len(plan.pipelines), plan.sharding.stage
-    head["by_machine"], head["forwards_first"] = plan.sharding.groups == "machine", plan.schedule == SIMULATED[1]
+    head["by_machine"], head["forwards_first"] = plan.sharding.groups == "machine", plan.schedule == GPIPE
     for p, pipeline in enumerate(plan.pipelines):
         row = state.pipelines[p]
         row["num_stages"], row["batches"] = len(pipeline.stages), pipeline.num_micro_batches

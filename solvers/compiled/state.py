@@ -7,6 +7,7 @@ import numpy as np
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.tables import Tables
 
+MOST_ARRIVALS = 128  # forwards that have come to a stage and are not begun: how much deeper the one before may be
 OPTION_SLOTS = 1 << 13  # stages whose least seconds by layers are remembered: 8 bytes each a layer
 
 PLAN = np.dtype(
@@ -49,8 +50,10 @@ STAGE = np.dtype(
         ("room", "i8"),
         ("sums", "i8"),
         ("holders", "i8"),
+        ("depth", "i8"),
         ("forward_s", "f8"),
         ("backward_s", "f8"),
+        ("late_s", "f8"),
         ("send_s", "f8"),
         ("return_s", "f8"),
         ("early_s", "f8"),
@@ -75,6 +78,15 @@ COLUMN = np.dtype(  # of the stages of the pipeline in hand
         ("back_s", "f8"),  # the link to the stage before
         ("send_s", "f8"),  # messages as the network is now
         ("return_s", "f8"),
+        ("late_layers", "i8"),  # of a backward, put off
+        ("waiting", "i8"),  # layers that are put off
+        ("holding", "i8"),  # micro-batches in flight
+        ("layer_s", "f8"),  # weight gradients of a layer
+        ("stored_bytes", "f8"),  # a micro-batch in flight
+        ("layer_bytes", "f8"),  # a layer put off
+        ("begin_bytes", "f8"),  # that a backward works with beside, at its beginning
+        ("last_bytes", "f8"),  # and at its end
+        ("room_bytes", "f8"),  # for all of these
     ],
     align=True,
 )
@@ -138,9 +150,9 @@ class SearchWork(NamedTuple):
 
     `option_key` [slots], `option_most` [slots], `option_s` [slots · layers], `option_count` [1]: least seconds of a
     stage by its layers. `touched` [pipelines]: 1 changed, 2 to be timed; `listed` [1 + pipelines]: how many, and which.
-    `columns` [stages], `load`, `ahead`, `back` [resources], `used` [1 + 2 · resources]. `active`, `batches`
-    [pipelines]. `cursors` [pipelines], `rings`, `members` and `times` [pipelines,
-    stages] are of the step.
+    `columns` [stages], `arrivals` [stages, forwards], `load`, `ahead`, `back` [resources], `used` [1 + 2 · resources].
+    `active`, `batches` [pipelines]. `cursors` [pipelines], `rings`, `members` and `times` [pipelines, stages] are of
+    the step.
     """
 
     option_key: Any
@@ -150,6 +162,7 @@ class SearchWork(NamedTuple):
     touched: Any
     listed: Any
     columns: Any
+    arrivals: Any
     load: Any
     ahead: Any
     back: Any
@@ -189,6 +202,7 @@ def new_work(tables: Tables) -> SearchWork:
         np.zeros(pipelines, whole),
         np.zeros(1 + pipelines, whole),
         np.zeros(stages + 1, COLUMN),
+        np.zeros((stages + 1, MOST_ARRIVALS)),
         np.zeros(resources),
         np.zeros(resources),
         np.zeros(resources),

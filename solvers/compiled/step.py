@@ -56,8 +56,9 @@ def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, p
     ready, began, beside = 0.0, 0.0, np.inf
     for k in range(ring.first, ring.end):
         p, s = members[k].pipeline, members[k].stage
+        stage = stages[p, s]
         ready = max(ready, times[p, s].ready_s)
-        began = max(began, times[p, s].ready_s - stages[p, s].backward_s)
+        began = max(began, times[p, s].ready_s - (stage.late_s if stage.late_s > 0.0 else stage.backward_s))
         beside = min(beside, stages[p, s].backward_s)
     if problem.sums == SUMS_BY_PART:
         done = max(began + seconds, ready + ring.last / ring.params * seconds)
@@ -155,8 +156,10 @@ def least_s(tables: Any, work: Any, state: Any) -> Any:
                 stage = state.stages[p, s]
                 now = stage.forward_s + stage.backward_s
                 total += now
+                total -= stage.late_s
                 if now > period:  # beside what comes back, it runs a forward for every stage after it
                     period, ahead = now, stage.forward_s * (pipeline.num_stages - 1 - s)
+                    ahead -= stage.late_s
             fill = _FILL * max(0.0, total - period - ahead)
         else:
             period = pipeline.period_s

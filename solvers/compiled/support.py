@@ -5,7 +5,7 @@ from typing import TypeGuard
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import FairShares
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import sharding_stages
 from hexiopt.solving import Pricer
 from solvers.compiled.layers import MOST_GROUPS, MOST_IN_FLIGHT
 from solvers.compiled.plans import SIMULATED
@@ -27,7 +27,7 @@ def unsupported(problem: Problem, pricer: Pricer) -> str | None:
         return f"the pricer is a {type(pricer).__name__} of another kind, which has no tables"
     if not problem.space.uneven_structure:
         return "all pipelines must be alike"
-    if not set(SIMULATED) & set(schedules(problem.workload)):
+    if not set(SIMULATED) & set(problem.schedules):
         return "no schedule that plans may have is compiled"
     if min(sharding_stages(problem.workload)) >= LOCKSTEP:
         return "every plan works in lockstep"
@@ -53,7 +53,7 @@ def _too_large(problem: Problem, pricer: PlanPricer) -> str | None:
         return f"the model has more than {_MOST_LAYERS} layers"
     if len(problem.space.micro_batch_sizes(workload.global_batch)) > _MOST_SIZES:
         return f"micro-batches may have more than {_MOST_SIZES} sizes"
-    all_forwards_first = all(schedule.all_forwards_first for schedule in schedules(workload))
+    all_forwards_first = all(schedule.all_forwards_first for schedule in problem.schedules)
     if all_forwards_first and workload.global_batch > MOST_IN_FLIGHT:
         return f"GPipe may hold more than {MOST_IN_FLIGHT} micro-batches"
     kinds = {machine.kind: machine for machine in cluster.machines}.values()

@@ -13,7 +13,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import recompute_policies, sharding_stages
 
 MOST_DEVICES = 62  # of a machine: bits of a mask
 MOST_UNEVEN = 8  # devices of a machine whose links or speeds differ: each mask has a row
@@ -37,6 +37,7 @@ PROBLEM = np.dtype(
         ("exact_batch", "i8"),  # even batches without a remainder
         ("one_degree", "i8"),
         ("only_forwards_first", "i8"),
+        ("splits", "i8"),  # backwards, but where all forwards come first
         ("divided", "i8"),  # sequence parallelism: messages cross once
         ("sums", "i8"),  # number of `SUMS`
         ("tied", "i8"),
@@ -99,6 +100,9 @@ COST = np.dtype(
         ("head_forward_s", "f8"),
         ("head_backward_s", "f8"),
         ("quantization_s", "f8"),  # of a message, at either of its ends
+        ("late_s", "f8"),  # weight gradients of a layer, where they may be put off
+        ("late_bytes", "f8"),  # that a layer holds whose weight gradients are put off
+        ("read_bytes", "f8"),  # of these, what recomputing the layer holds too
         ("token_bytes", "f8"),  # a micro-batch in flight keeps so many for the embedding
         ("head_bytes", "f8"),  # and for final norm and loss
         ("logits_bytes", "f8"),
@@ -203,7 +207,8 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "even_batch": not space.uneven_batch,
         "exact_batch": not space.uneven_batch and not space.batch_remainder,
         "one_degree": not space.uneven_tp,
-        "only_forwards_first": all(schedule.all_forwards_first for schedule in schedules(workload)),
+        "only_forwards_first": all(schedule.all_forwards_first for schedule in problem.schedules),
+        "splits": problem.default_schedule.splits,
         "divided": workload.sequence_parallel,
         "sums": SUMS.index(framework.gradient_sums),
         "tied": model.tied_embeddings,
@@ -285,7 +290,8 @@ class _Classes:
 
     def _cost(self, group: TpGroup, size: int) -> tuple[float, ...]:
         stages = self._stages
-        kept, (embedding, head) = stages.memory_model(group, size).activations, stages.ends_s(group, size)
+        memory, (embedding, head) = stages.memory_model(group, size), stages.ends_s(group, size)
+        kept, splits = memory.activations, stages.problem.default_schedule.splits
         return (
             stages.layer_s(group, size, recompute_policies(stages.problem.workload)[0])[0],
             embedding.forward_s,
@@ -293,6 +299,9 @@ class _Classes:
             head.forward_s,
             head.backward_s,
             stages.quantization_s(group, size),
+            stages.layer_weights_s(group, size) if splits else 0.0,
+            memory.late_bytes,
+            memory.product_input_bytes,
             kept.token_ids,
             kept.final_norm + kept.loss,
             kept.logits,

@@ -13,7 +13,7 @@ from itertools import pairwise, permutations, product
 from math import factorial, prod
 
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import default_schedule, sharding_stages
+from hexiopt.problem.space import sharding_stages
 from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
@@ -289,4 +289,4 @@ def chain_counts(machines: int) -> list[int]:
 
 def first_choice(problem: Problem, pipeline_groups: tuple[PipelineGroup, ...]) -> Partition:
     """`pipeline_groups` with the default schedule (1F1B where allowed) and ZeRO stage."""
-    return Partition(pipeline_groups, default_schedule(problem.workload), first_stage(problem))
+    return Partition(pipeline_groups, problem.default_schedule, first_stage(problem))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import sharding_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
 from solvers.core.partition import Partition
@@ -24,7 +24,7 @@ _CHUNKS = (2, 3, 4, 6)  # layer ranges a stage that are tried
 def variants(problem: Problem, partition: Partition) -> Iterator[Partition]:
     """`partition` in every schedule and with every sharding that it may have."""
     deep = max(len(group.stages) for group in partition.pipeline_groups) > 1
-    for schedule in schedules(problem.workload):
+    for schedule in problem.schedules:
         if schedule.chunked and may_interleave(problem) and deep:
             yield from (replace(partition, schedule=schedule, chunks=chunks) for chunks in _CHUNKS)
         elif not schedule.chunked:

@@ -13,7 +13,7 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.memo import Memo
 from hexiopt.schedules.graph import PipelineGraph, refuse_deadlock
 from hexiopt.schedules.operation import OperationKind
-from hexiopt.schedules.split import turnovers
+from hexiopt.schedules.split import Order, turnovers
 
 Ints = NDArray[np.int64]
 
@@ -26,13 +26,12 @@ class PipelineTimes(NamedTuple):
     """When each executor ends its last operation [executors], in seconds from the step's start, and how long each
     message takes on average, from its start to its end [messages].
 
-    Where backwards are split, `orders` [executors] has the turns of each, of which replicas of a stage have the same:
-    layer range · kinds + kind of an operation, or `events.LATE`.
+    Where backwards are split, `orders` [executors] has the order of each, of which replicas of a stage have equal ones.
     """
 
     executor_end_s: tuple[float, ...]
     message_s: tuple[float, ...]
-    orders: tuple[Ints, ...] = ()
+    orders: tuple[Order, ...] = ()
 
 
 class Clock:
@@ -78,7 +77,9 @@ def _times(key: _Set) -> tuple[PipelineTimes, ...]:
         ended_s, sent_s = ends_s(programmes, _splits(()), *lanes, num_queues)
     ends, messages = iter(ended_s.tolist()), iter(sent_s.tolist())
     times = [
-        PipelineTimes(tuple(islice(ends, len(graph.stages))), tuple(islice(messages, len(graph.links))), tuple(turns))
+        PipelineTimes(
+            tuple(islice(ends, len(graph.stages))), tuple(islice(messages, len(graph.links))), tuple(map(Order, turns))
+        )
         for graph, turns in zip(graphs, orders, strict=True)
     ]
     return tuple([times[number] for number in folding.class_of])
