@@ -42,7 +42,9 @@ SPACES = st.builds(
 @given(SPACES)
 def test_round_trip(space: Space) -> None:
     data = space_to_dict(space)
-    assert set(data) | {*EXACT_SWITCHES, "uneven_chunks", "memory_headroom"} == {field.name for field in fields(Space)}
+    assert set(data) | {*EXACT_SWITCHES, "uneven_chunks", "depth", "memory_headroom"} == {
+        field.name for field in fields(Space)
+    }
     assert space_from_dict(data, "space") == space
 
 
