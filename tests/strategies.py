@@ -23,7 +23,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges, ranges_of, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 
 GPUS = ("rtx_3090", "rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "v100_32gb_sxm", "t4")
@@ -300,6 +300,47 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
 
 
 @st.composite
+def depths_of(draw: st.DrawFn, num_stages: int, num_micro_batches: int) -> tuple[int | None, ...]:
+    """Micro-batches in flight that the stages of a pipeline may state under 1F1B: never more than the stage before has;
+    some state nothing."""
+    depths: list[int | None] = []
+    most = num_micro_batches
+    for s in range(num_stages):
+        usual = min(num_micro_batches, num_stages - s)
+        if usual <= most and draw(st.integers(0, 3)) == 0:
+            depths.append(None)
+            most = usual
+        else:
+            most = draw(st.integers(1, most))
+            depths.append(most)
+    return tuple(depths)
+
+
+@st.composite
+def with_depths(draw: st.DrawFn, plan: Plan, schedule: Schedule = ONE_F_ONE_B) -> Plan:
+    """`plan` under a schedule that takes depths, with such of all stages; its stages hold one layer range each."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        depths = draw(depths_of(len(pipeline.stages), pipeline.num_micro_batches))
+        stages = [replace(stage, in_flight=n) for stage, n in zip(pipeline.stages, depths, strict=True)]
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return replace(plan, pipelines=tuple(pipelines), schedule=schedule)
+
+
+@st.composite
+def problems_with_depths(draw: st.DrawFn, schedule: Schedule = ONE_F_ONE_B) -> tuple[Problem, Plan]:
+    """A problem that allows depths and names the schedule, and a valid plan of it with depths."""
+    pairs = problems_with_plans(max_batch=20) | roomy_problems_with_plans()
+    single = pairs.filter(
+        lambda pair: pair[1].sharding.stage < 2 and all(pipeline.num_chunks == 1 for pipeline in pair[1].pipelines)
+    )
+    problem, plan = draw(single)
+    workload = replace(problem.workload, schedule=schedule.name)
+    problem = replace(problem, workload=workload, space=replace(problem.space, depth=True))
+    return problem, draw(with_depths(plan, schedule))
+
+
+@st.composite
 def layer_policies(draw: st.DrawFn, choices: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:
     """A policy for each layer of ranges of `lengths` layers, of `choices`, or joined to a layer with full recompute."""
     found: list[str] = []
@@ -381,6 +422,8 @@ def format_plans(draw: st.DrawFn, cluster: Cluster, max_layers: int = 12) -> Pla
             stages.append(Stage(draw(_parallelisms(group, size, sequence=chunks == 1)), ranges, policies))
         pipelines.append(Pipeline(tuple(stages), count, size))
     plan = Plan(tuple(pipelines), schedule)
+    if schedule.takes_depths and draw(st.booleans()):
+        plan = draw(with_depths(plan))
     sharding = Sharding(draw(st.integers(0, 3)), draw(sharding_groups(plan)))
     return plan if sharding.broken_rule(plan.pipelines, schedule) else replace(plan, sharding=sharding)
 

@@ -245,9 +245,9 @@ def test_public_class_names_are_unique() -> None:
 
 
 def test_positions_of_stages_are_made_by_one_function() -> None:
-    """What a programme depends on beside the schedule is known in one place; its recurrence makes its own."""
+    """What a programme depends on beside the schedule is known in one place."""
     made = {module(path) for folder in ALLOWED for path in files(folder) if "StagePosition(" in path.read_text("utf-8")}
-    assert made == {"hexiopt.schedules.schedule", "hexiopt.schedules.graph"}
+    assert made == {"hexiopt.schedules.schedule"}
 
 
 # ------------------------------------------------------------------------------ the front door

@@ -13,6 +13,7 @@ from hexiopt.cost.splits import with_late_weights
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.plan import Pipeline, feature_without_price
+from hexiopt.schedules.depth import more_messages
 from hexiopt.schedules.graph import PipelineGraph, pipeline_graph
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.schedule import Schedule
@@ -54,7 +55,9 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         pipeline.num_chunks,
     )
     sharding, contention, communicators = context
-    in_flight, last = stages_in_flight(schedule, len(plan_stages), batches, chunks), len(plan_stages) - 1
+    depths, last = pipeline.depths, len(plan_stages) - 1
+    in_flight = stages_in_flight(schedule, len(plan_stages), batches, chunks, depths)
+    queued = more_messages(schedule, len(plan_stages), batches, depths)
     costs, executor_stages, chunk_s, split = [], [], [], list[LateWeights]()
     num_layers = stages.problem.model.num_layers
     for s, stage in enumerate(plan_stages):
@@ -65,7 +68,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
                     f"choose layers from 0 to {num_layers - 1}"
                 )
         holders = sharding.holders(s, len(stage.parallelism.parameter_copies))
-        at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage)
+        at = StagePlace(s == 0, s == last, in_flight[s], sharding.zero_stage, queued[s])
         executors = stages.executors(stage, size, at, holders, contention)
         if schedule.splits:
             if communicators:
@@ -88,6 +91,6 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         messages,
         PipelineLanes.of(placed),
         pipeline_graph(
-            schedule, len(plan_stages), batches, tuple(executor_stages), tuple(chunk_s), links, tuple(split)
+            schedule, len(plan_stages), batches, tuple(executor_stages), tuple(chunk_s), links, tuple(split), depths
         ),
     )

@@ -12,7 +12,7 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.splits import LateBytes
 from hexiopt.memo import Memo
 from hexiopt.schedules.operation import Operation, Turn
-from hexiopt.schedules.schedule import operations, positions
+from hexiopt.schedules.schedule import stage_orders
 from hexiopt.schedules.split import late_operations
 from hexiopt.simulation.engine import SimulatedLink, Span, StageTimes, Step, link_of
 
@@ -71,9 +71,8 @@ class FairShares:
     def _simulate(self, placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
         """All spans of pipelines that share the network, in the order in which they end."""
         schedule, links = placed[0].schedule, [link for p, line in enumerate(placed) for link in links_of(p, line)]
-        running = {p: (line.num_micro_batches, stage_times(line)) for p, line in enumerate(placed)}
-        orders = dict(enumerate(self.orders(placed))) if schedule.splits else None
-        return tuple(Step(running, schedule, links, orders).spans())
+        running = {p: stage_times(line) for p, line in enumerate(placed)}
+        return tuple(Step(running, schedule, links, dict(enumerate(self.orders(placed)))).spans())
 
 
 def stage_times(line: PlacedPipeline) -> list[StageTimes]:
@@ -86,8 +85,7 @@ def _stage_orders(line: PlacedPipeline, times: PipelineTimes) -> StageOrders:
     """What the executors of each stage of a pipeline run, in order [stages]."""
     graph, chunks = line.graph, len(line.graph.chunk_s[0])
     if not times.orders:
-        at = positions(graph.num_stages, line.num_micro_batches, chunks)
-        return tuple([tuple(operations(line.schedule, position)) for position in at])
+        return stage_orders(line.schedule, graph.positions())
     first = [graph.stages.index(stage) for stage in range(graph.num_stages)]
     turns = [Turn(kind, chunk) for chunk in range(chunks) for kind in line.schedule.kinds]
     return tuple(

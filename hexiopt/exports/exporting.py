@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, Program, Trainer
+from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, Program, Trainer, stage_name
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
@@ -65,6 +66,9 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
         raise InputError(
             f"export.format: {trainer.name} recomputes each layer by itself; recompute without joined layers"
         )
+    for p, s in () if trainer.takes_depths else islice(plan.other_depths(), 1):
+        what = f"{stage_name(p, s)} has {plan.pipelines[p].stages[s].in_flight} micro-batches in flight"
+        trainer.refuse(f"{what}, as the schedule has not", "space.depth=false")
     precision = problem.workload.message_precision
     if precision not in trainer.message_precisions and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         raise InputError(

@@ -152,6 +152,7 @@ EVEN: dict[str, tuple[Any, ...]] = {
     "space.replicas": (False,),
     "space.machine_sharding": (False,),
     "space.sequence": (False,),
+    "space.depth": (False,),
 }
 """The choices of a trainer whose pipelines are all equal."""
 
@@ -182,6 +183,8 @@ class Trainer(ABC):
     """Whether the program can run TP groups without sequence parallelism."""
     recomputes_together: ClassVar[bool] = False
     """Whether the program can recompute groups of layers, keeping only the input of each group."""
+    takes_depths: ClassVar[bool] = False
+    """Whether stages can have other numbers of micro-batches in flight than the program's schedule has."""
 
     @abstractmethod
     def write(self, problem: Problem, plan: Plan) -> Program:

@@ -87,7 +87,7 @@ def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
             assert_never(never)
     data["layers"] = list(stage.layers[0]) if len(stage.layers) == 1 else [list(r) for r in stage.layers]
     data["recompute"] = stage.recompute[0] if len(stage.recompute) == 1 else list(stage.recompute)
-    return data
+    return data if stage.in_flight is None else data | {"in_flight": stage.in_flight}
 
 
 def _group_to_dict(group: TensorParallel | Replica, names: Any) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def plan_file_from_section(section: Section) -> PlanFile:
 
 def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") -> Plan:
     """Move a plan for the problem `old` to `problem`: devices keep their names, and the numbers of micro-batches grow
-    with the global batch.
+    with the global batch; no stage has more than these in flight.
 
     Raises InputError where the cluster of `problem` lacks a device, and where a number of micro-batches is not whole.
     """
@@ -213,6 +213,8 @@ def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") 
                 f"whole number for {batch}; choose a batch that is a multiple, or plan again"
             )
         pipeline["num_micro_batches"] = count
+        for stage in pipeline["stages"]:
+            stage |= {key: min(stage[key], count) for key in ("in_flight",) if key in stage}
     return plan_from_section(Section(data, where), problem.cluster)
 
 
@@ -249,7 +251,11 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
             f"{section.where}: states {' and '.join(keys) or 'no devices'}; state devices, replicas or sequence"
         )
     parallelism = _PARALLELISM[keys[0]](section, cluster)
-    layers, policy = section.items("layers"), section.raw("recompute", "none")
+    layers, policy, in_flight = (
+        section.items("layers"),
+        section.raw("recompute", "none"),
+        section.raw("in_flight", None),
+    )
     nested = layers and all(isinstance(item, list) for item in layers)
     inner = (
         [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)] if nested else []
@@ -257,7 +263,8 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
     ranges = tuple(_whole(pair, "layers") for pair in inner or [section])
     section.finish()
     with section.building():
-        return Stage(parallelism, ranges, tuple(policy) if isinstance(policy, list) else (policy,))  # type: ignore[arg-type]
+        policies = tuple(policy) if isinstance(policy, list) else (policy,)
+        return Stage(parallelism, ranges, policies, in_flight)  # type: ignore[arg-type]
 
 
 def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:

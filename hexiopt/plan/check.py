@@ -5,6 +5,7 @@ What can be judged without a problem, the plan's constructors have refused alrea
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, feature_without_price
@@ -202,6 +203,11 @@ def _switches(problem: Problem, plan: Plan) -> list[Violation]:
         violations.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
     if not space.recompute_per_layer and any(len(set(stage.recompute)) > 1 for stage in stages):
         violations.append(Violation("space.recompute_per_layer", "layers of a stage differ in recompute policy"))
+    if not space.depth:
+        for p, s in islice(plan.other_depths(), 1):
+            where = f"stage {s} of pipeline {p} has {plan.pipelines[p].stages[s].in_flight} micro-batches in flight"
+            remedy = f"the {plan.schedule} schedule has another number; allow others with space.depth=true"
+            violations.append(Violation("space.depth", f"{where}; {remedy}"))
     return violations + coarse_violations(space, plan)
 
 

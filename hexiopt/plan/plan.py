@@ -5,7 +5,7 @@ when it is made; what only a problem can judge is in `check.py`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import get_args
@@ -23,8 +23,9 @@ from hexiopt.plan.parallelism import (
 )
 from hexiopt.problem.space import SHARDING_GROUPS
 from hexiopt.problem.workload import JOINED, LAYER_POLICIES, SHARDING_STAGES
+from hexiopt.schedules.depth import broken_depths, other_depths
 from hexiopt.schedules.registry import DEFAULT_SCHEDULE
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.schedule import Depths, Schedule
 
 _PARALLELISMS = get_args(StageParallelism)
 _POLICIES = frozenset(LAYER_POLICIES)
@@ -35,7 +36,8 @@ class Stage:
     """Consecutive layers, and how devices work on them: as one TP group, as several, or with a sequence layout.
 
     `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer; of these,
-    `joined` is full recompute together with the layer before, whose group keeps its first input alone. All types of
+    `joined` is full recompute together with the layer before, whose group keeps its first input alone. `in_flight` is
+    the most micro-batches that the stage may have in flight, with None as many as the schedule gives it. All types of
     `parallelism` answer the same questions about how the devices work together. Raises InputError where ranges,
     policies and parallelism do not go together.
     """
@@ -43,6 +45,7 @@ class Stage:
     parallelism: StageParallelism
     layers: tuple[tuple[int, int], ...]
     recompute: tuple[str, ...] = ("none",)
+    in_flight: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.parallelism, _PARALLELISMS):
@@ -54,6 +57,9 @@ class Stage:
             if isinstance(self.recompute, str):
                 object.__setattr__(self, "recompute", (self.recompute,))
             make_tuple(self, "recompute")
+        if self.in_flight is not None and (type(self.in_flight) is not int or not 1 <= self.in_flight <= MAX_COUNT):
+            count = whole_in(self.in_flight, "the stage: in_flight", at_least=1, at_most=MAX_COUNT)
+            object.__setattr__(self, "in_flight", count)
         if not self.layers:
             raise InputError("the stage has no layer range; give it one")
         for layers in self.layers:
@@ -189,6 +195,15 @@ class Pipeline:
             stages.append(stage)
         return replace(self, stages=tuple(stages), micro_batch_size=size)
 
+    def with_micro_batches(self, count: int) -> "Pipeline":
+        """The pipeline with so many micro-batches, of which no stage has more in flight."""
+        stages = self.stages
+        if any(depth is not None and depth > count for depth in self.depths):
+            stages = tuple(
+                [s if s.in_flight is None else replace(s, in_flight=min(s.in_flight, count)) for s in stages]
+            )
+        return replace(self, stages=stages, num_micro_batches=count)
+
     @property
     def num_sequences(self) -> int:
         """Sequences of the global batch that this pipeline processes."""
@@ -203,6 +218,12 @@ class Pipeline:
     def num_chunks(self) -> int:
         """Layer ranges of every stage: more than one where the pipeline is interleaved."""
         return len(self.stages[0].layers)
+
+    @property
+    def depths(self) -> Depths:
+        """What the stages state of micro-batches in flight; empty where none states anything."""
+        depths = tuple([stage.in_flight for stage in self.stages])
+        return depths if any(depths) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +270,8 @@ class Sharding:
             return None
         if not schedule.lockstep:
             return f"ZeRO-{self.stage} under the {schedule} schedule; take 1f1b or gpipe"
+        if any(pipeline.depths for pipeline in pipelines):
+            return f"ZeRO-{self.stage} over stages that state in_flight; leave it out"
         if any(JOINED in stage.recompute for pipeline in pipelines for stage in pipeline.stages):
             return f"ZeRO-{self.stage} over layers recomputed together; recompute each by itself"
         if len({len(pipeline.stages) for pipeline in pipelines}) > 1:
@@ -310,6 +333,12 @@ class Plan:
         """Whether layers are recomputed together."""
         return any(JOINED in stage.recompute for pipeline in self.pipelines for stage in pipeline.stages)
 
+    def other_depths(self) -> Iterator[tuple[int, int]]:
+        """The stages, as (pipeline, stage), that have more or fewer micro-batches in flight than the schedule has."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s in other_depths(self.schedule, len(pipeline.stages), pipeline.num_micro_batches, pipeline.depths):
+                yield p, s
+
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""
         return tuple(d for p in self.pipelines for s in p.stages for d in s.devices)
@@ -326,6 +355,7 @@ def broken_rule(
     num_layers = pipelines[0].num_layers
     for p, pipeline in enumerate(pipelines):
         wrong = schedule.broken_rule(len(pipeline.stages), pipeline.num_chunks, pipeline.num_micro_batches)
+        wrong = wrong or broken_depths(schedule, len(pipeline.stages), pipeline.num_micro_batches, pipeline.depths)
         if wrong is not None:
             return f"pipelines[{p}]", wrong
         if pipeline.num_layers != num_layers:

@@ -4,11 +4,12 @@ Tensor parallelism stays inside one machine and one GPU type. A stage holds cons
 interleaved, several ranges (chunks) of nearly equal length. A stage may have replicas, which share the samples of each
 micro-batch. Pipelines have any structure and any number of micro-batches, and one micro-batch size each. Every stage
 has its own recompute policy, or two, the one that stores less on its first layers. Sharding groups are all holders or
-those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; three add one:
+those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; four add one:
 with `sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`) over
 devices of any machines and types, with one recompute policy; with `uneven_chunks`, the ranges of a stage may have any
-lengths; with `split_backward`, backwards may be split where the workload leaves the schedule open. Where one of them is
-on, only the compute bound holds for the whole space, and oracles decline.
+lengths; with `split_backward`, backwards may be split where the workload leaves the schedule open; with `depth`, a
+stage may have more or fewer micro-batches in flight than its schedule has. Where one of them is on, only the compute
+bound holds for the whole space, and oracles decline.
 
 Other policies per layer, layers recomputed together (`joined`) and stated sharding groups can be priced and checked
 too, but searches do not make them, and no bound or proof speaks of plans that have them.
@@ -44,7 +45,8 @@ class Space(Value):
     `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups
     are all holders. `sequence`, if True, allows sequence layouts, `uneven_chunks` stages whose layer ranges differ in
     length by more than one layer, or of which a later one is longer, `split_backward` schedules that compute gradients
-    of weights later than those of inputs (`zb`, `zb_interleaved`), where the workload does not state one.
+    of weights later than those of inputs (`zb`, `zb_interleaved`), where the workload does not state one, `depth`
+    stages that have other numbers of micro-batches in flight than their schedule has.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused; `memory_headroom` is the share, 0 to 0.5, of the memory that
     a process can allocate on a GPU which plans must leave free, beyond the reserve that the memory model counts.
@@ -66,6 +68,7 @@ class Space(Value):
     sequence: bool = False
     uneven_chunks: bool = False
     split_backward: bool = False
+    depth: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
     max_tp: int | None = None
@@ -213,7 +216,7 @@ SWITCHES = (
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
 """Further freedoms that other systems' formats lack; searches refuse problems that exclude them."""
 
-MORE_FREEDOMS = ("sequence", "uneven_chunks", "split_backward")
+MORE_FREEDOMS = ("sequence", "uneven_chunks", "split_backward", "depth")
 """Freedoms that are off by default: no proof covers them."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")

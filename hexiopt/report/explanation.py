@@ -81,14 +81,21 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
 def stage_rows(facts: PlanFacts) -> Iterator[Row]:
     """The largest parts of each stage's time and memory; equal stages have one row."""
     cluster, plan, seen = facts.problem.cluster, facts.plan, set[Hashable]()
-    rows: list[Row] = []
+    rows, others = list[Row](), set(plan.other_depths())
     for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, facts.cost.pipelines, strict=True)):
         for s, (stage, priced) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
             samples = stage.parallelism.samples(pipeline.micro_batch_size)
             for e, (devices, cost) in enumerate(zip(stage.parallelism.executors, priced.executors, strict=True)):
                 key: Hashable = (e, p, s)
                 if not isinstance(stage.parallelism, SequenceParallel):
-                    key = facts.model.tp_group(devices), stage.num_layers, stage.recompute, cost, samples[e]
+                    key = (
+                        facts.model.tp_group(devices),
+                        stage.num_layers,
+                        stage.recompute,
+                        stage.in_flight,
+                        cost,
+                        samples[e],
+                    )
                 if key in seen:
                     continue
                 seen.add(key)
@@ -97,6 +104,7 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
                 total_s, parts = cost.forward_s + cost.backward_s, _time_parts(facts, p, s, e)
                 time = ", ".join(f"{part} {percent(part_s / total_s)}" for part, part_s in parts)
                 memory = f"{memory_of_limit(cost)}: {largest_parts(cost, 3)}"
+                memory += f"; {stage.in_flight} micro-batches in flight" if (p, s) in others else ""
                 rows.append((name, f"{milliseconds(total_s)} ms: {time}", memory))
     yield from rows[:_MAX_STAGES]
     if len(rows) > _MAX_STAGES:

@@ -23,6 +23,7 @@ SHORTEST_MEASURED_LAYER_S = 1.3e-3
 """The least seconds of a forward through a layer, as priced, of runs that step times were compared with (docs/results,
 gpu and validation; Megatron's small models, all host, apart)."""
 
+_MAX_DEPTHS = 8  # stages named in a note
 _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 
 
@@ -33,9 +34,9 @@ def notes(problem: Problem) -> list[str]:
 
 
 def plan_notes(facts: PlanFacts) -> list[str]:
-    """Notes on a plan: those on its problem, memory almost full, steps that the host may bind, and what its file
-    records."""
-    return [*notes(facts.problem), *_memory(facts), *_host(facts), *solver_notes(facts.solver)]
+    """Notes on a plan: those on its problem, depths other than the schedule's, memory almost full, steps that the host
+    may bind, and what its file records."""
+    return [*notes(facts.problem), *_depths(facts), *_memory(facts), *_host(facts), *solver_notes(facts.solver)]
 
 
 def solver_notes(solver: Mapping[str, Any]) -> list[str]:
@@ -43,6 +44,14 @@ def solver_notes(solver: Mapping[str, Any]) -> list[str]:
     recorded = solver.get("notes")
     texts = [note for note in recorded if isinstance(note, str)] if isinstance(recorded, list | tuple) else []
     return [clip(note, _MAX_RECORDED_LENGTH) for note in texts[:_MAX_RECORDED]]
+
+
+def _depths(facts: PlanFacts) -> list[str]:
+    """A note on stages that have other numbers of micro-batches in flight than the schedule has."""
+    plan = facts.plan
+    depths = [f"{plan.pipelines[p].stages[s].in_flight} in {p}·{s}" for p, s in plan.other_depths()]
+    named = join_names(depths, _MAX_DEPTHS)
+    return [f"micro-batches in flight, where the {plan.schedule} schedule has others: {named}"] if depths else []
 
 
 def _memory(facts: PlanFacts) -> list[str]:

@@ -73,7 +73,7 @@ class PlanRows:
 
 
 def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches, in the plan's order."""
+    """Pipelines grouped by machine kinds, TP, layers, recompute, depths and micro-batches, in the plan's order."""
     cluster = problem.cluster
     numbers: dict[Hashable, int] = {}
     kinds = [numbers.setdefault(machine.kind, len(numbers)) for machine in cluster.machines]
@@ -88,7 +88,7 @@ def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], 
             case SequenceParallel(groups, order):
                 shares = ((g.tokens, g.heads, tuple(kinds[machine_of[d]] for d in g.devices)) for g in groups)
                 parts += (order, *shares)
-        return parts, stage.layers, stage.recompute
+        return parts, stage.layers, stage.recompute, stage.in_flight
 
     groups: dict[Hashable, list[int]] = {}
     for index, pipeline in enumerate(plan.pipelines):

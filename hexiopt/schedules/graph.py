@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hexiopt.errors import InputError
 from hexiopt.schedules.operation import OperationKind, Turn, next_place
-from hexiopt.schedules.schedule import Schedule, StagePosition
+from hexiopt.schedules.schedule import Depths, Schedule, StagePosition, positions
 from hexiopt.schedules.split import LateWeights
 
 Ints = NDArray[np.int64]
@@ -41,11 +41,13 @@ class PipelineGraph:
     chunk_s: tuple[tuple[tuple[float, ...], ...], ...]
     links: _Links
     split: tuple[LateWeights, ...] = ()
+    depths: Depths = ()
 
     def with_times(self, chunk_s: tuple[tuple[tuple[float, ...], ...], ...]) -> "PipelineGraph":
         """The same pipeline whose executors take `chunk_s`."""
         assert not self.split, "split backwards do not run in lockstep"
-        return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
+        shape = self.schedule, self.num_stages, self.num_micro_batches, self.stages
+        return pipeline_graph(*shape, chunk_s, self.links, depths=self.depths)
 
     def operation_s(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
         """Seconds of one operation of each kind [executors][layer ranges]: weight gradients are of a layer."""
@@ -54,10 +56,13 @@ class PipelineGraph:
         executors = zip(self.chunk_s, self.split, strict=True)
         return tuple([tuple([(*chunk[:-1], late.weights_s) for chunk in chunks]) for chunks, late in executors])
 
+    def positions(self) -> tuple[StagePosition, ...]:
+        """The positions of its stages, in order."""
+        return positions(self.num_stages, self.num_micro_batches, len(self.chunk_s[0]), self.depths)
+
     def order(self) -> tuple[Ints, Ints, Ints]:
         """`first`, `blocks` and `turns` of the clock's `Programmes`."""
-        num_chunks = len(self.chunk_s[0])
-        return _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
+        return _order(self.schedule, self.positions(), self.stages)
 
     def wiring(self) -> tuple[int, Ints, Ints, Ints]:
         """The number of queues, and `at`, `takes` and `sends` of the clock's `Programmes`."""
@@ -80,23 +85,22 @@ def pipeline_graph(
     chunk_s: tuple[tuple[tuple[float, ...], ...], ...],
     links: _Links,
     split: tuple[LateWeights, ...] = (),
+    depths: Depths = (),
 ) -> PipelineGraph:
     """The graph of a pipeline: equal pipelines have the same one, so that their ends are computed once."""
-    return PipelineGraph(schedule, num_stages, num_micro_batches, stages, chunk_s, links, split)
+    return PipelineGraph(schedule, num_stages, num_micro_batches, stages, chunk_s, links, split, depths)
 
 
 @lru_cache(maxsize=4096)
-def _order(
-    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int, stages: tuple[int, ...]
-) -> tuple[Ints, Ints, Ints]:
-    """`PipelineGraph.order` of executors that are replicas of `stages`."""
+def _order(schedule: Schedule, places: tuple[StagePosition, ...], stages: tuple[int, ...]) -> tuple[Ints, Ints, Ints]:
+    """`PipelineGraph.order` of executors that are replicas of `stages`, which stand at `places`."""
     numbers: list[int] = []
     kinds = schedule.kinds
     start_of: dict[tuple[Turn, ...], int] = {}
     rows: list[list[int]] = []  # per stage, of all its blocks: start, length, repeats
-    for s in range(num_stages):
+    for at in places:
         row: list[int] = []
-        for turns, repeats in schedule.programme(StagePosition(s, num_stages, num_micro_batches, num_chunks)):
+        for turns, repeats in schedule.programme(at):
             if repeats and turns:
                 if turns not in start_of:
                     start_of[turns] = len(numbers)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hexiopt.schedules.schedule import Schedule, StagePosition, positions
+from hexiopt.schedules.schedule import Depths, Schedule, StagePosition, positions
 
 Counts = tuple[int, ...]  # micro-batches in flight, by layer range
 InFlight = tuple[Counts, ...]  # at every moment when it may be most
@@ -46,18 +46,20 @@ def in_flight(schedule: Schedule, at: StagePosition) -> InFlight:
 
 
 def stages_in_flight(
-    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int, depths: Depths = ()
 ) -> tuple[InFlight, ...]:
     """`in_flight` of every stage of a pipeline."""
-    enough = schedule.distinct_micro_batches(num_micro_batches, num_stages, num_chunks)
-    return _stages_in_flight(schedule, num_stages, enough, num_chunks)
+    enough = num_micro_batches
+    if not depths:
+        enough = schedule.distinct_micro_batches(num_micro_batches, num_stages, num_chunks)
+    return _stages_in_flight(schedule, num_stages, enough, num_chunks, depths)
 
 
 @lru_cache(maxsize=65_536)
 def _stages_in_flight(
-    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int, depths: Depths
 ) -> tuple[InFlight, ...]:
-    return tuple([in_flight(schedule, at) for at in positions(num_stages, num_micro_batches, num_chunks)])
+    return tuple([in_flight(schedule, at) for at in positions(num_stages, num_micro_batches, num_chunks, depths)])
 
 
 def most_in_flight(schedule: Schedule, at: StagePosition) -> int:

@@ -11,16 +11,18 @@ _PAIR = FORWARD_TURN + BACKWARD_TURN
 
 @dataclass(frozen=True)
 class OneFOneB(Schedule):
-    """A forward for every stage after this one; then forward and backward alternate; the backwards left."""
+    """A forward for every stage after this one, or fewer or more where the plan states a depth; then forward and
+    backward alternate; the backwards left."""
 
     name: ClassVar[str] = "1f1b"
     lockstep: ClassVar[bool] = True
     shares_waits: ClassVar[bool] = True
+    takes_depths: ClassVar[bool] = True
     draw_weight: ClassVar[int] = 4  # best for most plans
 
     def programme(self, at: StagePosition) -> Programme:
-        """F for every stage after, F B in turns, the rest of B."""
-        warm_up = min(at.num_micro_batches, at.num_stages - 1 - at.stage)
+        """F for every stage after, or up to one less than the depth; F B in turns; the rest of B."""
+        warm_up = min(at.num_micro_batches, at.num_after if at.depth is None else at.depth - 1)
         return (
             (FORWARD_TURN, warm_up),
             (_PAIR, at.num_micro_batches - warm_up),

@@ -17,6 +17,9 @@ from hexiopt.schedules.operation import Operation, OperationKind, Turn
 # What a stage runs in a step: blocks of turns, in order, and how often it runs each block. The micro-batches of each
 # kind and layer range count up from 0.
 Programme = tuple[tuple[tuple[Turn, ...], int], ...]
+# The most micro-batches that each stage of a pipeline may have in flight [stages], where a plan states them; None: as
+# many as the schedule gives it. Empty: that holds for all stages.
+Depths = tuple[int | None, ...]
 
 
 class StagePosition(NamedTuple):
@@ -26,6 +29,7 @@ class StagePosition(NamedTuple):
     num_stages: int
     num_micro_batches: int
     num_chunks: int = 1  # layer ranges of every stage
+    depth: int | None = None  # of `Depths`
 
     @property
     def first(self) -> bool:
@@ -44,9 +48,12 @@ class StagePosition(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def positions(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> tuple[StagePosition, ...]:
+def positions(
+    num_stages: int, num_micro_batches: int, num_chunks: int = 1, depths: Depths = ()
+) -> tuple[StagePosition, ...]:
     """The positions of all stages of a pipeline, in order; `num_chunks` layer ranges in every stage."""
-    return tuple([StagePosition(stage, num_stages, num_micro_batches, num_chunks) for stage in range(num_stages)])
+    by_stage = enumerate(depths or (None,) * num_stages)
+    return tuple([StagePosition(stage, num_stages, num_micro_batches, num_chunks, depth) for stage, depth in by_stage])
 
 
 class BoundTerms(NamedTuple):
@@ -93,6 +100,7 @@ class Schedule(ABC):
     # Whether `cycle_s` is `largest_cycle_mean_s` with one forward ahead: neighbours may divide the wait for a message
     # in any way, so that searches can choose the layers of the least period.
     shares_waits: ClassVar[bool] = False
+    takes_depths: ClassVar[bool] = False  # programmes follow `StagePosition.depth`
     draw_weight: ClassVar[int] = 1  # how often random searches draw it, relative to others
     # In their order. Where there are WEIGHTS, no programme has them: they are placed by the rule of `split.py`.
     kinds: ClassVar[tuple[OperationKind, ...]] = (OperationKind.FORWARD, OperationKind.BACKWARD)
@@ -243,6 +251,11 @@ def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> floa
     enough = 4 * num_stages * num_chunks
     run = [forwards_before_backward(schedule, at) for at in positions(num_stages, enough, num_chunks)]
     return math.inf if run[-1] >= enough else max([1, *(a - b for a, b in pairwise(run))])
+
+
+def stage_orders(schedule: Schedule, places: Sequence[StagePosition]) -> tuple[tuple[Operation, ...], ...]:
+    """The `operations` of stages [stages]."""
+    return tuple([tuple(operations(schedule, at)) for at in places])
 
 
 def operations(schedule: Schedule, at: StagePosition) -> list[Operation]:

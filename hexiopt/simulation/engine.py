@@ -12,7 +12,7 @@ from math import inf
 
 from hexiopt.plan.messages import Message
 from hexiopt.schedules.operation import Operation, OperationKind, next_place
-from hexiopt.schedules.schedule import Schedule, operations, positions
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.simulation.fair_shares import fair_rates
 
 
@@ -70,19 +70,17 @@ class SimulatedLink:
 
 
 class Step:
-    """One step, event by event; `pipelines` has micro-batches and stages of each by its number in the plan.
-
-    Executors run the schedule's operations, or, where backwards are split, `orders` [pipelines][stages].
-    """
+    """One step, event by event; `pipelines` has the stages of each by its number in the plan, whose executors run
+    `orders` [pipelines][stages]."""
 
     def __init__(
         self,
-        pipelines: Mapping[int, tuple[int, Sequence[StageTimes]]],
+        pipelines: Mapping[int, Sequence[StageTimes]],
         schedule: Schedule,
         links: Iterable[SimulatedLink],
-        orders: Mapping[int, Sequence[Sequence[Operation]]] | None = None,
+        orders: Mapping[int, Sequence[Sequence[Operation]]],
     ) -> None:
-        self._stages = {p: stages for p, (_, stages) in pipelines.items()}
+        self._stages = pipelines
         self._kinds = schedule.kinds
         self._kind_of = {kind.value: kind for kind in schedule.kinds}
         self._outgoing: dict[tuple[ExecutorId, OperationKind], list[SimulatedLink]] = {}
@@ -95,11 +93,9 @@ class Step:
         self._running: set[ExecutorId] = set()
         self._arrivals: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
         self._todo: dict[ExecutorId, list[Operation]] = {}
-        for p, (batches, stages) in pipelines.items():
-            chunks = len(stages[0][0])
-            for at, stage in zip(positions(len(stages), batches, chunks), stages, strict=True):
-                order = operations(schedule, at) if orders is None else orders[p][at.stage]
-                self._todo |= {(p, at.stage, r): [*reversed(order)] for r in range(len(stage))}
+        for p, stages in pipelines.items():
+            for s, (stage, order) in enumerate(zip(stages, orders[p], strict=True)):
+                self._todo |= {(p, s, r): [*reversed(order)] for r in range(len(stage))}
 
     def spans(self) -> Iterator[Span]:
         """All spans in the order in which they end."""

@@ -204,6 +204,11 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"solver: {name} proves nothing about chunks of uneven length; take space.uneven_chunks=false, "
             "or solver=portfolio"
         )
+    if able.kind == "oracle" and problem.space.depth:
+        raise InputError(
+            f"solver: {name} proves nothing about stages of other depths than the schedule's; take space.depth=false, "
+            "or solver=portfolio"
+        )
     for schedule in problem.schedules if able.kind == "oracle" else ():
         if not schedule.is_bounded:
             raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")

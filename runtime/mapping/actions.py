@@ -63,7 +63,7 @@ def rank_actions(
         zip(layout.lines, expected.chunk_s, expected.message_s, strict=True)
     ):
         parts = tuple(_last_parts(stage, cut) for stage in line.stages)
-        shape = StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts)
+        shape = StepShape(schedule, line.num_micro_batches, chunk_s, message_s, parts, depths=line.depths)
         if schedule.splits:
             shape = _with_orders(shape, line, expected.orders[p])
         shapes.append(shape)

@@ -22,6 +22,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
 
@@ -118,17 +119,23 @@ class MessageRoute:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """A pipeline: its stages' executors, its micro-batches, and the first of its samples in the global batch."""
+    """A pipeline: its stages' executors, its micro-batches, the first of its samples in the global batch, and the
+    micro-batches in flight that its stages state."""
 
     stages: tuple[tuple[RankExecutor, ...], ...]
     num_micro_batches: int
     micro_batch_size: int
     first_sample: int
+    depths: Depths = ()
 
     @property
     def num_chunks(self) -> int:
         """Layer ranges of every stage."""
         return len(self.stages[0][0].chunks)
+
+    def positions(self) -> tuple[StagePosition, ...]:
+        """The positions of its stages, in order."""
+        return positions(len(self.stages), self.num_micro_batches, self.num_chunks, self.depths)
 
     def routes(self, chunk: int, seq_len: int) -> list[MessageRoute]:
         """From virtual stage `chunk` to the next one. Backward, every route is taken the other way round."""
@@ -265,7 +272,8 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
                 for c, (layers, policies) in enumerate(zip(stage.layers, stage.policies(), strict=True))
             )
             stages.append(tuple(_executors(p, s, stage, pipeline.micro_batch_size, chunks, model, rank_of)))
-        line = PipelineLayout(tuple(stages), pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample)
+        batch = pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample
+        line = PipelineLayout(tuple(stages), *batch, pipeline.depths)
         first_sample += pipeline.num_sequences
         lines.append(line)
         for executors in stages:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from hexiopt.cost.sharing import StageOrders
 from hexiopt.errors import InputError
 from hexiopt.schedules.operation import Operation, OperationKind
-from hexiopt.schedules.schedule import Schedule, operations, positions
+from hexiopt.schedules.schedule import Depths, Schedule, operations, positions
 
 
 class ActionKind(Enum):
@@ -128,7 +128,7 @@ class StepShape:
     how many parts the last backward of each is cut [stages][chunks], and of stages in lockstep every operation.
 
     Where backwards are split, `orders` [stages] has what each stage runs, and `late_parts` [stages][chunks] the part of
-    a backward that each layer put off would belong to.
+    a backward that each layer put off would belong to. `depths` are the micro-batches in flight that stages state.
     """
 
     schedule: Schedule
@@ -138,6 +138,7 @@ class StepShape:
     last_parts: tuple[tuple[int, ...], ...]
     orders: StageOrders = ()
     late_parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    depths: Depths = ()
 
     @staticmethod
     def even(schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> "StepShape":
@@ -256,7 +257,7 @@ def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[
     if shape.orders:
         order: Sequence[Operation] = shape.orders[stage]
     else:
-        each = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks)
+        each = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks, shape.depths)
         order = operations(shape.schedule, each[stage])
     begun = Counter[Operation]()
     for operation in order:

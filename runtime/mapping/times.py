@@ -11,7 +11,7 @@ from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.operation import Operation, OperationKind
-from hexiopt.schedules.schedule import Schedule, operations, positions
+from hexiopt.schedules.schedule import Schedule, operations
 from runtime.mapping.layout import Layout, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import StepShape
 
@@ -115,9 +115,7 @@ def _most_operations(line: PipelineLayout, stage: Sequence[RankExecutor]) -> int
 def _at_once(line: PipelineLayout, schedule: Schedule) -> StageOrders:
     """Orders of a pipeline's stages in which the gradients of weights follow each backward."""
     orders = []
-    for stage, at in zip(
-        line.stages, positions(len(line.stages), line.num_micro_batches, line.num_chunks), strict=True
-    ):
+    for stage, at in zip(line.stages, line.positions(), strict=True):
         order: list[Operation] = []
         for one in operations(schedule, at):
             first, end = stage[0].chunks[one.chunk].layers

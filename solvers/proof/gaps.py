@@ -39,7 +39,8 @@ def is_provable(pricer: PlanPricer) -> bool:
     and few usages. Whether bounds hold for the prices, `hexiopt.bounds.our_model` says."""
     problem = pricer.problem
     cluster, workload = problem.cluster, problem.workload
-    if problem.space.sequence or problem.space.uneven_chunks or cluster.groups or cluster.links:
+    space = problem.space
+    if space.sequence or space.uneven_chunks or space.depth or cluster.groups or cluster.links:
         return False
     if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in problem.schedules):
         return False

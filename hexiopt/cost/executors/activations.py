@@ -11,6 +11,7 @@ from hexiopt.numbers.messages import TRAINING
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.operators import Shard
 from hexiopt.problem.workload import JOINED, Workload
+from hexiopt.schedules.depth import MESSAGE_BUFFERS
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class MicroBatchShare(Generic[Amount]):
 @dataclass(frozen=True)
 class Activations(Generic[Amount]):
     """Bytes for one micro-batch: what a layer without recompute stores outside attention's internals, these internals,
-    a layer's input; what final norm, embedding (`token_ids`) and loss store; logits; and buffers."""
+    a layer's input; what final norm, embedding (`token_ids`) and loss store; logits; buffers; and a message between
+    stages."""
 
     layer: Amount
     internals: Amount
@@ -52,6 +54,7 @@ class Activations(Generic[Amount]):
     loss: Amount
     logits: Amount
     buffers: Amount
+    message: Amount
 
     @classmethod
     def of(
@@ -82,9 +85,9 @@ class Activations(Generic[Amount]):
         internals = (
             copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * q
         )
-        # A gathered input and a gathered gradient of a TP group, and two boundary messages each way, in 8 bits beside
+        # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside
         # what is converted; and the sines and cosines of all positions.
-        message_bytes = 4.0 * workload.message_bytes(hidden)
+        message_bytes = float(MESSAGE_BUFFERS * workload.message_bytes(hidden))
         if workload.message_precision != TRAINING:
             message_bytes += 2.0 * width * hidden
         buffers = share.tokens * width * 2.0 * hidden * share.gathered + share.between * message_bytes
@@ -109,6 +112,7 @@ class Activations(Generic[Amount]):
             # both at once, with the FP32 scores between them.
             logits=logits,
             buffers=buffers + share.travelling,
+            message=share.between * workload.message_bytes(hidden),
         )
 
     def layer_bytes(self, policy: str) -> Amount:

@@ -3,7 +3,7 @@ communicators."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, floor
@@ -48,6 +48,12 @@ class Memory:
     def tensors(self) -> float:
         """Bytes of all tensors: all but communicators and the reserve for fragmentation."""
         return self.states + self.activations + self.logits + self.buffers
+
+    def with_buffers(self, more: float) -> "Memory":
+        """The memory with `more` bytes of buffers, and what is lost to fragmentation with them."""
+        if not more:
+            return self
+        return replace(self, buffers=self.buffers + more, reserve=self.reserve + c.FRAGMENTATION * more)
 
     @property
     def states(self) -> float:

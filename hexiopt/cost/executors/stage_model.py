@@ -52,12 +52,13 @@ Contention = tuple[tuple[int, int], ...]
 
 class StagePlace(NamedTuple):
     """What the cost of a stage depends on besides the stage: whether it is the first or the last of its pipeline, its
-    micro-batches in flight, and the ZeRO stage."""
+    micro-batches in flight, the ZeRO stage, and the messages `queued` beyond those of any stage."""
 
     first: bool
     last: bool
     in_flight: InFlight
     zero_stage: int = 0
+    queued: int = 0
 
 
 class _GroupStage(NamedTuple):
@@ -316,7 +317,7 @@ class StageModel:
 
     def _price_group(self, key: _GroupStage) -> ExecutorCost:
         tp_group, lengths, recompute, samples, place, holders = key
-        first, last, in_flight, zero_stage = place
+        first, last, in_flight, zero_stage, queued = place
         model, final = self.memory_model(tp_group, samples), len(lengths) - 1
         ranges = [recompute] * (final + 1)
         if len(recompute) > 1:
@@ -328,6 +329,7 @@ class StageModel:
             counts.append({policies[0]: count} if len(policies) == 1 else Counter(policies))
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
         memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, most_together(ranges))
+        memory = memory.with_buffers(queued * model.activations.message)
         num_params = model.num_params(sum(lengths), first, last)
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
@@ -342,7 +344,7 @@ class StageModel:
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
         layout, policies, size, place, holders, contention = key
-        first, last, in_flight, zero_stage = place
+        first, last, in_flight, zero_stage, queued = place
         ((count,),) = in_flight
         stage = self.sequence_stage(layout, size, contention)
         spread = {same: StateSharding(zero_stage, stage.alone.mean_holders(same, first, last)) for same in set(holders)}
@@ -352,9 +354,10 @@ class StageModel:
         }
         params = stage.alone.num_params(len(policies), first, last)
         gpus = [self.tp_group((device,)).gpu for device in layout.devices]
+        message_bytes = stage.memory.activations.message.tolist()
         copies = tuple(
             [
-                self._copy(memories[shards][k], gpus[k], params, shards)
+                self._copy(memories[shards][k].with_buffers(queued * message_bytes[k]), gpus[k], params, shards)
                 for k, shards in enumerate(map(spread.__getitem__, holders))
             ]
         )

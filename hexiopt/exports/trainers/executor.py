@@ -17,6 +17,7 @@ class HexiOptFormat(Trainer):
     expresses = "every plan of models that train"
     can_read = False
     recomputes_together = True
+    takes_depths = True
     message_precisions = MESSAGE_PRECISIONS
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:

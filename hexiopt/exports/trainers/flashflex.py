@@ -112,6 +112,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "space.recompute_per_stage": (False,),
     "space.recompute_per_layer": (False,),
     "space.sequence": (False,),
+    "space.depth": (False,),
     "space.tp_degrees": ("powers_of_two",),
     "workload.optimizer_sharding": ("0",),
     "workload.recompute": ("full", "none"),

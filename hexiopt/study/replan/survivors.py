@@ -133,7 +133,7 @@ def _share_batch(pipelines: Sequence[Pipeline], ends_s: Sequence[float], batch: 
         counts[k] += 1
         left -= sizes[k]
     shares = zip(pipelines, turns, counts, strict=True)
-    return tuple(replace(pipeline, num_micro_batches=turn * count) for pipeline, turn, count in shares)
+    return tuple(pipeline.with_micro_batches(turn * count) for pipeline, turn, count in shares)
 
 
 def _survivor(

@@ -28,7 +28,7 @@ from hexiopt.schedules.graph import pipeline_graph
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.schedule import Schedule, stage_orders
 from hexiopt.schedules.split import ROOM, SAME, Footprint, LateWeights
 from hexiopt.simulation.engine import ExecutorId, Span, Step
 from hexiopt.solving import Budget
@@ -46,9 +46,10 @@ class Chosen(Step):
     """The event simulation, whose executors choose by the rule; it knows nothing of the clock."""
 
     def __init__(self, placed: Sequence[PlacedPipeline]) -> None:
-        running = {p: (line.num_micro_batches, stage_times(line)) for p, line in enumerate(placed)}
+        running = {p: stage_times(line) for p, line in enumerate(placed)}
         links = [link for p, line in enumerate(placed) for link in links_of(p, line)]
-        super().__init__(running, placed[0].schedule, links)
+        whole = {p: stage_orders(line.schedule, line.graph.positions()) for p, line in enumerate(placed)}
+        super().__init__(running, placed[0].schedule, links, whole)
         self._split = {
             place: split
             for p, line in enumerate(placed)
@@ -125,7 +126,7 @@ def chosen(placed: Sequence[PlacedPipeline]) -> tuple[Ends, dict[int, StageOrder
     agreed = {p: tuple(tuple(orders[p, s, 0]) for s in range(len(line.stages))) for p, line in enumerate(placed)}
     if all(tuple(own) == agreed[p][s] for (p, s, _), own in orders.items()):
         return ends, agreed
-    running = {p: (line.num_micro_batches, stage_times(line)) for p, line in enumerate(placed)}
+    running = {p: stage_times(line) for p, line in enumerate(placed)}
     links = [link for p, line in enumerate(placed) for link in links_of(p, line)]
     return ran(Step(running, placed[0].schedule, links, agreed))[0], agreed
 

@@ -10,7 +10,14 @@ from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
-from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s, operations
+from hexiopt.schedules.schedule import (
+    Schedule,
+    StagePosition,
+    largest_cycle_mean_s,
+    operations,
+    positions,
+    stage_orders,
+)
 from hexiopt.simulation.engine import Step, link_of
 from tests.stated_pipelines import chain_ends_s
 
@@ -63,7 +70,8 @@ def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[
     ends = [0.0] * p
     count = 0
     links = [link_of(0, *timed, p) for timed in zip(messages(pipeline), message_s, strict=True)]
-    for span in Step({0: (num_micro_batches, stages)}, schedule, links).spans():
+    order = stage_orders(schedule, positions(p, num_micro_batches))
+    for span in Step({0: stages}, schedule, links, {0: order}).spans():
         if not span.is_message:
             ends[span.stage] = max(ends[span.stage], span.end_s)
             count += 1

@@ -20,7 +20,7 @@ from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
-from hexiopt.schedules.schedule import Programme, Schedule, StagePosition, operations
+from hexiopt.schedules.schedule import Programme, Schedule, StagePosition, operations, positions, stage_orders
 from hexiopt.simulation.engine import Step, link_of
 from tests.hexiopt.schedules.test_chain_graph import COUNTS, HOPS, SECONDS, Times, step_times
 from tests.stated_pipelines import Executor, ExecutorLink, chain_ends_s, executor_ends_s
@@ -122,13 +122,9 @@ class Case:
             link_of(0, message, link.seconds, len(self.stages))
             for message, link in zip(messages, self.links, strict=True)
         ]
-        running = {
-            0: (
-                self.pipeline.num_micro_batches,
-                [tuple([one.chunk_s for one in stage.executors]) for stage in self.stages],
-            )
-        }
-        for span in Step(running, self.schedule, links).spans():
+        running = {0: [tuple([one.chunk_s for one in stage.executors]) for stage in self.stages]}
+        places = positions(len(self.stages), self.pipeline.num_micro_batches, self.pipeline.num_chunks)
+        for span in Step(running, self.schedule, links, {0: stage_orders(self.schedule, places)}).spans():
             if not span.is_message:
                 ends[span.stage, span.executor] = span.end_s
         return list(ends.values())

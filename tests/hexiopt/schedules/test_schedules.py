@@ -71,13 +71,15 @@ class Eager(Schedule):
 
 def listed(schedule: Schedule, at: StagePosition) -> list[Operation]:
     """The order by groups of micro-batches, as Megatron-LM's schedules walk through them."""
-    stage, count, batches, chunks = at
+    stage, count, batches, chunks, depth = at
     groups = [range(start, min(start + count, batches)) for start in range(0, batches, count)]
     forwards = [Operation(FORWARD, c, k) for group in groups for c in range(chunks) for k in group]
     backwards = [Operation(BACKWARD, c, k) for group in groups for c in reversed(range(chunks)) for k in group]
     if schedule == GPIPE:
         return forwards + backwards
     behind = count - 1 - stage
+    if depth is not None:
+        behind = depth - 1
     warm_up = behind if chunks == 1 else 2 * behind + (chunks - 1) * count
     warm_up = min(len(forwards), warm_up)
     order = forwards[:warm_up]
@@ -89,7 +91,8 @@ def listed(schedule: Schedule, at: StagePosition) -> list[Operation]:
 def positions(schedule: Schedule) -> Iterator[StagePosition]:
     for count, chunks, batches in product(range(1, 6), range(1, 5), range(1, 16)):
         if schedule.broken_rule(count, chunks, batches) is None:
-            yield from (StagePosition(stage, count, batches, chunks) for stage in range(count))
+            depths = (None, *(range(1, batches + 1) if schedule.takes_depths and chunks == 1 else ()))
+            yield from (StagePosition(s, count, batches, chunks, depth) for s in range(count) for depth in depths)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
