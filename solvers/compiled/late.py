@@ -1,5 +1,5 @@
-"""When a pipeline ends whose stages put weight gradients off: the rule of `hexiopt/schedules/split.py`, whatever is in
-flight in a stage."""
+"""When a pipeline ends whose stages hold any number of micro-batches in flight and put weight gradients off: the rules
+of `hexiopt/schedules/depth.py` and `hexiopt/schedules/split.py`."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ from solvers.compiled.layers import choose_policies, position, room_bytes, worki
 from solvers.compiled.state import MOST_ARRIVALS
 
 _SAME = 1e-9  # share of a layer's seconds, and of its bytes, that rounding may make
+_CLOSE = 0.01  # share of a period to which memory brackets it
 _TIMED = 4  # micro-batches for every stage that are timed one by one
 
 
 @kernel
 def set_room(tables: Any, work: Any, state: Any, p: int, s: int) -> None:
-    """Into the column of stage s of pipeline p: what a micro-batch in flight stores, how many layers a backward puts
-    off, and what its memory has room for. Then the stage's `late_s`."""
+    """Into the column of stage s of pipeline p: what a micro-batch in flight stores, what a backward works with beside,
+    and what its memory has room for."""
     problem, plan, pipeline, stage = tables.problem[0], state.plan[0], state.pipelines[p], state.stages[p, s]
     column, cost, policies = (
         work.columns[s],
@@ -39,13 +40,78 @@ def set_room(tables: Any, work: Any, state: Any, p: int, s: int) -> None:
     if last:
         stored += cost.head_bytes
         room += count * cost.head_bytes
-    end = max(0.0, begin - cost.read_bytes)
-    late = int((room - (count - 1) * stored - end) / cost.late_bytes) if cost.late_s > 0.0 else 0
-    late = min(n, max(0, late))
-    column.late_layers, column.layer_s, column.layer_bytes = late, cost.late_s, cost.late_bytes
+    column.layer_s, column.layer_bytes = cost.late_s, cost.late_bytes
     column.stored_bytes, column.room_bytes = stored, room
-    column.begin_bytes, column.last_bytes = begin, end if late else begin
-    stage.late_s = late * cost.late_s
+    column.begin_bytes, column.last_bytes = begin, max(0.0, begin - cost.read_bytes)
+
+
+@kernel
+def put_off(column: Any, stage: Any, batches: int) -> None:
+    """How many layers a backward puts off beside the most micro-batches in flight, and the stage's `late_s`."""
+    held = (min(batches, stage.depth) - 1) * column.stored_bytes
+    column.late_layers = 0
+    if column.layer_s > 0.0:
+        room = column.room_bytes - held - column.last_bytes
+        column.late_layers = min(stage.layers, max(0, int(room / column.layer_bytes)))
+    if column.late_layers == 0:
+        column.last_bytes = column.begin_bytes
+    stage.late_s = column.late_layers * column.layer_s
+
+
+@kernel
+def hold(columns: Any, stages: Any, p: int, count: int, batches: int, period: float) -> bool:
+    """The depths of stages, none less than 1F1B's, with which no round trip takes longer than `period` (as
+    `round_trip_depths`); whether memory has room for them."""
+    fits = True
+    for i in range(count - 1, -1, -1):
+        column, stage = columns[i], stages[p, i]
+        depth, trip_s = count - i, stage.forward_s + stage.backward_s - stage.late_s
+        for j in range(i + 1, count):
+            other, link = stages[p, j], stages[p, j - 1]
+            trip_s += link.send_s + link.return_s + other.forward_s + other.backward_s - other.late_s
+            depth = max(depth, other.depth - 1 + int(np.ceil(trip_s / period - _SAME)))
+        stage.depth = min(batches, depth)
+        held = stage.depth * column.stored_bytes + column.begin_bytes
+        fits = fits and held <= column.room_bytes * (1 + _SAME)
+        fits = fits and (i == count - 1 or stage.depth - stages[p, i + 1].depth < MOST_ARRIVALS)
+    return fits
+
+
+@kernel
+def deepen(columns: Any, stages: Any, p: int, count: int, batches: int) -> None:
+    """The depths of the least period for which memory has room."""
+    low, high = 0.0, 0.0
+    for s in range(count):
+        stage = stages[p, s]
+        low = max(low, stage.forward_s + stage.backward_s)
+        high += stage.forward_s + stage.backward_s
+        if s < count - 1:
+            low = max(low, stage.send_s, stage.return_s)
+            high += stage.send_s + stage.return_s
+    if hold(columns, stages, p, count, batches, low):
+        return
+    while high > low * (1 + _CLOSE):
+        middle = np.sqrt(low * high)
+        if hold(columns, stages, p, count, batches, middle):
+            high = middle
+        else:
+            low = middle
+    if not hold(columns, stages, p, count, batches, high):
+        for s in range(count):  # 1F1B's have room
+            stages[p, s].depth = count - s
+
+
+@kernel
+def set_orders(tables: Any, work: Any, state: Any, p: int) -> None:
+    """What the stages of pipeline p have in flight and put off, for the layers and the messages that they have."""
+    problem, pipeline, stages = tables.problem[0], state.pipelines[p], state.stages
+    if problem.splits or problem.deep:
+        for s in range(pipeline.num_stages):
+            set_room(tables, work, state, p, s)
+        if problem.deep:
+            deepen(work.columns, stages, p, pipeline.num_stages, pipeline.in_flight)
+        for s in range(pipeline.num_stages):
+            put_off(work.columns[s], stages[p, s], pipeline.in_flight)
 
 
 @kernel

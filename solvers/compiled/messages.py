@@ -127,7 +127,8 @@ def load_pipeline(
     problem: Any, machines: Any, network: Any, stages: Any, p: int, count: int, num_bytes: float, loads: Any
 ) -> None:
     """Load the network with what the stages of pipeline p send: of the two directions of a stage, which alternate, the
-    slower at each resource. `network` as of `note_message`; `loads`: `load`, `ahead`, `back` and `used` of the work."""
+    slower at each resource; where depth is free, both. `network` as of `note_message`; `loads`: `load`, `ahead`, `back`
+    and `used` of the work."""
     load, ahead, back, used = loads
     for s in range(count):
         stage = stages[p, s]
@@ -139,6 +140,8 @@ def load_pipeline(
         for k in range(1, used[0] + 1):
             resource = used[k]
             load[resource] += max(ahead[resource], back[resource])
+            if problem.deep:
+                load[resource] += min(ahead[resource], back[resource])
             ahead[resource] = back[resource] = 0.0
 
 

@@ -4,7 +4,7 @@ messages where stages wait for them."""
 from typing import Any
 
 from solvers.compiled.kernels import kernel
-from solvers.compiled.late import end_late_s, set_room
+from solvers.compiled.late import end_late_s, set_orders
 from solvers.compiled.layers import set_seconds, split
 from solvers.compiled.messages import measure_messages, set_messages
 
@@ -26,18 +26,19 @@ def clear_added(columns: Any) -> None:
 @kernel
 def cycle_s(stages: Any, p: int, count: int) -> float:
     """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`), in which nobody waits for
-    what is put off; or the slowest stage with all that it computes."""
+    what is put off, over as many rounds as a stage holds micro-batches more than another; or the slowest stage with all
+    that it computes."""
     best = 0.0
     for i in range(count):
         best = max(best, stages[p, i].forward_s + stages[p, i].backward_s)
-        length, rounds = 0.0, 1.0
+        length = 0.0
         for j in range(i, count):
             stage = stages[p, j]
             length += stage.forward_s + stage.backward_s - stage.late_s
+            rounds = stages[p, i].depth - stage.depth + 1
             if length > best * rounds:
                 best = length / rounds
             length += stage.send_s + stage.return_s
-            rounds += 1.0
     return best
 
 
@@ -155,14 +156,14 @@ def critical_run(stages: Any, p: int, count: int) -> Any:
         whole_s = stages[p, i].forward_s + stages[p, i].backward_s
         if whole_s > best:
             best, first, last = whole_s, i, i
-        length, rounds = 0.0, 1.0
+        length = 0.0
         for j in range(i, count):
             stage = stages[p, j]
             length += stage.forward_s + stage.backward_s - stage.late_s
+            rounds = stages[p, i].depth - stage.depth + 1
             if length > best * rounds:
                 best, first, last = length / rounds, i, j
             length += stage.send_s + stage.return_s
-            rounds += 1.0
     return first, last
 
 
@@ -222,11 +223,13 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
         column.kept = stages[p, s].layers
     split(tables, work, state, p)
     clear_added(columns)
+    set_orders(tables, work, state, p)
     now = cycle_s(stages, p, count)
     if now > period:
         for s in range(count):
             stages[p, s].layers = columns[s].kept
             set_seconds(costs, seconds, columns, stages, pipeline, p, s)
+        set_orders(tables, work, state, p)
         now = period
     if count <= _FEW_STAGES and now > slowest * _TIGHT:
         move_layers(costs, seconds, columns, stages, pipeline, p, now)
@@ -249,10 +252,7 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
         pipeline.period_s = period_gpipe_s(stages, p, count)
         pipeline.end_s = end_gpipe_s(stages, p, count, batches)
         return
-    splits = tables.problem[0].splits
-    if splits:
-        for s in range(count):
-            set_room(tables, work, state, p, s)
+    set_orders(tables, work, state, p)
     period, slowest = cycle_s(stages, p, count), 0.0
     for s in range(count):
         slowest = max(slowest, stages[p, s].forward_s + stages[p, s].backward_s)
@@ -260,12 +260,10 @@ def time_pipeline(tables: Any, work: Any, state: Any, p: int) -> None:
         split_beside_messages(tables, work, state, p, slowest)
         measure_messages(tables, work, state, p)  # stages are slower now, so that messages meet less
         set_messages(work, state, p)
-        if splits:
-            for s in range(count):
-                set_room(tables, work, state, p, s)
+        set_orders(tables, work, state, p)
         period = cycle_s(stages, p, count)
     pipeline.period_s = period
-    if splits:
+    if tables.problem[0].splits or tables.problem[0].deep:
         pipeline.end_s = end_late_s(work.columns, work.arrivals, stages, p, count, batches, period)
         return
     first, last = critical_run(stages, p, count)

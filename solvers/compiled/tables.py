@@ -38,6 +38,7 @@ PROBLEM = np.dtype(
         ("one_degree", "i8"),
         ("only_forwards_first", "i8"),
         ("splits", "i8"),  # backwards, but where all forwards come first
+        ("deep", "i8"),  # stages may have more in flight than 1F1B has there
         ("divided", "i8"),  # sequence parallelism: messages cross once
         ("sums", "i8"),  # number of `SUMS`
         ("tied", "i8"),
@@ -209,6 +210,7 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "one_degree": not space.uneven_tp,
         "only_forwards_first": all(schedule.all_forwards_first for schedule in problem.schedules),
         "splits": problem.default_schedule.splits,
+        "deep": problem.space.depth,
         "divided": workload.sequence_parallel,
         "sums": SUMS.index(framework.gradient_sums),
         "tied": model.tied_embeddings,

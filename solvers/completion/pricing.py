@@ -9,6 +9,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
+from solvers.completion.depths import deepen
 from solvers.core.zero import LOCKSTEP
 
 _WORTH = 0.002  # the batch is split again if the slowest pipeline exceeds the mean by this fraction
@@ -25,17 +26,35 @@ class PricedPlan:
 def price_plan(pricer: Pricer, plan: Plan, limit_s: float = math.inf) -> PricedPlan | None:
     """The priced `plan`, its batch split again by the priced times where that helps.
 
-    None, without a full price, where it certainly exceeds `limit_s`: one pipeline alone does.
+    None, without a full price, where it certainly exceeds `limit_s`: one pipeline alone does. Where the plan space
+    leaves depth free, stages hold what the messages of the plan ask for, if that is better.
     """
+    plan, priced = _with_batches(pricer, plan)
+    deep = pricer.problem.space.depth and plan.schedule.takes_depths and plan.sharding.stage < LOCKSTEP
+    if max(p.end_s for p in priced) > limit_s and not deep:
+        return None
+    best = PricedPlan(plan, pricer.price(plan, priced))
+    stages = pricer.features.stages
+    if not deep or stages is None or any(pipeline.depths for pipeline in plan.pipelines):
+        return best
+    whole = pricer.price(replace(plan, schedule=plan.schedule.whole())) if plan.schedule.splits else best.cost
+    again = deepen(plan, priced, whole.pipelines, stages)
+    if again is None:
+        return best
+    again, priced = _with_batches(pricer, again)
+    cost = pricer.price(again, priced)
+    return PricedPlan(again, cost) if cost.fits and cost.objective < best.cost.objective else best
+
+
+def _with_batches(pricer: Pricer, plan: Plan) -> tuple[Plan, Sequence[PipelineCost]]:
+    """`plan` and the costs of its pipelines, its batch split again by them where that helps."""
     priced = pricer.pipelines(plan)
     again = rebalanced(pricer.problem, plan, priced)
-    if again is not None:
-        second = pricer.pipelines(again)
-        if max(p.end_s for p in second) < max(p.end_s for p in priced):
-            plan, priced = again, second
-    if max(p.end_s for p in priced) > limit_s:
-        return None
-    return PricedPlan(plan, pricer.price(plan, priced))
+    if again is None:
+        return plan, priced
+    second = pricer.pipelines(again)
+    better = max(p.end_s for p in second) < max(p.end_s for p in priced)
+    return (again, second) if better else (plan, priced)
 
 
 def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
@@ -63,4 +82,4 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
     if counts is None or counts == [pipeline.num_micro_batches for pipeline in plan.pipelines]:
         return None
     pairs = zip(plan.pipelines, counts, strict=True)
-    return replace(plan, pipelines=tuple(replace(pipeline, num_micro_batches=count) for pipeline, count in pairs))
+    return replace(plan, pipelines=tuple(pipeline.with_micro_batches(count) for pipeline, count in pairs))
