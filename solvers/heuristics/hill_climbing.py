@@ -121,7 +121,7 @@ class HillClimber:
                 return None
             if (resized := pipeline.resize(size)) is None:
                 return None
-            pipelines.append(replace(resized, num_micro_batches=int(count)))
+            pipelines.append(resized.with_micro_batches(int(count)))
         sequences = [pipeline.num_sequences for pipeline in pipelines]
         # An even batch may differ by one micro-batch, which may now be smaller.
         apart = max(sequences) - min(sequences) > max(pipeline.micro_batch_size for pipeline in pipelines)

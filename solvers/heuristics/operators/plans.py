@@ -128,7 +128,8 @@ def _fit(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage:
     does.
     """
     count = len(pipeline.stages)
-    held = in_flight(plan.schedule, positions(count, pipeline.num_micro_batches, pipeline.num_chunks)[s])
+    places = positions(count, pipeline.num_micro_batches, pipeline.num_chunks, pipeline.depths)
+    held = in_flight(plan.schedule, places[s])
     holders = holders_of(plan, near.machine_of)
     if plan.sharding.groups == "all":
         holders += len(stage.parallelism.replicas) - 1
@@ -208,8 +209,8 @@ def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     if a == b or giver.num_micro_batches <= moved or giver.micro_batch_size != taker.micro_batch_size:
         return None
     pipelines = list(plan.pipelines)
-    pipelines[a] = replace(giver, num_micro_batches=giver.num_micro_batches - moved)
-    pipelines[b] = replace(taker, num_micro_batches=taker.num_micro_batches + moved)
+    pipelines[a] = giver.with_micro_batches(giver.num_micro_batches - moved)
+    pipelines[b] = taker.with_micro_batches(taker.num_micro_batches + moved)
     return replace(plan, pipelines=tuple(pipelines))
 
 
