@@ -12,6 +12,13 @@ its forward time, and k_s the largest number of forwards that it runs ahead:
 where Σ is the time that the first micro-batch takes through the pipeline and back. Every mix of recompute policies
 takes at least the time of the fastest mix that fits the micro-batches in flight, with fractions of layers allowed.
 
+Where backwards may be split, c_s, of one layer range or of the shortest, leaves out weight gradients, and recomputation
+too; t_s has both. With e = 1 for the first stage:
+
+    M · t_s − min(k_s, M − 1) · f_s + e · (Σ − c_s) ≤ T
+
+Any other may end before the input backwards of those before it. Of these the forwards count: e is their least share.
+
 A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other at least
 M · t_s after the start of the step. Where sync runs beside the last backward, only what follows it counts.
 
@@ -35,6 +42,7 @@ from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_MANY = 2**30  # forwards ahead, beyond any micro-batches
 _PARTS = 48  # of Σ, where the recursion tracks it
 
 
@@ -42,7 +50,7 @@ _PARTS = 48  # of Σ, where the recursion tracks it
 class ScheduleFamily:
     """Pipelines under one of `schedules`: the least and most layer ranges per stage, the least and most stages per
     pipeline, and the number of micro-batches of every pipeline under ZeRO-2 and 3, where it is the same for all (None
-    under ZeRO-0 and 1)."""
+    under ZeRO-0 and 1). With `free_depth`, stages may have any number of micro-batches in flight."""
 
     schedules: tuple[Schedule, ...]
     least_ranges: int
@@ -50,6 +58,7 @@ class ScheduleFamily:
     least_stages: int
     most_stages: int
     micro_batches: int | None = None
+    free_depth: bool = False
 
     @property
     def late(self) -> bool:
@@ -61,11 +70,17 @@ class ScheduleFamily:
         """Whether stages have several layer ranges."""
         return self.most_ranges > 1
 
+    @property
+    def split(self) -> bool:
+        """Whether backwards may be split."""
+        return self.terms(0).split
+
     def terms(self, after: int, num_stages: int = 1) -> BoundTerms:
         """The conditions, under every schedule of the family, of a stage followed by `after` stages in a pipeline of at
         least `num_stages`."""
         count = max(num_stages, self.least_stages, after + 1)
-        return weakest_terms(self.schedules, after, count, self.least_ranges)
+        terms = weakest_terms(self.schedules, after, count, self.least_ranges)
+        return terms._replace(forwards_ahead=_MANY, in_flight=1, last_in_flight=1) if self.free_depth else terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +160,15 @@ class Chains:
             types.inner_s[numbers],
             types.forward_s[numbers],
             types.layer_s[numbers],
+            types.late_s[numbers],
             types.head_forward_s[numbers],
+            types.head_s[numbers],
             many,
             few,
             enough,
             ahead,
+            shape.split,
+            types.forward_share if shape.split else 1.0,
             nested,
             types.shown,
         )

@@ -29,7 +29,7 @@ from hexiopt.bounds.columns import BoundColumns
 from hexiopt.bounds.stages import OutOfTimeError, StageTypes
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import sharding_stages
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -63,7 +63,7 @@ def chain_bound(
     It stays so where plans may have a schedule for which the conditions of `chains.py` are not proved. `deadline_s` is
     a time of `clock`.
     """
-    proved = all(schedule.is_bounded for schedule in schedules(model.problem.workload))
+    proved = all(schedule.is_bounded for schedule in model.problem.schedules)
     if not proved or clock() >= deadline_s:
         return lower_s, None
     try:
@@ -91,12 +91,12 @@ def chain_bound(
 
 def families_of(problem: Problem) -> list[ScheduleFamily]:
     """All schedule families of a problem's pipelines, each with its own conditions."""
-    allowed, sharding = schedules(problem.workload), sharding_stages(problem.workload)
+    allowed, sharding = problem.schedules, sharding_stages(problem.workload)
     chunked, lockstep = (tuple(s for s in allowed if getattr(s, word)) for word in ("chunked", "lockstep"))
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch
     families: list[ScheduleFamily] = []
     if any(stage < 2 for stage in sharding):
-        families.append(ScheduleFamily(allowed, 1, 1, 1, num_layers))
+        families.append(ScheduleFamily(allowed, 1, 1, 1, num_layers, free_depth=problem.space.depth))
         max_chunks = problem.space.max_chunks if chunked else 1
     else:
         max_chunks = 1  # under ZeRO-2 and 3, stages have one range

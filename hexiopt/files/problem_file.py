@@ -92,11 +92,11 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
 def space_to_dict(space: Space) -> dict[str, Any]:
     """All fields of the space, as plain data.
 
-    Exact switches, uneven chunks and the memory headroom are written only where they differ from the default, so that
+    Exact switches, late freedoms and the memory headroom are written only where they differ from the default, so that
     other problems keep the hash that they have in files written before these fields existed.
     """
     values = {field.name: (getattr(space, field.name), field.default) for field in fields(space)}
-    later = (*EXACT_SWITCHES, "uneven_chunks", "memory_headroom")
+    later = (*EXACT_SWITCHES, "uneven_chunks", "split_backward", "depth", "memory_headroom")
     data = {name: value for name, (value, default) in values.items() if name not in later or value != default}
     return data | {"exclude": list(space.exclude)}
 

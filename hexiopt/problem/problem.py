@@ -8,8 +8,10 @@ from hexiopt.errors import InputError, quoted
 from hexiopt.numbers.gpus import outside_products
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.space import Space
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.space import Space, schedules
+from hexiopt.problem.workload import AUTO, Workload
+from hexiopt.schedules.registry import SPLIT_SCHEDULES
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.value import Value
 
 
@@ -97,6 +99,19 @@ class Problem(Value):
         peak = self.cluster.total_peak_flops(self.workload.precision)
         share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
         return flops / (step_s * peak * share)
+
+    @cached_property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The schedules that a plan may have."""
+        more = SPLIT_SCHEDULES if self.space.split_backward and self.workload.schedule == AUTO else ()
+        return schedules(self.workload) + more
+
+    @property
+    def plans_in_words(self) -> str:
+        """Its plans as bounds and gaps name them: what is proved of these may be false of others."""
+        *names, last = map(str, self.schedules)
+        depth = ", with any number of micro-batches in flight" if self.space.depth else ""
+        return f"plans under {', '.join(names)} and {last}{depth}" if names else f"plans under {last}{depth}"
 
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:

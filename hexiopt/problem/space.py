@@ -42,7 +42,8 @@ class Space(Value):
     recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated;
     `batch_remainder`, pipelines that must be even have exactly as many sequences; `machine_sharding`, sharding groups
     are all holders. `sequence`, if True, allows sequence layouts, `uneven_chunks` stages whose layer ranges differ in
-    length by more than one layer, or of which a later one is longer.
+    length by more than one layer, or of which a later one is longer, `split_backward` schedules that split backwards
+    where the workload leaves the schedule open, `depth` stages that have any number of micro-batches in flight.
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused; `memory_headroom` is the share, 0 to 0.5, of the memory that
     a process can allocate on a GPU which plans must leave free, beyond the reserve that the memory model counts.
@@ -63,6 +64,8 @@ class Space(Value):
     machine_sharding: bool = True
     sequence: bool = False
     uneven_chunks: bool = False
+    split_backward: bool = False
+    depth: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
     max_tp: int | None = None
@@ -176,7 +179,8 @@ def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) 
 
 
 def schedules(workload: Workload) -> tuple[Schedule, ...]:
-    """The schedules that a plan may have."""
+    """The schedules that a plan may have where backwards are whole unless the workload states otherwise
+    (`Problem.schedules`)."""
     return SCHEDULES if workload.schedule == AUTO else (schedule_by_name(workload.schedule),)
 
 
@@ -209,7 +213,7 @@ SWITCHES = (
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
 """Further freedoms that other systems' formats lack; searches refuse problems that exclude them."""
 
-MORE_FREEDOMS = ("sequence", "uneven_chunks")
-"""Freedoms that are off by default: no proof covers them."""
+MORE_FREEDOMS = ("sequence", "uneven_chunks", "split_backward", "depth")
+"""Freedoms that are off by default: no proof covers them, and of the first two no bound but that of compute."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")

@@ -15,7 +15,6 @@ from hexiopt.cost.pricer import PricerFeatures as PricerFeatures
 from hexiopt.errors import InputError, quoted
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules
 from hexiopt.reading import whole_in
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.solving.result import Result
@@ -205,8 +204,8 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"solver: {name} proves nothing about chunks of uneven length; take space.uneven_chunks=false, "
             "or solver=portfolio"
         )
-    for schedule in schedules(problem.workload) if able.kind == "oracle" else ():
-        if not schedule.is_bounded:
+    for schedule in problem.schedules if able.kind == "oracle" else ():
+        if schedule.splits or not schedule.is_bounded:
             raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")
     for package in able.requires:
         if find_spec(package) is None:

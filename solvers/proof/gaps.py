@@ -11,7 +11,7 @@ import math
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import sharding_stages
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving.result import OPTIMALITY_TOLERANCE, RestrictedBound
 from solvers.core.search import Allowance, Search
@@ -41,7 +41,7 @@ def is_provable(pricer: PlanPricer) -> bool:
     cluster, workload = problem.cluster, problem.workload
     if problem.space.sequence or problem.space.uneven_chunks or cluster.groups or cluster.links:
         return False
-    if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in schedules(workload)):
+    if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in problem.schedules):
         return False
     for m in problem.usable_by_machine:
         machine = cluster.machines[m]
@@ -59,15 +59,16 @@ def not_covered(problem: Problem) -> str:
     """What the plan space allows and the proof does not cover, in words, each with the setting that leaves it out;
     empty where it covers everything."""
     workload = problem.workload
-    covered = [str(schedule) for schedule in schedules(workload) if schedule in _COVERED]
+    covered = [str(schedule) for schedule in problem.schedules if schedule in _COVERED]
     parts = [
         *(
             f"the {schedule} schedule (workload.schedule={covered[-1] if covered else _COVERED[-1]})"
-            for schedule in schedules(workload)
+            for schedule in problem.schedules
             if schedule not in _COVERED
         ),
         *(["ZeRO-2 and 3 (workload.optimizer_sharding=1)"] if max(sharding_stages(workload)) > 1 else []),
         *(["replicated stages (space.replicas=false)"] if problem.space.replicas else []),
+        *(["other depths than the schedule's (space.depth=false)"] if problem.space.depth else []),
     ]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
@@ -83,7 +84,7 @@ def prove(run: Search, packings: type[Packings] = PackingTable) -> None:
     """Prove gaps of the best plan of `run` from 1 % down to nothing, or wider ones, within its budget; better plans are
     found on the way. Without a plan, look for any first. The problem must be provable. `packings` decide the first
     level."""
-    covered = [schedule for schedule in schedules(run.problem.workload) if schedule in _COVERED]
+    covered = [schedule for schedule in run.problem.schedules if schedule in _COVERED]
     proofs = [Proof(ProofTables(run.exact_pricer, schedule), run, packings) for schedule in covered]
     rest = not_covered(run.problem)
     if run.plan is None:
