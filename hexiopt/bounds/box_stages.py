@@ -15,7 +15,8 @@ class Rows(NamedTuple):
     """Stage types, as in `StageTypes`, and their seconds for the stages of one schedule family.
 
     `many` and `few` are forward and backward seconds [following stages, types, layers + 1] with many micro-batches and
-    with fewer than `enough` [following stages]; `ahead` [following stages] is the most forwards a stage runs ahead.
+    with fewer than `enough` [following stages]; `ahead` [following stages, types] is the most forwards a stage runs
+    ahead.
     `split`: backwards may be, and journeys leave out weight gradients, `late_s` seconds of a layer. All stages but the
     first wait for a share `elsewhere` of the journeys of others, 1 where backwards are whole.
     `nested`: a stage has one layer range, and no more micro-batches in flight than those with more stages after it.
@@ -211,7 +212,7 @@ def price_stages(
     limit_s, rows, prices = task.limit_s, task.rows, task.prices
     m, high_m, low_s, high_s, wanted = box
     least_ranges, most_ranges, layers = task.shape[0], task.shape[1], task.rows.many.shape[2] - 1
-    ahead, top, like = rows.ahead[after], 0, after
+    top, like = 0, after
     # Of few micro-batches a stage holds no fewer than one with fewer stages after it holds of many.
     while rows.nested and like > 1 and m < rows.enough[like]:
         like -= 1
@@ -219,7 +220,7 @@ def price_stages(
     exclusive, busy_s = np.empty(len(prices.most_shared)), np.empty(2)
     for k in range(count):
         row, n = stages.row[k], stages.layers[k]
-        kind = rows.kind[row]
+        kind, ahead = rows.kind[row], rows.ahead[after, row]
         head_s = rows.head_forward_s[row] if after == 0 else 0.0
         stages.value[after, k] = np.inf
         t = rows.many[like, row, n] if enough else rows.few[after, row, n]

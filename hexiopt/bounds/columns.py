@@ -61,7 +61,7 @@ class BoundColumn:
     @property
     def key(self) -> tuple[object, ...]:
         """A key that identifies the column."""
-        parts = (self.chain.types, self.chain.layers, self.modes, self.shares)
+        parts = (self.chain.types, self.chain.layers, self.chain.ahead, self.modes, self.shares)
         return (self.chain.shape.is_interleaved, *(part.tobytes() for part in parts))
 
 

@@ -308,14 +308,14 @@ def misfit(facts: PlanFacts) -> str:
 
 def in_short(facts: PlanFacts) -> Pairs:
     """Labels and texts of at most ten lines, which fit 80 columns."""
-    cost, plan, tight, known = facts.cost, facts.plan, facts.tightest, facts.bound()
+    cost, plan, tight = facts.cost, facts.plan, facts.tightest
     parts = sorted(facts.step.parts, key=lambda part: -part.share)[:3]
     sizes = (len(plan.pipelines), "pipeline"), (len(pipeline_kinds(facts)), "kind"), (facts.num_stages, "stage")
     pipelines, kinds, stages = (count(*size) for size in sizes)
     rows = [
         ("problem", facts.title),
         ("step", f"{seconds(cost.step_time_s)}, {cost.tokens_per_s:,.0f} tokens/s, MFU {cost.mfu:.1%} of all GPUs"),
-        *((("bound", f"{seconds(known[0])} (gap {known[1]:.1%}) of {facts.problem.plans_in_words}"),) if known else ()),
+        *((label, f"{text} of {facts.problem.plans_in_words}") for label, text in bound(facts)),
         ("plan", f"{pipelines} of {kinds}, {stages}, {plan.schedule.name}, sharding {facts.sharding}"),
         ("time", ", ".join(f"{part.name} {part.percent}" for part in parts) + f" ({facts.step.executor})"),
         ("slowest", _slowest(facts)),

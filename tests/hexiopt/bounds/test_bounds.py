@@ -1,11 +1,11 @@
 """The lower bound: below every valid plan, and close to the best one where only layers take time."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s, lower_bound_s
@@ -19,8 +19,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.reading import Section
+from hexiopt.schedules.one_f_one_b import OneFOneB
 from hexiopt.schedules.registry import SPLIT_SCHEDULES
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
+from hexiopt.schedules.zero_bubble import ZeroBubble
 from tests.conftest import STRESS
 from tests.hexiopt.cost.test_late_weights import UNSPLIT, split_plan
 from tests.solvers import problems
@@ -138,6 +140,48 @@ def test_no_plan_with_split_backwards_beats_the_raised_bound(
         cost = model.price(one)
         if cost.fits:
             assert bound_s <= cost.step_time_s
+
+
+@dataclass(frozen=True)
+class OtherDepth(OneFOneB):
+    """1F1B whose stages run more forwards first, or fewer."""
+
+    more: int = 0
+
+    def programme(self, at: StagePosition) -> Programme:
+        ahead = min(at.num_micro_batches, max(0, at.num_after + self.more))
+        return super().programme(at._replace(stage=0, num_stages=ahead + 1))
+
+    def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
+        return num_stages + max(0, self.more)
+
+
+@dataclass(frozen=True)
+class OtherDepthSplit(OtherDepth, ZeroBubble):
+    """The same, split."""
+
+
+@settings(max_examples=200 if STRESS else 25)
+@given(
+    pair=problems_with_plans() | roomy_problems_with_plans(),
+    time_limit_s=st.sampled_from((0.05, 0.3)),
+    more=st.integers(-4, 12),
+    split=st.booleans(),
+)
+def test_no_plan_of_another_depth_beats_the_raised_bound(
+    pair: tuple[Problem, Plan], time_limit_s: float, more: int, split: bool
+) -> None:
+    """Where the space leaves depth free, whatever number of micro-batches stages have in flight."""
+    problem, plan = pair
+    assume(plan.sharding.stage < 2 and all(pipeline.num_chunks == 1 for pipeline in plan.pipelines))
+    workload = replace(problem.workload, schedule="zb" if split else "1f1b")
+    assume(problem.workload.optimizer_sharding not in ("2", "3"))
+    space = replace(problem.space, depth=True)
+    model = PlanPricer(replace(problem, workload=workload, space=space))
+    cost = model.price(replace(plan, schedule=(OtherDepthSplit if split else OtherDepth)(more)))
+    if cost.fits:
+        bound_s = lower_bound_s(model, time_limit_s)
+        assert compute_bound_s(model) <= bound_s <= cost.step_time_s
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -206,6 +206,47 @@ def test_no_chain_of_a_wide_box_processes_more(
         assert most * (1 - 1e-9) <= max(high_m / least[0], target)
 
 
+@settings(max_examples=40)
+@given(
+    rate=st.sampled_from((0.05, 1.0, 20.0)),
+    split=st.booleans(),
+    m=st.sampled_from((1, 2, 3, 8, 20, 40)),
+    room=st.floats(1.05, 8.0),
+    seed=st.integers(0, 999),
+)
+def test_no_chain_of_any_depth_is_cheaper_than_its_box(
+    rate: float, split: bool, m: int, room: float, seed: int
+) -> None:
+    """Where depths are free: every stage with its number of micro-batches in flight, memory for these and as many
+    forwards ahead as they allow."""
+    types, rng = TYPES[rate, "1"], np.random.default_rng(seed)
+    prices, shape = drawn_prices(types, seed), replace(family(types, m, split=split), free_depth=True)
+    layers = rng.multinomial(LAYERS - (count := int(rng.integers(1, LAYERS + 1))), [1 / count] * count) + 1
+    rows, depths = rng.integers(len(types.kind), size=count), rng.integers(1, m + 1, size=count)
+    terms = [BoundTerms(int(depth) - 1, int(depth), int(depth), split=split) for depth in depths]
+    stages = list(enumerate(zip(rows, layers.tolist(), terms, strict=True)))
+    t = [float(types.seconds(False, after, term)[row, n]) for after, (row, n, term) in stages]
+    journeys_s, step_s = list(t), room * m * max(t) + sum(t)
+    if split:
+        journeys_s = [n * (types.layer_s[row] - types.late_s[row]) for _, (row, n, _) in stages]
+        journeys_s[0] += types.head_s[rows[0]]
+    price = 0.0
+    for after, (row, n, term) in stages:
+        first = after == count - 1
+        head_s = types.head_forward_s[row] if after == 0 else 0.0
+        ahead_s = min(term.forwards_ahead, m - 1) * (n * types.forward_s[row] + head_s)
+        other_s = (sum(journeys_s) - journeys_s[after]) * (types.forward_share if split and not first else 1.0)
+        end_s = m * t[after] + max(0.0, other_s - ahead_s)
+        assert end_s <= step_s
+        slack_s = step_s - (end_s if first or split else m * t[after])
+        price += stage_price(types, prices, row, n, m, slack_s)
+    box = Boxes(*(np.array([float(x)]) for x in (m, m, 0.9 * sum(journeys_s), 1.1 * sum(journeys_s))))
+    weights = np.array([[0.0], [0.5], [2.0]]) / box.high_s
+    for multipliers in (weights, None):
+        least, _ = Chains(types, shape).least_price(prices, step_s, box, np.array([np.inf]), multipliers)
+        assert least[0] <= price * (1 + 1e-9)
+
+
 def test_gradients_on_a_slow_network_raise_the_price() -> None:
     """A chain is the dearer the longer its machines' interfaces are busy at the end."""
     least = []
